@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -39,6 +39,10 @@ setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
 
 test: $(VENV)/.dev  ## run every test, two files at a time (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
+
+test-interop: $(VENV)/.dev  ## the tests with other people's clients (Hugging Face's, PEFT, OpenAI's), and which versions those are (a minute)
+	@$(VENV)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(huggingface.hub|peft|transformers|safetensors|torch|openai) '
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m interop tests/service
 
 coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which takes half as long again; FLOORS is the least
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) --cov --cov-report=term:skip-covered

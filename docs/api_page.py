@@ -21,7 +21,19 @@ from service.http.auth import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")
-TAGS = ("blobs", "adapters", "selectors", "soups", "trainings", "inference", "jobs", "keys", "namespaces", "health")
+TAGS = (
+    "blobs",
+    "adapters",
+    "selectors",
+    "soups",
+    "trainings",
+    "inference",
+    "jobs",
+    "keys",
+    "namespaces",
+    "health",
+    "hub",
+)
 INTRO = """# HTTP API
 
 Generated from the application's schema by `make openapi`; the same document is
@@ -65,7 +77,7 @@ def page(app: FastAPI) -> str:
 def scopes_of(app: FastAPI) -> dict[tuple[str, str], tuple[str, ...]]:
     """(method, path) -> the scopes of which a key needs one; nothing for calls without a key."""
     return {
-        (method.lower(), route.path): tuple(dict.fromkeys(_needed(route.dependant)))
+        (method.lower(), route.path_format): tuple(dict.fromkeys(_needed(route.dependant)))
         for route in _routes(app)
         for method in route.methods or ()
     }

@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any, Unpack
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, update
 
 from registry.catalogue.aliases import Aliases
-from registry.catalogue.listing import CONFIG, Listing, adapter_of, has_learnt_from, unreadable
+from registry.catalogue.listing import CONFIG, NEWER, Listing, adapter_of, has_learnt_from, superseded, unreadable
 from registry.catalogue.removals import Removals
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import (
@@ -269,19 +269,12 @@ class Adapters(Repository[AdapterRow]):
 
     def _pool(self, pool: PoolSpec, state: SampleState, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """Adapters with a head and banks of experts are none of it: a soup for a sample is a language model."""
-        newer = adapters.alias("newer")
-        superseded = exists().where(
-            newer.c.namespace == adapters.c.namespace,
-            newer.c.name == adapters.c.name,
-            newer.c.version > adapters.c.version,
-            newer.c.retired_at.is_(None),
-            true() if state == "pending" else newer.c.sample_state != "pending",
-        )
+        newer = () if state == "pending" else (NEWER.c.sample_state != "pending",)
         query = select(*POOLED, cast(adapters.c.config, Text).label("config")).where(
             seen_by(pool.namespaces, adapters.c.namespace),
             LIVE,
             *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
-            ~superseded,
+            ~superseded(*newer),
         )
         if pool.tag is not None:
             query = query.where(_tagged(pool.tag))

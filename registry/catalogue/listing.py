@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, FromClause, and_, select
+from sqlalchemy import ColumnElement, FromClause, and_, exists, select
 
 from registry.catalogue.repository import Repository, matching, newest, seen_by
 from registry.catalogue.rows import AdapterFilters, AdapterRow, ListedRow, Namespaces, Page
@@ -24,6 +24,7 @@ from registry.spec import AdapterConfig
 CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 HIDDEN = ("provenance",)
 LISTED = [column for column in adapters.c if column.name not in HIDDEN]
+NEWER = adapters.alias("newer")
 MOST_TAGS = 8
 Row = TypeVar("Row", ListedRow, AdapterRow)
 
@@ -53,6 +54,8 @@ class Listing(Repository[ListedRow]):
         ids = select().select_from(source).where(*conditions)
         if len(conditions) == 1:  # SQLite would read the retired as well
             ids = ids.with_hint(adapters, "INDEXED BY ix_adapters_live", "sqlite")
+        if filters.get("newest"):
+            ids = ids.where(~superseded())
         shown = adapters.c.id.in_(newest(ids, key, limit=limit, cursor=cursor))
         query = select(*LISTED, adapters.c.id.label("page_key")).where(shown)
         return self._page_of(query.order_by(adapters.c.id.desc()), limit=limit)
@@ -89,6 +92,17 @@ def adapter_of(values: TypeAdapter[Row], row: Any) -> Row:
     learnt = tuple((row["learnt_from"] or "").split())
     known = {"config": config, "learnt_from": learnt, "etag": f"{row['id']}-{row['revision']}"}
     return values.validate_python({**row, **known})
+
+
+def superseded(*also: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Whether a name has a newer live version for which all else holds that is said of NEWER."""
+    return exists().where(
+        NEWER.c.namespace == adapters.c.namespace,
+        NEWER.c.name == adapters.c.name,
+        NEWER.c.version > adapters.c.version,
+        NEWER.c.retired_at.is_(None),
+        *also,
+    )
 
 
 def has_learnt_from(sample_digest: str) -> ColumnElement[bool]:

@@ -110,6 +110,8 @@ class AdapterFilters(TypedDict, total=False):
     namespace: str | None
     name: str | None
     """`law` of whatever namespace, or `acme/law`."""
+    newest: bool | None
+    """Of each name the newest live version alone."""
     tags: Sequence[str]
     """All of them."""
     tuned_on: str | None

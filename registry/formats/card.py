@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,20 +35,45 @@ UNFILLED = "# Model Card for Model ID"
 Relation = Literal["adapter", "merge"]
 
 
+@dataclass(frozen=True)
+class Use:
+    """How an adapter is loaded: the library, and what to write."""
+
+    library: str
+    text: str
+
+
+USE = "<!-- what follows is the registry's, and no part of the card -->"
+"""The line under which a registry says how an adapter is loaded; what follows is its own text, and none of the card."""
+
+
 def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None,
-                relation: Relation = "adapter") -> str:  # fmt: skip
-    """A card as README.md, the same text for the same values; `relation` is how it came from its base model."""
+                relation: Relation = "adapter", use: Use | None = None) -> str:  # fmt: skip
+    """A card as README.md, the same text for the same values; `relation` is how it came from its base model.
+
+    `use` says below the card how the adapter is loaded.
+    """
+    library = None if use is None else use.library
+    fields = card_fields(card, base_model=base_model, domain=domain, relation=relation, library=library)
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
+    body = f"\n{card.description}\n" if card.description else ""
+    below = "" if use is None else f"\n{USE}\n## Use\n\n{use.text}"
+    return "\n".join(["---", *lines, "---", body + below])
+
+
+def card_fields(card: Card, *, base_model: str | None = None, domain: str | None = None,
+                relation: Relation = "adapter", library: str | None = None) -> dict[str, Any]:  # fmt: skip
+    """The fields of a README's front matter: what is said of a card, without what is not."""
     fields: dict[str, Any] = {
         "base_model": base_model,
         "base_model_relation": relation,
+        "library_name": library,
         "domain": domain,
         "license": card.license,
         "tags": list(card.tags) or None,
         "metadata": card.metadata or None,
     }
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if value is not None]
-    body = f"\n{card.description}\n" if card.description else ""
-    return "\n".join(["---", *lines, "---", body])
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def parse_card(text: str, *, foreign: bool = False) -> Card:
@@ -57,7 +83,7 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     and so are metadata in metadata and a text that nobody filled in. Raises InvalidManifest for values that a card
     cannot hold, and for a field that is no YAML, has aliases, or is longer or deeper than is parsed.
     """
-    matter, body = _split_front_matter(text)
+    matter, body = _split_front_matter(_without_use(text))
     if len(body) > MOST:
         raise InvalidManifest(
             f"{CARD_FILE} has {len(body)} characters of text, and a description has at most {MOST}: shorten it."
@@ -78,6 +104,12 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
         return Card(description=body, **values)
     except ValidationError as error:
         raise refusal(error, Path(CARD_FILE)) from None
+
+
+def _without_use(text: str) -> str:
+    """A README without what a registry said of its use, which stands at its end under the last such line."""
+    before, line, _ = text.rpartition(f"\n{USE}\n")
+    return before if line else text
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:

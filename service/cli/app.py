@@ -30,6 +30,7 @@ VERBS = {
     "restore": "Put a backup back.",
     "push": "Push adapter directories.",
     "pull": "Write an adapter or soup to a directory.",
+    "export": "Write an adapter for another program.",
     "ls": "List adapters and soups.",
     "show": "Show one adapter or soup.",
     "rm": "Retire adapters or soups.",

@@ -25,6 +25,7 @@ EXTRAS = {
     "train": "train",
     "evaluate": "train",
     "convert": "train",
+    "export": "train",
 }
 """The verbs that do more than talk to a server, and the extra of pyproject.toml that each of them needs."""
 OURS = ("registry", "service", "training", "migrations")

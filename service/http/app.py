@@ -28,6 +28,7 @@ from service.http.routes import (
     completions,
     embeddings,
     health,
+    hub,
     jobs,
     keys,
     limits,
@@ -52,9 +53,10 @@ ROUTES = (
     *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, limits, usage, audit, health),
+    hub,
 )
 """In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
-take theirs."""
+take theirs; the hub API last, for `/{ns}/{name}/resolve/...` begins with any word."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "

@@ -29,6 +29,7 @@ FOLLOWED: Mapping[tuple[str, str], tuple[Mapping[str, str], tuple[str, ...]]] = 
         (
             "get_adapter", "change_adapter", "retire_adapter", "restore_adapter", "purge_adapter", "get_lineage",
             "list_files", "get_file", "list_aliases", "put_alias", "delete_alias", "get_model",
+            "hub_repository", "hub_refs", "hub_check",
         ),
     ),
     ("change_adapter", "200"): (_NAMED, ("get_adapter", "change_adapter", "retire_adapter")),

@@ -233,6 +233,11 @@ def from_http(error: HTTPException) -> SoupError | None:
     return None
 
 
+def _none(_: SoupError) -> dict[str, str]:
+    """The headers of an error where a route has none of its own."""
+    return {}
+
+
 def install(app: FastAPI) -> None:
     """Register the handlers of this module on `app`. Unexpected errors are answered by `observe`."""
 
@@ -240,7 +245,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, SoupError)
         if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
             request.state.over_limit = error.param  # `observe` counts it
-        return response_of(error, getattr(request.state, "rate_headers", dict)())
+        headers: dict[str, str] = getattr(request.state, "rate_headers", dict)()
+        return response_of(error, headers | getattr(request.state, "problem_headers", _none)(error))
 
     async def validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -34,8 +34,9 @@ HEAVY = {"torch", "transformers", "numpy", "sqlalchemy", "fastapi", "scipy", "sk
 CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
 NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
-OPTIONS = {"oidc": "service.oidc.tokens", "otel": "service.open_telemetry"}
-"""Extras that a setting of a server needs, and the module that alone imports what they bring."""
+OPTIONS = {"oidc": "service.oidc.tokens", "otel": "service.open_telemetry", "hub": "service.client.hub_download"}
+"""Extras that a setting of a server or a source of `soup push` needs, and the module that alone imports what they
+bring."""
 STARTS = {
     "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
     **{
@@ -282,6 +283,7 @@ def _line(verb: str, folder: Path) -> list[str]:
         "train": ["--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out", "out", *texts],
         "evaluate": [str(folder), "--data", "texts.jsonl", *texts],
         "convert": ["checkpoint", "converted", "--domain", "law"],
+        "export": ["team/law", "exported", "--vllm"],
     }[verb]
 
 

@@ -18,6 +18,7 @@ from registry.names import split_name
 from registry.progress import Progress
 from service.cli.failures import Failures
 from service.cli.flags import base_id, key_values, usage_error
+from service.cli.hub_sources import local_folders
 from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.client import SoupClient
@@ -58,7 +59,11 @@ class Additions:
 def push(
     remote: Remote,
     folders: Annotated[
-        list[Path], typer.Argument(help="Adapter directories, those of PEFT as they are.", metavar="FOLDER")
+        list[Path],
+        typer.Argument(
+            help="Adapter directories, those of PEFT as they are; hub:OWNER/NAME[@REVISION] is downloaded first.",
+            metavar="FOLDER",
+        ),
     ],
     name: Annotated[str | None, typer.Option("--name", help="namespace/name; with one folder only.")] = None,
     namespace: Annotated[
@@ -78,15 +83,17 @@ def push(
       soup push adapters/* --namespace team --tag v2 --metadata trained_by=ana
       soup push adapters/law --name team/law --sample passages.jsonl
       soup push peft-folder --name team/law --domain law --sample law.jsonl --base small
+      soup push hub:someone/law-lora@v2 --name team/law --domain law
     """
     if len(folders) > 1 and (name or more.sample or more.domain):
         raise typer.BadParameter(
             "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
             "each with its own domain and sample in it."
         )
-    named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
     failed = Failures()
-    pushed = _push_all(remote.client, named, more.arguments(), failed)
+    with local_folders(folders) as local:
+        named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in local]
+        pushed = _push_all(remote.client, named, more.arguments(), failed)
     if wait:
         pushed = _wait_all(remote.client, pushed, failed)
     answer = pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed}

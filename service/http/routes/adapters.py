@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Set
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,8 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import Forbidden, InvalidName, NotFound
-from registry.formats import DirectoryNotes, directory_files, format_card
-from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
+from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
 from registry.quotas import check_stored
@@ -44,6 +41,7 @@ from service.http.schemas.adapters import (
     adapter_body,
     listed,
 )
+from service.http.version_files import files_of
 from service.jobs.queue_room import check_room
 from service.keys import Principal
 
@@ -177,37 +175,11 @@ def get_lineage(ns: str, name: str, parts: AppParts, who: Reader) -> Lineage:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _texts(row: AdapterRow, parts: AppParts) -> dict[str, bytes]:
-    """The files that are made from the row."""
-    notes = DirectoryNotes(
-        domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
-    )
-    served = row.base_model in parts.bases  # another id is NotFound
-    base = parts.bases[row.base_model] if served else None
-    shape = None if base is None else base.shape
-    name = row.base_model if base is None or Path(base.entry.source).is_absolute() else base.entry.source
-    relation: Literal["adapter", "merge"] = "merge" if row.kind == "soup" else "adapter"
-    card = format_card(row.card, base_model=row.base_model, relation=relation)
-    return {**directory_files(row.config, notes, shape=shape, base_name=name), "README.md": card.encode()}
-
-
-def _blobs(row: AdapterRow) -> dict[str, str]:
-    """The files that are blobs, by digest."""
-    files = {"adapter_model.safetensors": row.weights_blob}
-    if row.sample is not None and row.sample.has_text:
-        files["samples.jsonl"] = row.sample.digest
-    return files
-
-
 @router.get("/{ns}/{name}/files")
 def list_files(ns: str, name: str, parts: AppParts, who: Reader) -> FileList:
     """The files of an adapter directory."""
-    row = adapter_named(parts, who, ns, name)
-    made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, parts).items()]
-    kept = [
-        StoredFile(name=n, size=parts.registry.blobs.size(digest), digest=digest) for n, digest in _blobs(row).items()
-    ]
-    return FileList(data=[*made, *kept])
+    files = files_of(adapter_named(parts, who, ns, name), parts).values()
+    return FileList(data=[StoredFile(name=one.name, size=one.size, digest=one.digest) for one in files])
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
@@ -215,19 +187,12 @@ def list_files(ns: str, name: str, parts: AppParts, who: Reader) -> FileList:
 def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
     row = adapter_named(parts, who, ns, name)
-    made, kept = _texts(row, parts), _blobs(row)
-    if file in made:
-        data = made[file]
-        return ranged(
-            request, digest=sha256_digest(data), size=len(data), open=lambda: io.BytesIO(data), filename=file,
-            cache=REVALIDATE,
-        )  # fmt: skip
-    if file not in kept:
-        raise NotFound(f"{row.ref} has no such file; it has {', '.join([*made, *kept])}.", param="file")
-    digest = kept[file]
+    files = files_of(row, parts)
+    if file not in files:
+        raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
+    one = files[file]
     return ranged(
-        request, digest=digest, size=parts.registry.blobs.size(digest), open=lambda: parts.registry.blobs.open(digest),
-        filename=file, cache=REVALIDATE,
+        request, digest=one.digest, size=one.size, open=one.open, filename=file, cache=REVALIDATE,
     )  # fmt: skip
 
 

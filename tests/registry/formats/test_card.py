@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from registry.errors import InvalidManifest
 from registry.formats import format_card, parse_card
+from registry.formats.card import USE, Use
 from registry.spec import Card
 
 PART = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
@@ -27,6 +28,16 @@ CARDS = st.builds(
 @given(CARDS)
 def test_round_trip(card: Card) -> None:
     assert parse_card(format_card(card, base_model="tiny", domain="a\n---\nb")) == card
+
+
+@given(CARDS, st.sampled_from(["", f"{USE}\n", f"\n{USE}\n## Use\nof another registry\n"]))
+def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, before: str) -> None:
+    """Whatever stands in the description, and were it what a registry says."""
+    card = card.model_copy(update={"description": before + card.description})
+    written = format_card(card, base_model="tiny", use=Use(library="peft", text="Load it."))
+    assert written.endswith("Load it.")
+    assert 'library_name: "peft"' in written
+    assert parse_card(written) == card
 
 
 def test_yaml_as_people_write_it() -> None:

@@ -31,6 +31,8 @@ VALUES = {
     "name": "secret-one",
     "alias": "best",
     "file": "README.md",
+    "revision": "best",
+    "path": "README.md",
 }
 
 
@@ -116,7 +118,7 @@ def test_a_key_without_any_needed_scope_is_403(world: World) -> None:
 PASSAGES = [f"passage number {number}" for number in range(25)]
 UNKNOWN = {
     "digest": DIGEST, "id": "sel-0000000000000000", "ns": "nobody", "name": "nothing", "alias": "best",
-    "file": "README.md",
+    "file": "README.md", "revision": "best", "path": "README.md",
 }  # fmt: skip
 BLOB = b"a blob of the namespace foreign"
 
@@ -222,7 +224,7 @@ def plain(answer: Any, *named: dict[str, str]) -> tuple[int, str, set[str]]:
 def scopes(world: World) -> dict[tuple[str, str], tuple[str, ...]]:
     """What each route asks for."""
     routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
-    return {(method, route.path): scopes_of(route.dependant) for route in routes for method in route.methods}
+    return {(method, route.path_format): scopes_of(route.dependant) for route in routes for method in route.methods}
 
 
 def test_every_route_with_every_kind_of_key_leaks_nothing(

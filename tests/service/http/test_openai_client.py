@@ -19,6 +19,7 @@ from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.embeddings import EmbeddingRequest
 from tests.service.servers import Live, World
 
+pytestmark = pytest.mark.interop
 PROMPT = "The quick brown"
 
 

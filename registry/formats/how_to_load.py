@@ -1,0 +1,57 @@
+"""What a README says of loading an adapter: with PEFT where PEFT knows its kind, else with this package.
+
+Called for the files of a version. The texts are run by tests; nothing of what people wrote is in them but names.
+"""
+
+from __future__ import annotations
+
+from registry.formats.card import Use
+from registry.formats.peft.writing import is_pefts
+from registry.spec import AdapterConfig, BaseShape
+
+PEFT = "peft"
+OURS = "adaptersoup"
+_WITH_PEFT = """With PEFT, over its base model:
+
+```python
+from peft import PeftModel
+from transformers import {auto}
+
+base = {auto}.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "{name}", revision="{version}")
+```
+"""
+_WITH_OURS = """PEFT does not know this kind of adapter ({method}). With AdapterSoup, over its base model, from a
+folder of these files:
+
+```python
+from pathlib import Path
+
+from registry.adapters import attached, from_tensors
+from registry.adapters.weights import load_tensors
+from registry.base_model import load_base
+from registry.formats import read_directory
+from registry.spec import BaseEntry
+
+folder = read_directory(Path("{folder}"))
+base = load_base(BaseEntry(id="base", source="{base}"))
+adapter = from_tensors(folder.config, base.shape, load_tensors(folder.weights.read_bytes()))
+with attached(base.model, adapter):
+    logits = base.model(**base.tokenizer("Once upon a time", return_tensors="pt")).logits
+```
+"""
+
+
+def library_of(config: AdapterConfig) -> str:
+    """The library that loads adapters of a configuration."""
+    return PEFT if is_pefts(config) else OURS
+
+
+def how_to_load(config: AdapterConfig, *, ref: tuple[str, int], base: str, shape: BaseShape | None) -> Use:
+    """How the version `ref`, (namespace/name, number), is loaded over the base model that others know as `base`."""
+    name, version = ref
+    if not is_pefts(config):
+        folder = name.rpartition("/")[2]
+        return Use(library=OURS, text=_WITH_OURS.format(method=config.method, base=base, folder=folder))
+    auto = "AutoModel" if shape is not None and shape.kind == "encoder" else "AutoModelForCausalLM"
+    return Use(library=PEFT, text=_WITH_PEFT.format(auto=auto, base=base, name=name, version=version))

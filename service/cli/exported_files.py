@@ -1,0 +1,84 @@
+"""The files of an adapter as another program loads them: a pulled directory without what is ours, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, Literal
+
+from registry.errors import Incompatible
+from registry.formats import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, AdapterDirectory
+from registry.formats.directory import config_json
+from registry.formats.peft.writing import is_pefts
+from registry.spec import LoraConfig
+
+Program = Literal["peft", "vllm", "lorax", "llamacpp"]
+NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
+ENGINES: frozenset[Program] = frozenset({"vllm", "lorax"})
+"""Those that get one rank and one scale for all modules."""
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` can be; a larger LoRA is refused by vLLM."""
+
+
+def exported(folder: AdapterDirectory, program: Program) -> dict[str, bytes]:
+    """The files that the program loads, by name; raises Incompatible, in one sentence, for what it cannot load."""
+    if program == "llamacpp":
+        raise Incompatible(
+            "llama.cpp loads LoRAs as GGUF files, which are not written here: export the adapter with --peft, and "
+            "convert it with llama.cpp's own convert_lora_to_gguf.py."
+        )
+    if not is_pefts(folder.config) or (program != "peft" and not isinstance(folder.config, LoraConfig)):
+        loads = "LoRAs and prefixes that are not pruned" if program == "peft" else "LoRAs that are not pruned"
+        raise Incompatible(f"{NAMES[program]} loads {loads}, and this adapter is of the kind {folder.config.method!r}.")
+    if isinstance(folder.config, LoraConfig) and program in ENGINES:
+        _check_rank(folder.config, program)
+        return _for_engine(folder, folder.config)
+    return _files(folder, {})
+
+
+def command_line(folder: AdapterDirectory, program: Program, place: str, name: str) -> str:
+    """How the exported directory `place` is loaded, under `name` where it has one there."""
+    base = folder.recorded_base or folder.base_model or "BASE"
+    if program == "vllm":
+        assert isinstance(folder.config, LoraConfig)
+        most = next(rank for rank in VLLM_RANKS if rank >= largest_rank(folder.config))
+        served = f"--enable-lora --max-lora-rank {most} --lora-modules {shlex.quote(f'{name}={place}')}"
+        return f"vllm serve {shlex.quote(base)} {served}"
+    if program == "lorax":
+        return f'"parameters": {{"adapter_id": "{place}", "adapter_source": "local"}} in a request to LoRAX over {base}'
+    return f'PeftModel.from_pretrained(model, "{place}") over {base}'
+
+
+def largest_rank(config: LoraConfig) -> int:
+    """The largest rank of a module."""
+    return max(module.rank for module in config.modules().values())
+
+
+def _check_rank(config: LoraConfig, program: Program) -> None:
+    rank = largest_rank(config)
+    if program == "vllm" and rank > VLLM_RANKS[-1]:
+        raise Incompatible(
+            f"vLLM loads LoRAs of rank {VLLM_RANKS[-1]} at most, and this one has rank {rank}: cook the soup with a "
+            f"smaller --max-width, or recompress it."
+        )
+
+
+def _for_engine(folder: AdapterDirectory, config: LoraConfig) -> dict[str, bytes]:
+    """The files for an engine that takes rank and scale from `r` and `lora_alpha` alone."""
+    from registry.adapters.lora_uniform import is_uniform, uniform
+    from registry.adapters.weights import load_tensors, save_tensors
+
+    if is_uniform(config):
+        return _files(folder, {})
+    even, tensors = uniform(config, load_tensors(folder.weights.read_bytes()))
+    rank = largest_rank(even)
+    said = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+    return _files(folder, said) | {WEIGHTS_FILE: save_tensors(tensors)}
+
+
+def _files(folder: AdapterDirectory, said: dict[str, Any]) -> dict[str, bytes]:
+    """PEFT's files of a directory, with these fields of its configuration changed."""
+    config = json.loads((folder.path / CONFIG_FILE).read_bytes())
+    files = {CONFIG_FILE: config_json({**config, **said}), WEIGHTS_FILE: folder.weights.read_bytes()}
+    card = folder.path / CARD_FILE
+    return files | ({CARD_FILE: card.read_bytes()} if card.is_file() else {})

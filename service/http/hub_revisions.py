@@ -1,0 +1,123 @@
+"""Versions as a hub has them: a name is a repository, and a version, an alias, `main` or a commit is a revision of it.
+
+A commit is 40 hex digits: 16 of the adapter's digest, 16 of all files' digests, and the number of the version. So a
+cache that knows a commit has its files; a card that is changed makes another commit; and the older one goes on leading
+to its version, whose tensors never change, so that what was pinned is not lost with a corrected card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import AdapterRow, Namespaces
+from registry.errors import InvalidName, NotFound, Retired, SoupError
+from registry.names import NameRef, digest_of, parse_ref
+from service.http.version_files import VersionFile, files_of
+from service.keys import Principal
+from service.parts import Parts
+
+MAIN = "main"
+"""The revision of whoever names none: what the name means without a version."""
+REPOSITORY, REVISION, FILE = "repository", "revision", "path"
+CODES: Mapping[str | None, str] = {REPOSITORY: "RepoNotFound", REVISION: "RevisionNotFound", FILE: "EntryNotFound"}
+"""What an error is about -> the header `x-error-code`, by which a client tells them apart."""
+COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
+MOST_VERSION = 999_999_999
+PIECE = slice(7, 23)
+"""16 hex digits of a digest."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A version as it was asked for, and its files; `commit` is the one that was named, else that of now."""
+
+    row: AdapterRow
+    commit: str
+    files: Mapping[str, VersionFile]
+
+
+def revision_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> Revision:
+    """The version that a revision of `ns/name` means now, with its files.
+
+    Raises NotFound or Retired, whose `param` says whether it is the repository or the revision that is not there.
+    """
+    row = version_of(parts, who, ns, name, revision)
+    files = files_of(row, parts)
+    return Revision(row, revision if COMMIT.fullmatch(revision) else commit_of(row, files), files)
+
+
+def version_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> AdapterRow:
+    """The row that a revision of `ns/name` means now; raises as `revision_of` does."""
+    with parts.registry.database.read() as catalogue:
+        newest = repository(catalogue, who.namespaces, ns, name)
+        if revision == MAIN:
+            return newest
+        try:
+            row = catalogue.adapters.resolve(who.namespaces, _ref(ns, name, revision))
+        except (InvalidName, NotFound, Retired) as error:
+            raise _absent(error, f"{ns}/{name} has no revision '{revision[:80]}'.", REVISION) from None
+    if COMMIT.fullmatch(revision) and row.digest[PIECE] != revision[:16]:
+        raise NotFound(f"{ns}/{name} has no revision '{revision}'.", param=REVISION)
+    return row
+
+
+def repository(catalogue: Catalogue, visible: Namespaces, ns: str, name: str) -> AdapterRow:
+    """The newest live version of a name; raises NotFound or Retired."""
+    try:
+        ref = parse_ref(f"{ns}/{name}")
+        if not isinstance(ref, NameRef) or ref != NameRef(namespace=ns, name=name):
+            raise InvalidName("A repository is named without a version.")
+        return catalogue.adapters.resolve(visible, ref)
+    except (InvalidName, NotFound, Retired) as error:
+        absent = f"There is no {ns[:80]}/{name[:80]} here, or this key does not see it."
+        raise _absent(error, absent, REPOSITORY) from None
+
+
+def commit_of(row: AdapterRow, files: Mapping[str, VersionFile]) -> str:
+    """The commit of a version with its files as they are now."""
+    digests = {name: file.digest for name, file in files.items()}
+    return f"{row.digest[PIECE]}{digest_of(digests)[PIECE]}{row.version:08x}"
+
+
+def git_oid(file: VersionFile) -> str:
+    """The sha1 by which git knows a file; of a stored one, its pointer's."""
+    data = pointer(file) if file.data is None else file.data
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def pointer(file: VersionFile) -> bytes:
+    """What git holds in the place of a file that is stored by its digest."""
+    return f"version https://git-lfs.github.com/spec/v1\noid {file.digest}\nsize {file.size}\n".encode()
+
+
+def etag_of_file(file: VersionFile) -> str:
+    """What a client names a file's bytes by in its cache: the sha256 of a stored one, else git's sha1."""
+    return git_oid(file) if file.data is not None else file.digest.removeprefix("sha256:")
+
+
+def problem_headers(error: SoupError) -> dict[str, str]:
+    """What a client reads of an error besides its status: what is not there, and the message."""
+    told = "".join(char if " " <= char <= "~" else "?" for char in error.message)
+    code = CODES.get(error.param) if isinstance(error, NotFound | Retired) else None
+    return {"x-error-message": told[:500], **({"x-error-code": code} if code else {})}
+
+
+def _ref(ns: str, name: str, revision: str) -> NameRef:
+    """The version or alias that a revision names; raises InvalidName."""
+    if COMMIT.fullmatch(revision):
+        version = int(revision[32:], 16)
+        if not 1 <= version <= MOST_VERSION:
+            raise InvalidName("No version has this number.")
+        return NameRef(namespace=ns, name=name, version=version)
+    ref = parse_ref(f"{ns}/{name}@{revision}")
+    assert isinstance(ref, NameRef)  # `repository` has seen to the name
+    return ref
+
+
+def _absent(error: SoupError, message: str, param: str) -> SoupError:
+    """The same in words that say no more than that it is not there, but for what was retired."""
+    return Retired(error.message, param=param) if isinstance(error, Retired) else NotFound(message, param=param)

@@ -1,0 +1,223 @@
+"""The read API of a Hugging Face hub over the registry: repositories, their revisions, and files by name.
+
+For clients with `HF_ENDPOINT` set to this server. What is read, by whom, and what is not there are as under
+`/v1/adapters`; only the words are the hub's. A file's name is looked up among those of a version, never opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from registry.catalogue.rows import ListedRow
+from registry.errors import InvalidParameter, NotFound
+from registry.formats.how_to_load import OURS, PEFT
+from registry.names import is_part
+from registry.spec import UNION_MEMBERS
+from service.http.answers.hub import listed_body, repository_body, tags_of, tree_files, user_body
+from service.http.app_parts import AppParts
+from service.http.auth import Reader
+from service.http.bodies import CheckedRoute
+from service.http.hub_revisions import (
+    FILE,
+    MAIN,
+    Revision,
+    commit_of,
+    etag_of_file,
+    problem_headers,
+    repository,
+    revision_of,
+)
+from service.http.paging import Cursor
+from service.http.ranges import REVALIDATE, ranged
+from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
+from service.http.version_files import base_name, files_of
+from service.parts import Parts
+
+
+class HubRoute(CheckedRoute):
+    """A route whose errors carry the headers by which a hub's client tells them apart."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        scope.setdefault("state", {})["problem_headers"] = problem_headers
+        await super().handle(scope, receive, send)
+
+
+router = APIRouter(tags=["hub"], route_class=HubRoute)
+
+COMMIT_HEADER = "x-repo-commit"
+WORDS = frozenset({PEFT, OURS, "safetensors", "adapter", "soup", *UNION_MEMBERS["config"]})
+"""Tags that a repository may have without its card."""
+MOST_REFS = 1000
+"""Versions that are listed as tags, the newest."""
+MORE = frozenset({"full", "config", "cardData", "expand", "blobs", "securityStatus"})
+"""Queries that only ask for more than is answered anyway, or than there is."""
+FILTERS = frozenset({"author", "search", "filter", "sort", "limit", "cursor"})
+SORTS = frozenset({"createdAt", "lastModified"})
+"""How lists are sorted in any case: the newest first."""
+
+
+@router.get("/api/whoami-v2")
+def hub_whoami(who: Reader) -> HubUser:
+    """The key that asks, as a hub's user."""
+    return user_body(who)
+
+
+# --- repositories ---------------------------------------------------------------------------------
+
+
+@router.get("/api/models", response_model_exclude_none=True)
+def hub_list(
+    request: Request,
+    response: Response,
+    parts: AppParts,
+    who: Reader,
+    author: Annotated[str | None, Query(description="A namespace.")] = None,
+    search: Annotated[str | None, Query(description="Words, as `q` of /v1/adapters.")] = None,
+    filter: Annotated[list[str] | None, Query(description="Tags; given several times, all of them.")] = None,
+    sort: str | None = None,
+    limit: Annotated[int | None, Query(ge=1, description="Repositories of a page; never more than a page has.")] = None,
+    cursor: Cursor = None,
+) -> list[HubModel]:
+    """Repositories this key sees, newest first, each name once; `link` leads to the next page.
+
+    A page may have fewer than were asked for where tags are looked for that no card has, such as `peft`.
+    """
+    _check_query(request, sort)
+    size = min(limit or parts.settings.page_size, parts.settings.max_page_size)
+    wanted = filter or []
+    tags = [tag for tag in wanted if is_part(tag) and tag not in WORDS]
+    with parts.registry.database.read() as catalogue:
+        page = catalogue.adapters.list(
+            who.namespaces, namespace=author, q=search or None, tags=tags, newest=True, limit=size, cursor=cursor
+        )
+    if page.next_cursor is not None:
+        response.headers["link"] = f'<{_next(request, page.next_cursor)}>; rel="next"'
+    return [listed_body(row, parts) for row in page.rows if _has(row, parts, wanted)]
+
+
+@router.get("/api/models/{ns}/{name}", response_model_exclude_none=True)
+def hub_repository(ns: str, name: str, parts: AppParts, who: Reader, blobs: bool = False) -> HubModel:
+    """A repository as it is now; with `blobs` its files have sizes and digests."""
+    return repository_body(revision_of(parts, who, ns, name, MAIN), parts, blobs=blobs)
+
+
+@router.get("/api/models/{ns}/{name}/revision/{revision:path}", response_model_exclude_none=True)
+def hub_revision(ns: str, name: str, revision: str, parts: AppParts, who: Reader, blobs: bool = False) -> HubModel:
+    """A repository at a revision: `main`, an alias, the number of a version, or a commit."""
+    return repository_body(revision_of(parts, who, ns, name, revision), parts, blobs=blobs)
+
+
+@router.get("/api/models/{ns}/{name}/auth-check", status_code=204, response_class=Response)
+def hub_check(ns: str, name: str, parts: AppParts, who: Reader) -> Response:
+    """Whether this key sees a repository."""
+    with parts.registry.database.read() as catalogue:
+        repository(catalogue, who.namespaces, ns, name)
+    return Response(status_code=204)
+
+
+@router.get("/api/models/{ns}/{name}/refs")
+def hub_refs(ns: str, name: str, parts: AppParts, who: Reader) -> HubRefs:
+    """The revisions of a repository: `main` and its aliases as branches, its live versions as tags."""
+    with parts.registry.database.read() as catalogue:
+        newest = repository(catalogue, who.namespaces, ns, name)
+        versions = catalogue.adapters.live_versions(ns, name)[:MOST_REFS]
+        aliases = {row.alias: row.version for row in catalogue.aliases.list(ns, name)}
+    commits = {row.version: commit_of(row, files_of(row, parts)) for row in versions}
+    moving = {MAIN: newest.version, **{alias: version for alias, version in aliases.items() if alias != MAIN}}
+    return HubRefs(
+        branches=[_ref("heads", name, commits[at]) for name, at in moving.items() if at in commits],
+        tags=[_ref("tags", str(version), commit) for version, commit in commits.items()],
+        converts=[],
+        pullRequests=[],
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@router.get("/api/models/{ns}/{name}/tree/{revision}", response_model_exclude_none=True)
+def hub_tree(ns: str, name: str, revision: str, parts: AppParts, who: Reader) -> list[TreeFile]:
+    """The files of a revision."""
+    return tree_files(list(revision_of(parts, who, ns, name, revision).files.values()))
+
+
+@router.get("/api/models/{ns}/{name}/tree/{revision}/{path:path}", response_model_exclude_none=True)
+def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> list[TreeFile]:
+    """The files of a folder of a revision: no version has folders, so that this tells what it is that is not there."""
+    found = revision_of(parts, who, ns, name, revision)
+    if path.strip("/"):
+        raise _no_file(found, path)
+    return tree_files(list(found.files.values()))
+
+
+@router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
+def hub_head(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
+    """What a file of a revision is: its commit, digest and size."""
+    return _file(request, revision_of(parts, who, ns, name, revision), path)
+
+
+@router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
+def hub_file(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
+    """A file of a revision, with ETag and one Range."""
+    return _file(request, revision_of(parts, who, ns, name, revision), path)
+
+
+def _file(request: Request, revision: Revision, path: str) -> Response:
+    request.state.problem_headers = lambda error: {**problem_headers(error), COMMIT_HEADER: revision.commit}
+    file = revision.files.get(path)
+    if file is None:
+        raise _no_file(revision, path)
+    etag = etag_of_file(file)
+    answer = ranged(
+        request, digest=etag, size=file.size, open=file.open, filename=file.name, cache=REVALIDATE,
+    )  # fmt: skip
+    answer.headers[COMMIT_HEADER] = revision.commit
+    if file.data is None:
+        answer.headers.update({"x-linked-etag": f'"{etag}"', "x-linked-size": str(file.size)})
+    return answer
+
+
+def _no_file(revision: Revision, path: str) -> NotFound:
+    return NotFound(f"{revision.row.ref} has no file '{path[:80]}'; it has {', '.join(revision.files)}.", param=FILE)
+
+
+def _ref(kind: str, name: str, commit: str) -> HubRef:
+    return HubRef(name=name, ref=f"refs/{kind}/{name}", targetCommit=commit)
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def _check_query(request: Request, sort: str | None) -> None:
+    """Raises InvalidParameter for what would narrow or sort the list by what is not known here."""
+    for name in request.query_params:
+        if name not in FILTERS | MORE:
+            raise InvalidParameter(
+                f"Repositories are listed by {', '.join(sorted(FILTERS - {'cursor', 'limit', 'sort'}))} here, "
+                f"not by '{name[:40]}'.",
+                param=name[:40],
+            )
+    if sort is not None and sort not in SORTS:
+        raise InvalidParameter(
+            f"Repositories are listed with the newest first ({', '.join(sorted(SORTS))}); '{sort[:40]}' of one is not "
+            "known here.",
+            param="sort",
+        )
+
+
+def _has(row: ListedRow, parts: Parts, wanted: Sequence[str]) -> bool:
+    return not wanted or set(wanted) <= set(tags_of(row, base_name(row, parts)))
+
+
+def _next(request: Request, cursor: str) -> str:
+    """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS.
+
+    Who lies about that sends but itself elsewhere.
+    """
+    url = request.url.include_query_params(cursor=cursor)
+    return str(url.replace(scheme="https") if request.headers.get("x-forwarded-proto") == "https" else url)

@@ -1,0 +1,136 @@
+"""`soup export`, and `soup push` of what a hub's client has in its cache."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from registry.adapters.lora_uniform import is_uniform, uniform
+from registry.base_model import load_base
+from registry.spec import BaseEntry, LoraConfig
+from tests.service.lora_pushes import lora_weights, push_lora
+from tests.service.servers import Soup, World
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+IDS = torch.tensor([[0, 30, 31, 32, 33]])
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    push_lora(
+        world, "acme/law", seed=1, sample={"texts": [f"Contract {n} was void for want of it." for n in range(25)]}
+    )
+    push_lora(world, "acme/news", seed=2)
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/news"}]}
+    made = world.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/both", "wait": 60})
+    assert made.status_code == 201, made.text
+    world.push("acme/pfeiffer", seed=3)
+    return world
+
+
+@pytest.fixture(scope="module")
+def model(stocked: World) -> Any:
+    return load_base(BaseEntry(id="base", source=stocked.runtime.bases[stocked.base_id].entry.source)).model
+
+
+def logits(model: Any, folder: Path) -> torch.Tensor:
+    """What PEFT makes of a directory."""
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        found: torch.Tensor = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()(IDS).logits
+    return found
+
+
+@pytest.mark.parametrize("name", ["law", "both"])
+def test_engines_get_one_rank_and_one_scale_that_compute_the_same(
+    soup: Soup, stocked: World, model: Any, tmp_path: Path, name: str
+) -> None:
+    for program in ("peft", "vllm", "lorax"):
+        code, out, err = soup("export", f"acme/{name}@1", tmp_path / program, f"--{program}")
+        assert (code, out) == (0, f"{tmp_path / program}\n"), err
+        assert sorted(one.name for one in (tmp_path / program).iterdir()) == ["README.md", CONFIG, WEIGHTS]
+    config = json.loads((tmp_path / "vllm" / CONFIG).read_text())
+    tensors = load_file(tmp_path / "vllm" / WEIGHTS)
+    assert (config["rank_pattern"], config["alpha_pattern"]) == ({}, {})
+    assert {one.shape[0] for key, one in tensors.items() if "lora_A" in key} == {config["r"]}
+    assert (tmp_path / "lorax" / WEIGHTS).read_bytes() == (tmp_path / "vllm" / WEIGHTS).read_bytes()
+    torch.testing.assert_close(logits(model, tmp_path / "vllm"), logits(model, tmp_path / "peft"), atol=1e-5, rtol=1e-5)
+
+
+def test_what_it_says_of_loading(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    said = json.loads(soup("export", "acme/law", tmp_path / "a b", "--vllm", "--json")[1])
+    assert said["load"].startswith("vllm serve tiny --enable-lora --max-lora-rank 8 --lora-modules 'law=")
+    assert (said["files"], said["path"]) == (["README.md", CONFIG, WEIGHTS], str(tmp_path / "a b"))
+
+
+def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    assert soup("export", "acme/law", tmp_path / "law", "--peft")[0] == 0
+    assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(stocked, seed=1)
+    code, _, err = soup("export", "acme/law", tmp_path / "law", "--peft")
+    assert (code, "is not empty" in err) == (1, True)
+    assert soup("export", "acme/news", tmp_path / "law", "--peft", "--force")[0] == 0
+    assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(stocked, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("ref", "flags", "code", "says"),
+    [
+        ("acme/pfeiffer", ["--vllm"], 3, "vLLM loads LoRAs that are not pruned, and this adapter is of the kind"),
+        ("acme/pfeiffer", ["--peft"], 3, "PEFT loads LoRAs and prefixes that are not pruned"),
+        ("acme/law", ["--llamacpp"], 3, "llama.cpp loads LoRAs as GGUF files, which are not written here"),
+        ("acme/law", ["--peft", "--vllm"], 2, "Say for which program"),
+        ("acme/law", [], 2, "Say for which program"),
+        ("acme/nothing", ["--peft"], 1, "There is no adapter acme/nothing"),
+    ],
+)
+def test_refusals(soup: Soup, stocked: World, tmp_path: Path, ref: str, flags: list[str], code: int, says: str) -> None:
+    found, out, err = soup("export", ref, tmp_path / "out", *flags)
+    assert (found, out) == (code, ""), err
+    assert says in " ".join(err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lora_that_is_even_keeps_its_tensors() -> None:
+    even = {"method": "lora", "groups": [{"targets": ["a.q", "a.v"], "rank": 2, "alpha": 4}], "rslora": True}
+    assert is_uniform(LoraConfig.model_validate(even))
+    uneven = LoraConfig.model_validate({
+        "method": "lora",
+        "groups": [{"targets": ["a.q"], "rank": 1, "alpha": 3}, {"targets": ["a.v"], "rank": 2, "alpha": 2}],
+    })  # fmt: skip
+    names = [f"base_model.model.a.{module}.lora_{part}.weight" for module in "qv" for part in "AB"]
+    shapes = [(1, 5), (4, 1), (2, 5), (4, 2)]
+    tensors = {name: torch.rand(shape, dtype=torch.bfloat16) for name, shape in zip(names, shapes, strict=True)}
+    config, found = uniform(uneven, tensors)
+    assert is_uniform(config)
+    assert [tuple(found[name].shape) for name in names] == [(2, 5), (4, 2), (2, 5), (4, 2)]
+    assert torch.equal(found[names[1]] @ found[names[0]], 3 * tensors[names[1]].float() @ tensors[names[0]].float())
+    assert torch.equal(found[names[3]], tensors[names[3]].float())
+
+
+def test_a_folder_of_peft_alone_says_where_it_is_from(
+    soup: Soup, stocked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's client is offline here, as all tests are: it takes what its cache has."""
+    assert soup("export", "acme/news", tmp_path / "news", "--peft")[0] == 0
+    commit = "ab" * 20
+    cached = tmp_path / "cache" / "models--Some--News-LoRA"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    (cached / "snapshots").mkdir()
+    (tmp_path / "news").rename(cached / "snapshots" / commit)
+    (cached / "snapshots" / commit / "evil.bin").write_bytes(b"\x80\x04.")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    code, out, err = soup("push", "hub:Some/News-LoRA", "--namespace", "acme", "--domain", "news")
+    assert (code, out) == (0, "acme/news-lora@1\n"), err
+    row = stocked.client.get("/v1/adapters/acme/news-lora").json()
+    assert row["provenance"]["training"] == {"imported_from": f"Some/News-LoRA@{commit}"}
+    assert row["digest"] == stocked.client.get("/v1/adapters/acme/news").json()["digest"]

@@ -1,0 +1,248 @@
+"""The hub API as HTTP: headers, what is refused and how, and what somebody might try on it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.catalogue.rows import AdapterRow
+from registry.errors import DamagedBlob
+from registry.files import loads_strict
+from registry.formats import parse_card, read_directory
+from registry.spec import Card
+from service.http.hub_revisions import commit_of, revision_of
+from service.http.version_files import files_of
+from service.keys import NOBODY_IN_PARTICULAR
+from tests.service.lora_pushes import lora_weights, push_lora
+from tests.service.servers import Live, World, adapter_weights
+
+WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+SETTINGS = {"page_size": 3, "max_page_size": 3}
+PASSAGES = [f"The court held that contract {number} was void." for number in range(25)]
+ODD = [
+    "..", ".", "%2e%2e", "..%2f..%2fetc", "a%20b", "%00", "%0d%0aset-cookie:x", "%ff%fe", "%c3%a9", "0", "-1", "9" * 40,
+    "f" * 40, "0" * 40, "MAIN", "refs%2Fheads%2Fmain", "prod@1", "1.0", "%c2%b2", "sha256:" + "0" * 64, "x" * 3000,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def acme(world: World) -> World:
+    push_lora(world, "acme/law", seed=1, sample={"texts": PASSAGES}, card={"description": "Judgements."})
+    world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1}).raise_for_status()
+    world.push("acme/pfeiffer", seed=4)
+    push_lora(world, "foreign/secret", seed=2)
+    return world
+
+
+def resolve(world: World, path: str, method: str = "GET", **headers: str) -> Any:
+    return world.client.request(method, f"/acme/law/resolve/{path}", headers=headers)
+
+
+def raw(live: Live, method: str, path: str) -> tuple[int, Any, bytes]:
+    """The answer to a path as it is: other clients would resolve the dots in it."""
+    connection = http.client.HTTPConnection(live.url.removeprefix("http://"))
+    try:
+        connection.request(method, path, headers={"authorization": f"Bearer {live.world.admin}"})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def row(world: World, ref: str) -> AdapterRow:
+    from registry.names import parse_ref
+
+    with world.registry.database.read() as catalogue:
+        return catalogue.adapters.resolve(None, parse_ref(ref))
+
+
+class TestFiles:
+    def test_head_says_what_get_gives(self, acme: World) -> None:
+        for name in (CONFIG, WEIGHTS, "samples.jsonl", CARD, "soup.json"):
+            head, got = resolve(acme, f"prod/{name}", "HEAD"), resolve(acme, f"prod/{name}")
+            assert (head.status_code, got.status_code, head.content) == (200, 200, b"")
+            assert {**head.headers, "x-request-id": ""} == {**got.headers, "x-request-id": ""}
+            assert int(head.headers["content-length"]) == len(got.content)
+            assert re.fullmatch("[0-9a-f]{40}", head.headers["x-repo-commit"])
+            stored = name in (WEIGHTS, "samples.jsonl")
+            oid = hashlib.sha1(b"blob %d\0" % len(got.content) + got.content).hexdigest()
+            known = hashlib.sha256(got.content).hexdigest() if stored else oid
+            assert head.headers["etag"] == f'"{known}"'
+            assert head.headers.get("x-linked-etag") == (f'"{known}"' if stored else None)
+            assert head.headers.get("x-linked-size") == (str(len(got.content)) if stored else None)
+
+    def test_the_tree_has_the_same_digests(self, acme: World) -> None:
+        tree = acme.client.get("/api/models/acme/law/tree/main?recursive=true&expand=false").json()
+        assert [one["path"] for one in tree] == [CONFIG, "soup.json", CARD, WEIGHTS, "samples.jsonl"]
+        for one in tree:
+            head = resolve(acme, f"main/{one['path']}", "HEAD").headers
+            known = one["lfs"]["oid"] if "lfs" in one else one["oid"]
+            assert (f'"{known}"', str(one["size"])) == (head["etag"], head["content-length"])
+        assert acme.client.get("/api/models/acme/law/tree/main/").json() == tree
+        folder = acme.client.get("/api/models/acme/law/tree/main/onnx")
+        assert (folder.status_code, folder.headers["x-error-code"]) == (404, "EntryNotFound")
+
+    def test_the_same_bytes_every_time(self, acme: World) -> None:
+        told = [(one["oid"], one["size"]) for one in acme.client.get("/api/models/acme/law/tree/1").json()]
+        assert told == [(one["oid"], one["size"]) for one in acme.client.get("/api/models/acme/law/tree/prod").json()]
+        law, parts = row(acme, "acme/law"), acme.runtime.parts
+        assert len({commit_of(law, files_of(law, parts)) for _ in range(3)}) == 1
+
+    def test_ranges(self, acme: World) -> None:
+        whole = lora_weights(acme, seed=1)
+        part = resolve(acme, f"main/{WEIGHTS}", range="bytes=100-199")
+        assert (part.status_code, part.content) == (206, whole[100:200])
+        assert part.headers["content-range"] == f"bytes 100-199/{len(whole)}"
+        beyond = resolve(acme, f"main/{WEIGHTS}", range=f"bytes={len(whole)}-")
+        assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
+        assert resolve(acme, f"main/{WEIGHTS}", range="bytes=5-2").content == whole
+        other = resolve(acme, f"main/{WEIGHTS}", range="bytes=0-1", **{"if-range": '"another"'})
+        assert (other.status_code, other.content) == (200, whole)
+        same = resolve(acme, f"main/{WEIGHTS}", **{"if-none-match": part.headers["etag"]})
+        assert (same.status_code, same.headers["x-repo-commit"]) == (304, part.headers["x-repo-commit"])
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../../admin.key", "..%2f..%2fadmin.key", "%2e%2e/%2e%2e/admin.key", "/etc/passwd", "%2fetc%2fpasswd", "",
+            f"./{CARD}", f"{CARD}/", f"{CARD}%00", "config.json", "1_Pooling/config.json", "..%5c..%5cadmin.key",
+            "%c3%a9.json", "adapter_model.bin", "x" * 3000,
+        ],
+    )  # fmt: skip
+    def test_no_other_file_is_there(self, acme: World, live: Live, name: str) -> None:
+        """Whatever is asked for is looked up among five names: nothing of it is ever a path."""
+        for method in ("GET", "HEAD"):
+            status, headers, body = raw(live, method, f"/acme/law/resolve/main/{name}")
+            assert (status, headers["x-error-code"]) == (404, "EntryNotFound"), (name, body)
+            assert re.fullmatch("[0-9a-f]{40}", headers["x-repo-commit"])
+            assert b"sk-soup" not in body
+
+
+class TestRevisions:
+    @pytest.mark.parametrize("revision", ODD)
+    def test_odd_ones_are_not_there(self, acme: World, live: Live, revision: str) -> None:
+        for path in (
+            f"/acme/law/resolve/{revision}/{CARD}",
+            f"/api/models/acme/law/revision/{revision}",
+            f"/api/models/acme/law/tree/{revision}",
+        ):
+            status, headers, body = raw(live, "GET", path)
+            assert status == 404, (path, body)
+            assert headers["x-error-code"] == "RevisionNotFound" or "%0a" in path  # which no route matches
+            assert "set-cookie" not in headers
+
+    def test_names_for_one_version(self, acme: World) -> None:
+        said = {name: acme.client.get(f"/api/models/acme/law/revision/{name}").json() for name in ("main", "1", "prod")}
+        commits = {one["sha"] for one in said.values()}
+        assert len(commits) == 1
+        commit = commits.pop()
+        assert acme.client.get(f"/api/models/acme/law/revision/{commit}").json() == said["main"]
+        assert acme.client.get("/api/models/acme/law").json() == said["main"]
+        forged = "0" * 16 + commit[16:]
+        assert acme.client.get(f"/api/models/acme/law/revision/{forged}").status_code == 404
+        assert acme.client.get(f"/api/models/acme/pfeiffer/revision/{commit}").status_code == 404
+
+    def test_main_is_what_the_name_means_whatever_an_alias_is_called(self, acme: World) -> None:
+        push_lora(acme, "acme/two", seed=7)
+        push_lora(acme, "acme/two", seed=8)
+        acme.client.put("/v1/adapters/acme/two/aliases/main", json={"version": 1}).raise_for_status()
+        refs = acme.client.get("/api/models/acme/two/refs").json()
+        assert [one["name"] for one in refs["branches"]] == ["main"]
+        assert refs["branches"][0]["targetCommit"] == refs["tags"][0]["targetCommit"]
+        acme.client.delete("/v1/adapters/acme/two@2").raise_for_status()
+        assert [one["name"] for one in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
+        gone = acme.client.get("/api/models/acme/two/revision/2")
+        assert (gone.status_code, gone.headers["x-error-code"]) == (410, "RevisionNotFound")
+
+    def test_purged_in_the_middle_of_a_download(self, acme: World) -> None:
+        """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
+        push_lora(acme, "acme/purged", seed=9)
+        commit = acme.client.get("/api/models/acme/purged").json()["sha"]
+        found = revision_of(acme.runtime.parts, NOBODY_IN_PARTICULAR, "acme", "purged", commit).files[WEIGHTS]
+        with found.open() as file:
+            assert acme.client.post("/v1/adapters/acme/purged@1/purge").status_code == 200
+            assert file.read() == lora_weights(acme, seed=9)
+        with pytest.raises(DamagedBlob):
+            found.open()
+        after = acme.client.head(f"/acme/purged/resolve/{commit}/{WEIGHTS}")
+        assert (after.status_code, after.headers["x-error-code"]) == (410, "RepoNotFound")
+
+
+class TestWhoMay:
+    @pytest.mark.parametrize("path", ["/acme/law/resolve/main/README.md", "/api/models/acme/law", "/api/models"])
+    def test_nobody_without_a_key(self, acme: World, path: str) -> None:
+        for header in ("", "Bearer hf_abcdefgh", "Bearer sk-soup-" + "a" * 43):
+            assert acme.client.get(path, headers={"authorization": header}).status_code == 401
+
+    def test_public_folders_are_no_way_in(self, acme: World) -> None:
+        answer = acme.client.get("/static/law/resolve/main/README.md", headers={"authorization": ""})
+        assert answer.status_code == 401
+
+    def test_unknown_and_foreign_are_the_same(self, acme: World) -> None:
+        headers = acme.headers(acme.key(["read"], ["acme"]))
+        for path in ("/api/models/{}", "/api/models/{}/refs", "/api/models/{}/tree/main", "/{}/resolve/main/README.md"):
+            told = []
+            for name in ("foreign/secret", "acme/nothing", "Acme/Law", "acme/law@1", "v1/adapters", "base/tiny"):
+                answer = acme.client.get(path.format(name), headers=headers)
+                told.append((answer.status_code, answer.headers["x-error-code"], answer.text.replace(name, "<name>")))
+            assert len(set(told)) == 1, told
+            assert told[0][:2] == (404, "RepoNotFound")
+
+    def test_a_key_that_may_not_read(self, acme: World) -> None:
+        answer = acme.client.get("/api/models/acme/law", headers=acme.headers(acme.key(["infer"])))
+        assert (answer.status_code, answer.headers["x-error-message"]) == (403, "This key lacks the scope 'read'.")
+
+
+class TestLists:
+    def test_each_name_once_on_pages_that_link_on(self, acme: World) -> None:
+        push_lora(acme, "acme/law", seed=21)  # a second version, which moves it to the front
+        found, url = [], "/api/models?author=acme&full=true"
+        while url:
+            answer = acme.client.get(url, headers={"x-forwarded-proto": "https"})
+            found += [one["id"] for one in answer.json()]
+            url = answer.links.get("next", {}).get("url", "")
+            assert not url or url.startswith("https://testserver/api/models?author=acme&full=true&cursor=")
+            url = url.replace("https:", "http:")
+        assert found == ["acme/law", "acme/two", "acme/pfeiffer"]
+        assert len(acme.client.get("/api/models?limit=100000").json()) == 3
+        assert acme.client.get("/api/models?cursor=x").status_code == 400
+
+    @pytest.mark.parametrize("query", ["sort=downloads", "pipeline_tag=x", "gated=true", "limit=0", "search=%21"])
+    def test_what_cannot_be_answered_is_refused(self, acme: World, query: str) -> None:
+        answer = acme.client.get(f"/api/models?{query}")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+class TestOtherKinds:
+    def test_a_folder_of_ours_with_a_readme_that_works(
+        self, acme: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The code of the README is run, over the files as they come."""
+        folder = tmp_path / "pfeiffer"
+        folder.mkdir()
+        for one in acme.client.get("/api/models/acme/pfeiffer").json()["siblings"]:
+            data = acme.client.get(f"/acme/pfeiffer/resolve/main/{one['rfilename']}").content
+            (folder / one["rfilename"]).write_bytes(data)
+        assert (folder / WEIGHTS).read_bytes() == adapter_weights(acme.runtime, seed=4)
+        assert read_directory(folder).config.method == "bottleneck"
+        text = (folder / CARD).read_text()
+        assert 'library_name: "adaptersoup"' in text
+        code = text.split("```python\n")[1].split("```")[0]
+        source = acme.runtime.bases[acme.base_id].entry.source
+        monkeypatch.chdir(tmp_path)
+        said: dict[str, Any] = {}
+        exec(code.replace('source="tiny"', f"source={source!r}"), said)
+        plain = said["base"].model(**said["base"].tokenizer("Once upon a time", return_tensors="pt")).logits
+        assert not torch.allclose(said["logits"], plain, atol=0.1)
+
+    def test_what_a_readme_says_of_its_use_is_none_of_the_card(self, acme: World) -> None:
+        text = resolve(acme, f"1/{CARD}").text
+        assert 'PeftModel.from_pretrained(base, "acme/law", revision="1")' in text
+        assert parse_card(text) == Card(description="Judgements.")
+        assert loads_strict(resolve(acme, f"1/{CONFIG}").content)["peft_type"] == "LORA"

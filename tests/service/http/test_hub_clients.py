@@ -1,0 +1,288 @@
+"""The hub API with the clients it is for: `huggingface_hub` and PEFT in a process of their own, over a real port."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from registry.adapters import attached, from_tensors
+from registry.adapters.weights import load_tensors
+from registry.base_model import load_base
+from registry.spec import AdapterConfig, BaseEntry
+from tests.service.hub_session import HubError, HubSession
+from tests.service.lora_pushes import lora_weights, push_lora
+from tests.service.servers import Live, World, open_live, open_world, write_bases
+
+pytestmark = pytest.mark.interop
+
+WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+IDS = [0, 30, 31, 32, 33]
+PASSAGES = [f"The court held that contract {number} was void for want of consideration." for number in range(25)]
+DESCRIBED = {"description": "Judgements.", "license": "mit", "tags": ["legal"]}
+
+
+@pytest.fixture(scope="module")
+def law(world: World) -> World:
+    """acme/law in two versions, the alias prod at the first; a soup, a bottleneck, and another team's adapter."""
+    push_lora(world, "acme/law", seed=1, card=DESCRIBED, sample={"texts": PASSAGES})
+    push_lora(world, "acme/law", seed=2, card=DESCRIBED)
+    assert world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1}).status_code == 200
+    push_lora(world, "acme/news", seed=3)
+    recipe = {"ingredients": [{"ref": "acme/law@1"}, {"ref": "acme/news"}]}
+    made = world.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/both", "wait": 60})
+    assert made.status_code == 201, made.text
+    world.push("acme/pfeiffer", seed=4)
+    push_lora(world, "foreign/secret", seed=5)
+    return world
+
+
+@pytest.fixture(scope="module")
+def open_session(law: World, live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Starts a client's process with a key, and ends it afterwards."""
+    sessions: list[HubSession] = []
+
+    def start(namespaces: list[str] | None = None, scopes: tuple[str, ...] = ("read",)) -> HubSession:
+        home = tmp_path_factory.mktemp("hub")
+        sessions.append(HubSession(live.url, law.key(scopes, namespaces), home))
+        return sessions[-1]
+
+    yield start
+    for session in sessions:
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def hub(
+    open_session: Callable[..., HubSession], record_testsuite_property: Callable[[str, object], None]
+) -> HubSession:
+    """A client with a key that reads acme."""
+    session = open_session(["acme"])
+    for name, version in session.ask("versions").items():
+        record_testsuite_property(f"{name}_version", version)
+    return session
+
+
+@pytest.fixture(scope="module")
+def other(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Another server, over the same base model."""
+    folder = tmp_path_factory.mktemp("other")
+    worlds = open_world(folder / "data", write_bases(folder / "bases.toml", served))
+    servers = open_live(next(worlds))
+    yield next(servers)
+    servers.close()
+    worlds.close()
+
+
+def ours(world: World, ref: str) -> list[float]:
+    """The last logits of an adapter as this package computes them."""
+    base_dir = world.runtime.bases[world.base_id].entry.source
+    base = load_base(BaseEntry(id="base", source=base_dir))
+    row = world.client.get(f"/v1/adapters/{ref}").json()
+    data = world.client.get(f"/v1/blobs/{row['weights_blob']}").content
+    config = TypeAdapter(AdapterConfig).validate_python(row["config"])
+    adapter = from_tensors(config, base.shape, load_tensors(data))
+    with attached(base.model, adapter), torch.inference_mode():
+        return list(base.model(input_ids=torch.tensor([IDS])).logits[0, -1].tolist())
+
+
+def test_a_snapshot_is_a_folder_that_the_cache_knows(law: World, hub: HubSession) -> None:
+    folder = Path(hub.ask("snapshot_download", repo_id="acme/law", revision="prod"))
+    assert folder.parent.parent == hub.home / "hub" / "models--acme--law"
+    assert (folder.parent.parent / "refs" / "prod").read_text() == folder.name
+    assert sorted(one.name for one in folder.iterdir()) == [
+        CARD, CONFIG, WEIGHTS, "samples.jsonl", "soup.json",
+    ]  # fmt: skip
+    assert (folder / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
+    assert (folder / WEIGHTS).resolve().name == hashlib.sha256(lora_weights(law, seed=1)).hexdigest()
+    again = hub.ask("snapshot_download", repo_id="acme/law", revision=folder.name)
+    assert Path(again) == folder
+
+
+def test_peft_loads_it_by_its_name(law: World, hub: HubSession) -> None:
+    """Adapter and soup, over real HTTP, give what this server's own code gives."""
+    base = law.runtime.bases[law.base_id].entry.source
+    for ref, options in (("acme/law", {"revision": "prod"}), ("acme/law", {}), ("acme/both", {})):
+        told = hub.ask("logits", base=base, adapter=ref, ids=IDS, **options)
+        version = "@1" if options else ""
+        assert told == pytest.approx(ours(law, ref + version), abs=1e-4), ref
+        assert told != pytest.approx(hub.ask("logits", base=base, adapter=None, ids=IDS), abs=1e-2)
+
+
+def test_a_moved_alias_is_seen_and_a_commit_stays(law: World, hub: HubSession) -> None:
+    first = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
+    law.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2}).raise_for_status()
+    try:
+        path = Path(hub.ask("hf_hub_download", repo_id="acme/law", filename=WEIGHTS, revision=first))
+        assert path.read_bytes() == lora_weights(law, seed=1)  # of a download that began before
+        moved = Path(hub.ask("hf_hub_download", repo_id="acme/law", filename=WEIGHTS, revision="prod"))
+        assert (moved.read_bytes(), moved.parent.name != first) == (lora_weights(law, seed=2), True)
+    finally:
+        law.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1}).raise_for_status()
+    assert hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"] == first
+
+
+def test_what_a_repository_is(hub: HubSession) -> None:
+    info = hub.ask("model_info", repo_id="acme/law", revision="1", files_metadata=True)
+    assert (info["id"], info["author"], info["private"], info["library_name"]) == ("acme/law", "acme", True, "peft")
+    assert {"peft", "lora", "legal", "safetensors", "license:mit", "base_model:tiny"} <= set(info["tags"])
+    assert (info["card_data"]["license"], info["card_data"]["base_model"]) == ("mit", "tiny")
+    weights = next(one for one in info["siblings"] if one["rfilename"] == WEIGHTS)
+    assert weights["lfs"]["size"] == weights["size"]
+    assert hub.ask("list_repo_files", repo_id="acme/law") == [CONFIG, "soup.json", CARD, WEIGHTS]
+    assert [one["size"] for one in hub.ask("list_repo_tree", repo_id="acme/law", revision="prod")][3] == weights["size"]
+    assert hub.ask("file_exists", repo_id="acme/law", filename=CONFIG)
+    assert not hub.ask("file_exists", repo_id="acme/law", filename="config.json")
+    assert not hub.ask("file_exists", repo_id="acme/law", filename="1_Pooling/config.json")
+    assert hub.ask("revision_exists", repo_id="acme/law", revision="prod")
+    assert not hub.ask("revision_exists", repo_id="acme/law", revision="refs/pr/1")
+    assert hub.ask("auth_check", repo_id="acme/law") is None
+
+
+def test_refs(hub: HubSession) -> None:
+    refs = hub.ask("list_repo_refs", repo_id="acme/law")
+    commits = {one["name"]: one["target_commit"] for one in [*refs["branches"], *refs["tags"]]}
+    assert list(commits) == ["main", "prod", "2", "1"]
+    assert (commits["main"], commits["prod"]) == (commits["2"], commits["1"])
+    assert commits["1"] != commits["2"]
+    assert hub.ask("model_info", repo_id="acme/law", revision=commits["1"])["sha"] == commits["1"]
+
+
+def test_lists_over_pages(hub: HubSession) -> None:
+    def names(**query: Any) -> list[str]:
+        return [one["id"] for one in hub.ask("list_models", **query)]
+
+    assert names(author="acme") == ["acme/pfeiffer", "acme/both", "acme/news", "acme/law"]
+    assert names() == names(author="acme")  # all that this key sees
+    assert names(author="acme", limit=2) == ["acme/pfeiffer", "acme/both"]
+    assert names(author="foreign") == []
+    assert names(filter="legal") == ["acme/law"]
+    assert names(filter=["peft", "lora"]) == ["acme/both", "acme/news", "acme/law"]
+    assert names(search="judgements") == ["acme/law"]
+    assert names(sort="created_at") == names()
+    with pytest.raises(HubError, match="newest first"):
+        names(sort="downloads")
+    with pytest.raises(HubError, match="pipeline_tag"):
+        names(pipeline_tag="text-generation")
+
+
+def test_what_is_not_there_and_what_is_foreign_are_the_same(
+    law: World, open_session: Callable[..., HubSession], hub: HubSession
+) -> None:
+    told = []
+    for repository in ("foreign/secret", "acme/nothing", "Qwen/Qwen3-0.6B"):
+        for call, arguments in (
+            ("model_info", {}),
+            ("snapshot_download", {}),
+            ("list_repo_refs", {}),
+            ("hf_hub_download", {"filename": CONFIG}),
+        ):
+            with pytest.raises(HubError) as caught:
+                hub.ask(call, repo_id=repository, **arguments)
+            assert caught.value.kind == "RepositoryNotFoundError", (repository, call, str(caught.value))
+        told.append(hub.ask("file_exists", repo_id=repository, filename=CONFIG))
+    assert told == [False, False, False]
+    with pytest.raises(HubError) as caught:
+        hub.ask("snapshot_download", repo_id="acme/law", revision="prood")
+    assert caught.value.kind == "RevisionNotFoundError"
+    with pytest.raises(HubError) as caught:
+        hub.ask("hf_hub_download", repo_id="acme/law", filename="model.safetensors")
+    assert caught.value.kind == "RemoteEntryNotFoundError"
+
+
+def test_keys(law: World, hub: HubSession) -> None:
+    told = hub.ask("whoami")
+    assert [one["name"] for one in told["orgs"]] == ["acme"]
+    assert told["auth"]["accessToken"]["role"] == "read"
+    with pytest.raises(HubError) as caught:
+        hub.ask("model_info", repo_id="acme/law", token="sk-soup-" + "a" * 43)
+    assert (caught.value.kind, "401" in str(caught.value)) == ("HfHubHTTPError", True)
+    with pytest.raises(HubError, match="lacks the scope 'read'"):
+        hub.ask("model_info", repo_id="acme/law", token=law.key(["infer"], ["acme"]))
+
+
+def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSession, tmp_path: Path) -> None:
+    whole, file = lora_weights(law, seed=2), tmp_path / "half"
+    file.write_bytes(whole[:1000])
+    url = f"{live.url}/acme/law/resolve/main/{WEIGHTS}"
+    assert hub.ask("resumed", url=url, have=1000, path=str(file), size=len(whole)) == len(whole)
+    assert file.read_bytes() == whole
+
+
+def test_a_card_that_changes_is_seen_and_what_was_pinned_is_not_lost(law: World, hub: HubSession) -> None:
+    before = hub.ask("model_info", repo_id="acme/news")["sha"]
+    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}})
+    assert changed.status_code == 200
+    after = hub.ask("model_info", repo_id="acme/news")["sha"]
+    assert (before != after, before[:16], before[32:]) == (True, after[:16], after[32:])
+    card = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD))
+    assert "Corrected." in card.read_text()
+    assert card.parent.name == after
+    pinned = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=WEIGHTS, revision=before))
+    assert (pinned.parent.name, pinned.read_bytes()) == (before, lora_weights(law, seed=3))
+
+
+def test_retired_in_the_middle_of_a_snapshot(law: World, hub: HubSession) -> None:
+    push_lora(law, "acme/gone", seed=6)
+    pinned = hub.ask("model_info", repo_id="acme/gone")["sha"]
+    hub.ask("hf_hub_download", repo_id="acme/gone", filename=CONFIG, revision=pinned)
+    law.client.delete("/v1/adapters/acme/gone").raise_for_status()
+    with pytest.raises(HubError) as caught:
+        hub.ask("hf_hub_download", repo_id="acme/gone", filename=WEIGHTS, revision=pinned)
+    assert caught.value.kind == "RepositoryNotFoundError"
+
+
+class TestOurOwnCommandLine:
+    """`soup push hub:...` takes an adapter from one server, as from any hub, to another."""
+
+    def push(self, hub: HubSession, other: Live, *arguments: str) -> tuple[int, str, str]:
+        line = ["push", *arguments, "--url", other.url, "--key", other.world.admin]
+        code, out, err = hub.ask("soup", arguments=line)
+        return code, out, err
+
+    def test_from_one_server_to_another(self, law: World, hub: HubSession, other: Live, tmp_path: Path) -> None:
+        code, out, err = self.push(hub, other, "hub:acme/law@prod", "--namespace", "copied")
+        assert (code, out) == (0, "copied/law@1\n"), err
+        there = law.client.get("/v1/adapters/acme/law@1").json()
+        here = other.world.client.get("/v1/adapters/copied/law").json()
+        for field in ("digest", "config", "card", "domain", "provenance"):
+            assert here[field] == there[field], field
+        assert here["sample"]["digest"] == there["sample"]["digest"]
+        pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
+        assert hub.ask("soup", arguments=pulled)[0] == 0
+        assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
+        assert self.push(hub, other, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
+
+    def test_several_beside_a_folder(self, hub: HubSession, other: Live, tmp_path: Path) -> None:
+        pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
+        code, out, err = self.push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
+        assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
+        assert other.world.client.get("/v1/adapters/default/pfeiffer").json()["config"]["method"] == "bottleneck"
+
+    @pytest.mark.parametrize(
+        ("source", "says"),
+        [
+            ("hub:foreign/secret", "is not there, or the token of HF_TOKEN may not read it"),
+            ("hub:acme/law@nowhere", "the repository has no such revision"),
+            ("hub:acme/law@", "names no repository"),
+            ("hub:../../etc", "names no repository"),
+        ],
+    )
+    def test_refusals(self, hub: HubSession, other: Live, source: str, says: str) -> None:
+        code, out, err = self.push(hub, other, source, "--namespace", "refused")
+        assert (code, out) == (1, "")
+        assert says in " ".join(err.split())
+
+    def test_a_hub_that_does_not_answer(self, law: World, other: Live, tmp_path: Path) -> None:
+        session = HubSession("http://127.0.0.1:9", "x", tmp_path)
+        try:
+            code, _, err = self.push(session, other, "hub:acme/law")
+        finally:
+            session.close()
+        assert code == 1
+        assert "hub:acme/law could not be downloaded" in err

@@ -1,0 +1,39 @@
+"""LoRAs of the tiny base model, pushed to a server of the tests."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import torch
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.spec import LoraConfig
+from tests.service.servers import World
+
+CONFIG = {
+    "method": "lora",
+    "groups": [
+        {"targets": ["transformer.h.0.attn.c_attn"], "rank": 2, "alpha": 4},
+        {"targets": ["transformer.h.1.attn.c_attn"], "rank": 3, "alpha": 5},
+    ],
+}
+"""Rank and alpha differ from module to module, so that nothing may take one of them for all."""
+
+
+def lora_weights(world: World, *, seed: int) -> bytes:
+    """Weights of a LoRA that visibly changes what the tiny base says."""
+    entry = world.runtime.bases[world.base_id].entry
+    module = create(LoraConfig.model_validate(CONFIG), shape_of(entry, world.runtime.settings.cache), seed=seed)
+    drawn = torch.Generator().manual_seed(seed)
+    tensors = {name: one + 0.5 * torch.randn(one.shape, generator=drawn) for name, one in module.state_dict().items()}
+    return save_tensors(tensors)
+
+
+def push_lora(world: World, name: str, *, seed: int, **manifest: Any) -> dict[str, Any]:
+    """Push a LoRA; returns the answer."""
+    encoded = base64.b64encode(lora_weights(world, seed=seed)).decode()
+    files = {"adapter_model.safetensors": {"base64": encoded}}
+    return world.push(name, config=CONFIG, files=files, **manifest)
