@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -54,14 +55,19 @@ def harmless(text: str) -> str:
 
 
 WIDTH = 100
-"""Columns that a table may take; what is wider is broken at spaces."""
+"""Columns that a table may take where no terminal says how many; what is wider is broken at spaces."""
 BREAKING = 12
 """What a column keeps where its words are broken, as long as that is enough."""
 
 
+def table_width() -> int:
+    """Columns of the terminal, or of the variable COLUMNS."""
+    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
 def data_width() -> int | None:
     """What a table on stdout may take: None, a row a line, where a file or the next program reads it."""
-    return WIDTH if sys.stdout.isatty() else None
+    return table_width() if sys.stdout.isatty() else None
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None) -> str:

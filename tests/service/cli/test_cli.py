@@ -25,7 +25,7 @@ from service.cli.selection_flags import SELECTION as FLAGS
 from service.cli.selection_flags import selector_of
 from service.cli.verbs import compare
 from service.cli.verbs.cook import parse_recipe
-from service.cli.verbs.push import AT_ONCE
+from service.cli.verbs.push.sending import AT_ONCE
 from service.cli.verbs.serve import is_loopback
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
@@ -266,7 +266,7 @@ class TestPush:
 
     def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
         bad = refusal(422, "incompatible", "Made for another base.")
-        server.on("POST /v1/adapters", bad, ok(ADAPTER, 201))
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", bad, ok(ADAPTER, 201))
         code, out, err = soup("push", folder, folder, "--namespace", "team")
         assert (code, out) == (3, "team/law@1\n")
         assert "another base" in err
@@ -281,7 +281,7 @@ class TestPush:
             name = json.loads(request.content)["name"]
             return ok({**ADAPTER, "ref": f"{name}@1"}, 201)
 
-        server.on("POST /v1/adapters", answer)
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", answer)
         folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(2 * AT_ONCE)]
         code, out, _ = soup("push", *folders, "--namespace", "team")
         assert (code, out.split()) == (0, [f"team/law-{number}@1" for number in range(2 * AT_ONCE)])
@@ -292,19 +292,23 @@ class TestPush:
         def interrupted(_: httpx2.Request) -> httpx2.Response:
             raise KeyboardInterrupt
 
-        server.on("POST /v1/adapters", interrupted)
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", interrupted)
         folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
-        assert soup("push", *folders, "--namespace", "team")[0] != 0
+        code, _, err = soup("push", *folders, "--namespace", "team")
+        assert code != 0
         assert len(server.requests) < len(folders)
+        assert " not sent" in err
+        assert "goes on where this ended" in err
 
     def test_several_refusals_of_several_kinds_are_1(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("GET /v1/adapters", ok({"data": []}))
         server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
         assert soup("push", folder, folder)[0] == 1
 
     def test_a_broken_folder_is_found_before_anything_is_sent(
-        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
+        self, soup: Soup, server: Server, tmp_path: Path
     ) -> None:
-        code, _, err = soup("push", folder, tmp_path / "nowhere")
+        code, _, err = soup("push", tmp_path / "nowhere")
         assert code == 1
         assert "nowhere" in err
         assert server.requests == []
@@ -334,7 +338,7 @@ class TestPush:
 
     def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
         pending = {**ADAPTER, "sample_state": "pending"}
-        server.on(
+        server.on("GET /v1/adapters", ok({"data": []})).on(
             "POST /v1/adapters",
             ok({**pending, "job": "j1"}, 201),
             ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),

@@ -1,0 +1,183 @@
+"""Hundreds of adapters by the command line, on a real server: pushed, found again, refused one by one, tagged, retired."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
+from service.client.client import SoupClient
+from tests.registry.random_adapters import lora
+from tests.service.passages import passages
+from tests.service.scripted_server import Server, ok, refusal
+from tests.service.servers import Live, Soup
+
+NAMES = ("anatomy", "botany", "chemistry", "drama")
+
+
+@pytest.fixture(scope="module")
+def weights(live: Live) -> list[bytes]:
+    """Weights of LoRAs of one configuration."""
+    entry = live.world.runtime.bases["tiny"].entry
+    shape = shape_of(entry, live.world.runtime.settings.cache)
+    return [save_tensors(create(lora(), shape, seed=seed).state_dict()) for seed in range(len(NAMES))]
+
+
+@pytest.fixture
+def many(tmp_path: Path, weights: list[bytes]) -> Path:
+    """A folder of PEFT's directories, none of which says what domain it is of."""
+    for name, data in zip(NAMES, weights, strict=True):
+        write_directory(tmp_path / "many" / name, AdapterContents(config=lora(), weights=data, base_model="tiny"))
+    return tmp_path / "many"
+
+
+def states(said: str) -> dict[str, str]:
+    """The state of each push by its name, of what --json gave."""
+    return {one["name"]: one["state"] for one in json.loads(said)["pushes"]}
+
+
+class TestPushingMany:
+    def test_the_domain_is_the_folder_s_name_and_a_second_run_sends_nothing(
+        self, soup: Soup, many: Path, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES]), err
+        lines = err.splitlines()
+        assert lines[0].split() == ["ADAPTER", "STATE", "DOMAIN", "NOTE"]
+        assert lines[1].split()[:3] == ["one/anatomy@1", "pushed", "anatomy"]
+        assert lines[-1] == "4 pushed."
+
+        def sent(*_: Any, **__: Any) -> None:
+            raise AssertionError("known already, and sent")
+
+        monkeypatch.setattr(SoupClient, "push_patiently", sent)
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES])
+        assert err.splitlines()[-1] == "4 there already."
+
+    def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(self, soup: Soup, many: Path) -> None:
+        (many / "botany" / WEIGHTS_FILE).write_bytes(b"no tensors")
+        (many / "README.md").write_text("no folder")
+        (many / "drama" / "adapter_config.json").unlink()
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "two", "--json")
+        assert code == 1, err
+        found = json.loads(out)
+        assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
+        assert states(out) == {
+            "two/readme.md": "refused", "two/anatomy": "pushed", "two/botany": "refused", "two/chemistry": "pushed",
+            "two/drama": "refused",
+        }  # fmt: skip
+        said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
+        assert "is not a directory" in said["two/readme.md"]
+        assert "has no adapter_config.json" in said["two/drama"]
+        assert soup("push", *sorted(many.iterdir()), "--namespace", "two")[2].endswith("3 refused, 2 there already.\n")
+
+    def test_what_differs_is_sent_and_the_server_says_what_it_keeps(self, soup: Soup, many: Path, weights: Any) -> None:
+        folders = [many / "anatomy", many / "botany"]
+        assert soup("push", *folders, "--namespace", "three")[0] == 0
+        (many / "anatomy" / WEIGHTS_FILE).write_bytes(weights[2])
+        code, out, err = soup("push", *folders, "--namespace", "three", "--tag", "new")
+        assert (code, out.split()) == (0, ["three/anatomy@2", "three/botany@1"])
+        assert "its card stayed as stored" in " ".join(err.split())
+        assert err.splitlines()[-1] == "1 pushed, 1 there already."
+
+    def test_samples_of_a_folder_and_of_a_file(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        texts = passages("court", 40)
+        (tmp_path / "corpora" / "botany").mkdir(parents=True)
+        (tmp_path / "corpora" / "anatomy.txt").write_text("\n\n".join(texts[:30]))
+        for number in range(2):
+            lines = [json.dumps({"text": text}) for text in texts[number * 15 : number * 15 + 15]]
+            (tmp_path / "corpora" / "botany" / f"{number}.jsonl").write_text("\n".join(lines))
+        folders = [many / "anatomy", many / "botany", many / "drama"]
+        asked = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
+        code, out, _ = soup(*asked)
+        assert (code, states(out)["four/drama"]) == (1, "refused")
+        assert "has no sample for" in out
+        assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
+            "four/anatomy@1": 30, "four/botany@1": 30,
+        }  # fmt: skip
+        assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
+        lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
+        (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
+        code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
+        assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
+        (tmp_path / "all.jsonl").write_text('{"text": "x"}')
+        code, _, err = soup("push", many / "drama", "--samples", tmp_path / "all.jsonl")
+        assert (code, 'line 1, is not an object with strings "domain" and "text"' in err) == (1, True)
+
+
+class TestManifest:
+    def write(self, file: Path, *rows: Sequence[str]) -> Path:
+        with file.open("w", newline="") as out:
+            csv.writer(out).writerows(rows)
+        return file
+
+    def test_a_row_says_everything(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        (tmp_path / "law.txt").write_text("\n\n".join(passages("court", 25)))
+        file = self.write(
+            tmp_path / "many.csv",
+            ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base"),
+            ("many/anatomy", "bones", "Bones, all", "law.txt", "v2, eu", "Of bones.", "mit", "by=ana; n=3", "tiny"),
+            ("many/botany", "other/plants", "", "", "", "", "", "", ""),
+            (),
+        )
+        code, out, err = soup("push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--json")
+        assert code == 0, err
+        bones, plants = json.loads(out)["data"]
+        assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
+        card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
+        assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
+        assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
+
+    @pytest.mark.parametrize(
+        ("rows", "said"),
+        [
+            ([("path", "nmae")], "has 'nmae'; columns are path, name, domain, base, sample, tags"),
+            ([("name",)], "has no column 'path'"),
+            ([("path", "path")], "has 'path' twice"),
+            ([("path",), ("many/botany", "x")], "line 2: 2 cells under 1 columns"),
+            ([("path", "tags"), ("many/botany", "No"), ("", "")], "line 2: tags.0"),
+            ([("path", "name"), ("many/botany", "No"), ("many/drama", "v1/x")], "(2 rows are wrong)"),
+            ([("path", "sample"), ("many/botany", "none.txt")], "none.txt is not there"),
+            ([("path", "metadata"), ("many/botany", "odd")], "metadata takes key=value"),
+            ([("path", "name"), ("", "x")], "line 2: The cell of 'path' is empty."),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_sent(
+        self, command: Soup, many: Path, tmp_path: Path, rows: list[Sequence[str]], said: str
+    ) -> None:
+        server = Server()
+        file = self.write(tmp_path / "many.csv", *rows)
+        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (1, "", [])
+        assert said in err
+
+    def test_arguments_that_do_not_go_together(self, command: Soup, many: Path, tmp_path: Path) -> None:
+        file = self.write(tmp_path / "many.csv", ("path",))
+        for wrong in (
+            [], ["--manifest", file], ["--manifest", file, many], ["--manifest", file, "--name", "a/b"],
+            [many / "drama", many / "botany", "--domain", "x"],
+        ):  # fmt: skip
+            assert command("push", *wrong, connect=lambda url, key: Server().client())[0] == 2
+
+
+class TestFullServer:
+    def test_a_full_queue_is_waited_for_by_one_of_many(self, command: Soup, many: Path) -> None:
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": "7"})
+        turns: Iterator[httpx2.Response] = iter([*[busy] * 8, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2])
+        server = Server().on("GET /v1/adapters", ok({"data": []}))
+        server.on("POST /v1/adapters", lambda _: next(turns))
+        code, _, err = command(
+            "push", many / "drama", many / "botany", "--parallel", 1, connect=lambda url, key: server.client()
+        )
+        assert (code, sum(server.pauses)) == (0, 56.0), err
+        assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
