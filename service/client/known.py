@@ -1,7 +1,7 @@
 """Whether a server has an adapter already, as it would be pushed: by the digests of its weights and of its sample.
 
-Called by `service.client.transfer` for one of many, so that a push that was broken off goes on where it ended. Only what
-is certainly the same is known here; in doubt it is pushed, and the server says.
+Called by `service.client.transfer` for one of many, so that a push that was broken off goes on where it ended. Only
+what is certainly the same is known here; in doubt it is pushed, and the server says.
 """
 
 from __future__ import annotations

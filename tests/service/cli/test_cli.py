@@ -305,9 +305,7 @@ class TestPush:
         server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
         assert soup("push", folder, folder)[0] == 1
 
-    def test_a_broken_folder_is_found_before_anything_is_sent(
-        self, soup: Soup, server: Server, tmp_path: Path
-    ) -> None:
+    def test_a_broken_folder_is_found_before_anything_is_sent(self, soup: Soup, server: Server, tmp_path: Path) -> None:
         code, _, err = soup("push", tmp_path / "nowhere")
         assert code == 1
         assert "nowhere" in err

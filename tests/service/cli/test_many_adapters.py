@@ -1,10 +1,12 @@
-"""Hundreds of adapters by the command line, on a real server: pushed, found again, refused one by one, tagged, retired."""
+"""Many adapters by the command line, on a real server: pushed, found again, refused one by one."""
 
 from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from service.client.client import SoupClient
+from service.jobs.contract import JobContext
+from service.jobs.kinds import KINDS
 from tests.registry.random_adapters import lora
 from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
@@ -181,3 +185,91 @@ class TestFullServer:
         )
         assert (code, sum(server.pauses)) == (0, 56.0), err
         assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
+
+
+class TestRightAfterAPush:
+    """A pool none of whose samples is embedded yet is waited for, and no fit is begun that would fail."""
+
+    CALLS = (
+        ("near", "ls", "--namespace", "near", "--near"),
+        ("selected", "select", "--selector", "cosine", "--pool-namespace", "selected", "--sample"),
+        ("fitted", "fit", "--selector", "cosine", "--pool-namespace", "fitted", "--set"),
+        ("cooked", "cook", "--no-verify", "--selector", "cosine", "--top", "--pool-namespace", "cooked", "--sample"),
+    )
+
+    @pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
+    def test_it_is_waited_for(
+        self, command: Soup, soup: Soup, live: Live, many: Path, tmp_path: Path, call: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        namespace, *asked = call
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("court", 25)))
+        gate = hold_embedding(monkeypatch)
+        push = ("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file)
+        job = json.loads(soup(*push, "--json")[1])["job"]
+        waited: list[float] = []
+
+        def pause(seconds: float) -> None:
+            waited.append(seconds)
+            gate.set()
+            with SoupClient(live.url, live.world.admin) as client:
+                client.wait_job(job)
+
+        def connect(*_: Any) -> SoupClient:
+            return SoupClient(live.url, live.world.admin, pause=pause)
+
+        last = "seed=0" if asked[0] == "fit" else file
+        code, out, err = command(*asked, last, connect=connect)
+        assert code == 0, err
+        assert waited[0] == 2, "as the server says in Retry-After"
+        assert f"{namespace}/drama@1" in out or asked[0] == "fit"
+        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+    def test_a_pool_without_any_sample_is_refused_and_no_job(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        assert soup("push", many / "drama", "--name", "bare/drama", "--domain", "d")[0] == 0
+        (tmp_path / "text.txt").write_text("one")
+        code, _, err = soup("ls", "--near", tmp_path / "text.txt", "--namespace", "bare")
+        assert (code, "push adapters with a sample first" in err) == (1, True)
+        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+    def test_a_request_that_waits_is_answered_when_the_sample_is_there(
+        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("code", 25)))
+        gate = hold_embedding(monkeypatch)
+        assert soup("push", many / "drama", "--name", "curl/drama", "--domain", "curl", "--sample", file)[0] == 0
+        body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
+        refused = live.world.client.post("/v1/adapters/search", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        monkeypatch.setattr("service.http.waiting.LOOK_AGAIN", Opens(gate))
+        answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
+        assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
+
+
+class Opens(float):
+    """Seconds between two looks; whoever asks how long that is has looked once, and the samples are embedded."""
+
+    def __new__(cls, gate: threading.Event) -> Opens:
+        made = super().__new__(cls, 0.05)
+        made.gate = gate
+        return made
+
+    gate: threading.Event
+
+    def __lt__(self, other: float) -> bool:
+        self.gate.set()
+        return super().__lt__(other)
+
+
+def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Has the server embed no sample until the event is set."""
+    gate, kind = threading.Event(), KINDS["embed"]
+
+    def run(context: JobContext) -> dict[str, Any]:
+        assert gate.wait(60)
+        return kind.run(context)
+
+    monkeypatch.setitem(KINDS, "embed", replace(kind, run=run))
+    return gate

@@ -539,7 +539,7 @@ class TestSampleFiles:
         (tmp_path / "README.md").write_text("not this")
         assert read_texts(tmp_path) == ["one", "two", "three", "four"]
         (tmp_path / "c").mkdir()
-        with pytest.raises(InvalidSample, match="holds no .jsonl"):
+        with pytest.raises(InvalidSample, match=r"holds no \.jsonl"):
             read_texts(tmp_path / "c")
 
 

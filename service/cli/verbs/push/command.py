@@ -55,7 +55,8 @@ class Many:
     samples: Annotated[
         Path | None,
         typer.Option(
-            help='Samples of many: a folder of files called after the adapters\' folders or domains, or JSON lines of {"domain", "text"}.'
+            help="Samples of many: a folder of files that are called after the adapters' folders or domains, or a file "
+            'of JSON lines of {"domain", "text"}.'
         ),
     ] = None
     parallel: Annotated[int, typer.Option(min=1, max=16, help="Adapters sent at once.")] = AT_ONCE

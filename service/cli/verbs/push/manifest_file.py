@@ -61,7 +61,9 @@ def _rows(file: Path) -> Iterator[tuple[int, Row]]:
     unknown = [repr(name) for name in header if name not in COLUMNS]
     twice = sorted({name for name in header if header.count(name) > 1})
     if unknown or twice or "path" not in header:
-        wrong = f"has {', '.join(unknown)}" if unknown else f"has {twice[0]!r} twice" if twice else "has no column 'path'"
+        wrong = (
+            f"has {', '.join(unknown)}" if unknown else f"has {twice[0]!r} twice" if twice else "has no column 'path'"
+        )
         raise InvalidManifest(f"{file} {wrong}; columns are {', '.join(COLUMNS)}.", param="manifest")
     for cells in reader:
         if any(cell.strip() for cell in cells):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from registry.errors import SoupError, as_dict
-from service.cli.output import columns, data, one_line, talk, table_width
+from service.cli.output import columns, data, one_line, table_width, talk
 from service.cli.verbs.push.sources import Source
 from training.spec import BANK
 
@@ -34,7 +34,13 @@ class Outcome:
         """For scripts; the Adapter objects stand beside the list of these."""
         ref = None if self.adapter is None else self.ref
         error = None if self.error is None else as_dict(self.error)
-        return {"path": str(self.source.path), "name": self.source.name, "state": self.state, "ref": ref, "error": error}
+        return {
+            "path": str(self.source.path),
+            "name": self.source.name,
+            "state": self.state,
+            "ref": ref,
+            "error": error,
+        }
 
 
 def summary(outcomes: Sequence[Outcome]) -> None:
