@@ -107,6 +107,20 @@ class AdapterCalls:
             "PATCH", _adapter_path(ref), json=given(body), headers={"if-match": if_match} if if_match else None
         )
 
+    def aliases(self, ref: str) -> list[Json]:
+        """Every alias of a name, and the version it points at."""
+        return list(self._http.json("GET", f"{self._named_path(ref)}/aliases")["data"])
+
+    def put_alias(self, name: str, alias: str, version: int, *, if_match: str | None = None) -> Json:
+        """Point an alias of `namespace/name` at a version; with `if_match` only if that is its etag: an Alias."""
+        headers = {"if-match": if_match} if if_match else None
+        path = f"{_adapter_path(name)}/aliases/{part(alias)}"
+        return self._http.json("PUT", path, json={"version": version}, headers=headers)
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias of `namespace/name`."""
+        self._http.send("DELETE", f"{_adapter_path(name)}/aliases/{part(alias)}")
+
     def delete_adapter(self, ref: str) -> list[Json]:
         """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
         return list(self._http.json("DELETE", self._named_path(ref))["data"])

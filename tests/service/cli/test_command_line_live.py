@@ -1,9 +1,11 @@
-"""Many adapters by the command line, on a real server: pushed, found again, refused one by one."""
+"""The command line on a real server: many adapters in one call, what is said of them, and inference by hand."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,15 +19,23 @@ from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
+from registry.spec import Card
 from service.client.client import SoupClient
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.registry.random_adapters import lora
 from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
-from tests.service.servers import Live, Soup
+from tests.service.servers import Live, Soup, with_template
 
 NAMES = ("anatomy", "botany", "chemistry", "drama")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A base model that chats."""
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("base"), template)}
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +283,217 @@ def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setitem(KINDS, "embed", replace(kind, run=run))
     return gate
+
+
+class TestChangingMany:
+    @pytest.fixture(autouse=True)
+    def pushed(self, soup: Soup, many: Path) -> None:
+        assert soup("push", *sorted(many.iterdir()), "--namespace", "bulk", "--tag", "draft")[0] in (0, 1)
+
+    def tags(self, soup: Soup, **filters: str) -> dict[str, list[str]]:
+        asked = [part for name, value in filters.items() for part in (f"--{name}", value)]
+        rows = json.loads(soup("ls", "--namespace", "bulk", "--json", *asked)[1])["data"]
+        return {row["name"]: row["card"]["tags"] for row in rows}
+
+    def test_tags_of_all_that_filters_find(self, soup: Soup) -> None:
+        asked = ("edit", "--namespace", "bulk", "--tag", "draft", "--remove-tag", "draft", "--add-tag", "v2")
+        before = self.tags(soup)
+        code, out, err = soup(*asked, "--dry-run")
+        assert (code, len(out.split()), self.tags(soup)) == (0, 4, before)
+        assert "4 versions would be changed." in err
+        code, out, err = soup(*asked)
+        assert (code, out, self.tags(soup)) == (2, "", before), "nobody said yes"
+        assert "say --yes to have 4 versions changed" in err
+        code, out, _ = soup(*asked, "--yes")
+        assert (code, sorted(out.split())) == (0, [f"bulk/{name}@1" for name in NAMES])
+        assert self.tags(soup) == {name: ["v2"] for name in NAMES}
+        assert soup(*asked, "--yes")[1] == "", "nothing has the tag any more"
+        assert soup("edit", "--namespace", "bulk", "--remove-tag", "v2", "--add-tag", "draft", "--yes")[0] == 0
+
+    def test_the_card_of_one(self, soup: Soup) -> None:
+        change = ("--description", "Of plays.", "--license", "mit", "--metadata", "n=3", "--set-domain", "plays")
+        assert soup("edit", "bulk/drama", *change)[:2] == (0, "bulk/drama@1\n")
+        row = json.loads(soup("show", "bulk/drama", "--json")[1])
+        assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("plays", "Of plays.", "mit")
+        assert (row["card"]["metadata"], row["card"]["tags"]) == ({"n": 3}, ["draft"])
+        assert soup("edit", "bulk/drama", "--license", "", "--remove-metadata", "n", "--set-domain", "drama")[0] == 0
+        row = json.loads(soup("show", "bulk/drama", "--json")[1])
+        assert (row["domain"], row["card"]["license"], row["card"]["metadata"]) == ("drama", None, {})
+        code, out, err = soup("edit", "bulk/drama", "bulk/none", "--add-tag", "x")
+        assert (code, out) == (1, "bulk/drama@1\n")
+        assert "bulk/none: Error:" in err
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [["edit", "bulk/drama"], ["edit", "--add-tag", "x"], ["edit", "bulk/drama", "--tag", "y", "--add-tag", "x"],
+         ["edit", "bulk/drama", "--add-tag", "No"], ["rm"], ["rm", "bulk/drama", "--tag", "draft"],
+         ["rm", "--undo", "--tag", "draft"], ["rm", "bulk/drama", "--dry-run"]],
+    )  # fmt: skip
+    def test_what_does_not_go_together(self, soup: Soup, wrong: list[str]) -> None:
+        assert soup(*wrong)[:2] == (2, "")
+
+    def test_a_card_that_another_changes_meanwhile_is_read_again(
+        self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        change, others = SoupClient.update_adapter, ["one", "two"]
+
+        def slow(client: SoupClient, ref: str, **wanted: Any) -> Any:
+            if others:
+                row = client.adapter(ref)
+                card = Card.model_validate({**row["card"], "tags": [*row["card"]["tags"], others.pop()]})
+                change(client, ref, card=card)
+            return change(client, ref, **wanted)
+
+        monkeypatch.setattr(SoupClient, "update_adapter", slow)
+        assert soup("edit", "bulk/botany", "--add-tag", "mine")[0] == 0
+        assert self.tags(soup)["botany"] == ["draft", "two", "one", "mine"], "of three changes none is lost"
+
+    def test_all_that_filters_find_are_retired(self, soup: Soup) -> None:
+        asked = ("rm", "--namespace", "bulk", "--domain", "anatomy")
+        code, out, err = soup(*asked, "--dry-run")
+        assert (code, out, "1 version would be retired." in err) == (0, "bulk/anatomy@1\n", True)
+        assert soup(*asked)[0] == 2
+        assert soup(*asked, "--yes")[:2] == (0, "bulk/anatomy@1\n")
+        assert set(self.tags(soup)) == {*NAMES} - {"anatomy"}
+        assert soup("rm", "--undo", "bulk/anatomy@1")[0] == 0
+
+
+@pytest.fixture(scope="module")
+def law(live: Live) -> None:
+    """Two versions of `little/law`."""
+    for seed in range(2):
+        live.world.push("little/law", seed=seed)
+
+
+@pytest.mark.usefixtures("law")
+class TestLittleVerbs:
+    def test_aliases(self, soup: Soup) -> None:
+        assert soup("alias", "set", "little/law@1", "prod")[:2] == (0, "little/law@prod\n")
+        assert json.loads(soup("show", "little/law@prod", "--json")[1])["version"] == 1
+        assert soup("alias", "ls", "little/law")[1].split() == ["ALIAS", "POINTS", "AT", "prod", "little/law@1"]
+        code, _, err = soup("alias", "set", "little/law@2", "prod", "--instead-of", 2)
+        assert (code, "points at version 1, and not at version 2" in err) == (1, True)
+        assert soup("alias", "set", "little/law", "prod", "--instead-of", 1)[0] == 0
+        assert json.loads(soup("show", "little/law@prod", "--json")[1])["version"] == 2
+        code, out, err = soup("alias", "rm", "little/law", "none", "prod")
+        assert (code, out) == (1, "little/law@prod\n")
+        assert "little/law@none: Error:" in err
+        assert "has no alias" in soup("alias", "ls", "little/law")[2]
+        assert soup("alias", "rm", "little/law@2", "prod")[0] == 1
+
+    def test_models(self, soup: Soup) -> None:
+        rows = [line.split() for line in soup("models")[1].splitlines()]
+        assert rows[0] == ["MODEL", "KIND", "BASE", "GENERATES", "CONTEXT"]
+        assert rows[1] == ["tiny", "base", "tiny", "yes", "64"]
+        assert "little/law" in soup("models", "--kind", "adapter", "--quiet")[1].split()
+        assert "tiny" not in soup("models", "--kind", "adapter", "--quiet")[1].split()
+
+    def test_embed(self, soup: Soup, live: Live, tmp_path: Path) -> None:
+        (tmp_path / "t.txt").write_text("one\n\ntwo")
+        lines = soup("embed", "base/tiny", "--texts", tmp_path / "t.txt")[1].splitlines()
+        asked = live.openai().embeddings.create(model="base/tiny", input=["one", "two"])
+        assert [json.loads(line) for line in lines] == [one.embedding for one in asked.data]
+        assert soup("embed", "base/tiny", "two")[1] == lines[1] + "\n"
+        assert soup("embed", "base/tiny")[0] == 2
+        assert soup("embed", "little/law", "x")[0] == 1
+
+    def test_open(self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[str] = []
+        monkeypatch.setattr("webbrowser.open", opened.append)
+        assert soup("open", "little/law@1")[:2] == (0, f"{live.url}/models/little/law@1\n")
+        assert soup("open")[1] == f"{live.url}/models\n"
+        assert soup("open", "base/tiny")[0] == soup("open", "little/none")[0] == 1
+        assert opened == [], "where the output is no terminal nothing is opened"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        soup("open", "little/law", "--print")
+        assert opened == []
+        soup("open", "little/law")
+        assert opened == [f"{live.url}/models/little/law@2"]
+
+
+class TestChat:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+        """The messages of each request."""
+        found: list[list[dict[str, str]]] = []
+        stream = SoupClient.stream_chat
+
+        def noted(client: SoupClient, model: str, messages: Any, **sampling: Any) -> Any:
+            found.append(list(messages))
+            return stream(client, model, messages, **sampling)
+
+        monkeypatch.setattr(SoupClient, "stream_chat", noted)
+        return found
+
+    SHORT = ("base/tiny", "--max-tokens", 3, "--temperature", 0)
+
+    def test_lines_of_another_program(
+        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/system be\nb\n//x\n/reset\n/odd\nc\n/exit\nd\n"))
+        code, out, err = soup("chat", *self.SHORT, "--json")
+        assert code == 0, err
+        said = [json.loads(line)["content"] for line in out.splitlines()]
+        whole = live.openai().chat.completions.create(
+            model="base/tiny", messages=[{"role": "user", "content": "a"}], max_tokens=3, temperature=0
+        )
+        assert said[0] == whole.choices[0].message.content
+        turns = [[(one["role"][0], one["content"]) for one in messages] for messages in asked]
+        assert turns == [
+            [("u", "a")],
+            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b")],
+            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b"), ("a", said[1]), ("u", "/x")],
+            [("s", "be"), ("u", "c")],
+        ]
+        assert "/odd is none of these" in err
+
+    def test_what_cannot_be_answered_ends_a_pipe(self, soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("/model a/none\nx\ny\n"))
+        code, out, err = soup("chat", *self.SHORT)
+        assert (code, out) == (1, "")
+        assert err.count("Error:") == 1
+
+    def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
+        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        lines: Iterator[Any] = iter(
+            ["a", KeyboardInterrupt(), "/model a/none", "b", "/model base/tiny", "c", "/show", EOFError()]
+        )
+
+        def typed(_: str) -> str:
+            line = next(lines)
+            if isinstance(line, BaseException):
+                raise line
+            return str(line)
+
+        def interrupted(text: str) -> None:
+            pieces.append(text)
+            if len(pieces) == 2:
+                raise KeyboardInterrupt
+
+        pieces: list[str] = []
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", typed)
+        monkeypatch.setattr("service.cli.verbs.chat.write", interrupted)
+        code, _, err = soup("chat", *self.SHORT, "--history", tmp_path / "history")
+        assert code == 0, err
+        assert "(stopped)" in err
+        assert "Error:" in err
+        assert asked[-1][1] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+        assert [one["content"] for one in asked[-1]][::2] == ["a", "c"], "what was refused is taken back"
+        assert "user: a\nassistant: " in err
+        assert (tmp_path / "history").exists()
+
+
+def test_a_terminal_of_80_columns_loses_columns_and_no_names(
+    soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.world.push("wide-namespace/a-name-of-twenty-four", seed=3, domain="a domain of some words")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = soup("ls", "--namespace", "wide-namespace")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("wide-namespace/a-name-of-twenty-four@1  ")
+    assert "PARAMETERS" not in lines[0]
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "PARAMETERS" in soup("ls", "--namespace", "wide-namespace")[1]
