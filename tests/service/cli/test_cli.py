@@ -23,7 +23,7 @@ from service.cli.output import columns
 from service.cli.remote import connect
 from service.cli.selection_flags import SELECTION as FLAGS
 from service.cli.selection_flags import selector_of
-from service.cli.verbs import compare
+from service.cli.verbs.compare.strategies import STRATEGIES
 from service.cli.verbs.cook import parse_recipe
 from service.cli.verbs.push.sending import AT_ONCE
 from service.cli.verbs.serve import is_loopback
@@ -704,7 +704,7 @@ class TestCompare:
         assert code == 3  # one strategy could not be cooked; the others are there all the same
         assert "Two initialisations." in err
         lines, _, made = (part.splitlines() for part in out.partition("\n\n"))
-        assert len(lines) == 2 + len(compare.STRATEGIES)
+        assert len(lines) == 2 + len(STRATEGIES)
         assert [line.split()[0] for line in made] == ["MODEL", "team/law@1", "team/cosine@1", "team/gmm@1"]
         assert lines[1].split()[:2] == ["base", "10.00"]
         assert "-0.2500 ± 0.1250" in lines[2]
@@ -751,8 +751,19 @@ class TestCompare:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
         result = json.loads(soup("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--json")[1])
         assert (result["base"], result["tokens"], result["passages"]) == ("base/tiny", 77, 3)
-        assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in compare.STRATEGIES]]
+        assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in STRATEGIES]]
         assert result["rows"][7]["error"]["code"] == "incompatible"
+
+    def test_csv_and_markdown(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
+        asked = ("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--strategy", "soup, gmm")
+        header, base, row = soup(*asked, "--csv")[1].splitlines()
+        assert header.startswith("domain,draw,strategy,model,abstained,perplexity")
+        assert base.startswith("sample,0,base,base/tiny,False,10.0,2.3,0.0,0.0")
+        assert row.startswith('sample,0,"soup, gmm",team/gmm@1,False,10.0,2.3,-0.25,0.125,US law 1.00')
+        assert soup(*asked, "--markdown")[1].splitlines() == [
+            "| strategy | sample | all |", "| --- | ---: | ---: |", "| soup, gmm | -0.2500 | -0.2500 |",
+        ]  # fmt: skip
 
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))

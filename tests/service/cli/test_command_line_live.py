@@ -20,6 +20,7 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.spec import Card
+from service.cli.verbs.compare import shown
 from service.client.client import SoupClient
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
@@ -497,3 +498,81 @@ def test_a_terminal_of_80_columns_loses_columns_and_no_names(
     assert "PARAMETERS" not in lines[0]
     monkeypatch.setenv("COLUMNS", "160")
     assert "PARAMETERS" in soup("ls", "--namespace", "wide-namespace")[1]
+
+
+@pytest.fixture(scope="module")
+def novel(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of two domains, and adapters to cook from."""
+    root = tmp_path_factory.mktemp("novel")
+    with SoupClient(live.url, live.world.admin) as client:
+        for seed, domain in enumerate(("kitchen", "court")):
+            row = live.world.push(f"cmp/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 30)})
+            client.wait_job(row["job"])
+            (root / domain).mkdir()
+            (root / domain / "valid.txt").write_text("\n\n".join(passages(domain, 30, seed=1)))
+            (root / domain / "test.txt").write_text("\n\n".join(passages(domain, 4, seed=2)))
+    return root
+
+
+class TestComparing:
+    ASKED = ("--pool-namespace", "cmp", "--strategy", "uniform soup", "--strategy", "single, cosine")
+
+    def soups(self, soup: Soup) -> list[str]:
+        return soup("ls", "--kind", "soup", "--quiet")[1].split()
+
+    def test_domains_and_draws_in_one_table(self, soup: Soup, novel: Path, tmp_path: Path) -> None:
+        asked = ("compare", novel / "kitchen", novel / "court", "--draws", 2, "--size", 22, *self.ASKED)
+        before = self.soups(soup)
+        code, out, err = soup(*asked, "--json", "--plot", tmp_path / "c.svg")
+        assert code == 0, err
+        assert self.soups(soup) == before, "what was cooked for the comparison is gone"
+        found = json.loads(out)["data"]
+        rows = list(csv.DictReader(io.StringIO(shown.csv_text(found))))
+        assert [(row["domain"], row["draw"], row["strategy"]) for row in rows] == [
+            (domain, draw, strategy) for domain in ("kitchen", "court") for draw in ("0", "1")
+            for strategy in ("base", "uniform soup", "single, cosine")
+        ]  # fmt: skip
+        picture = (tmp_path / "c.svg").read_text()
+        assert all(name in picture for name in ("kitchen", "court", "uniform soup"))
+        lines = shown.markdown(found).splitlines()
+        assert lines[0] == "| strategy | kitchen | court | all |"
+        cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
+        mean = {d: [float(r["difference"]) for r in rows if (r["domain"], r["strategy"]) == (d, "uniform soup")]
+                for d in ("kitchen", "court")}  # fmt: skip
+        assert cells[:2] == pytest.approx([sum(mean[d]) / 2 for d in ("kitchen", "court")], abs=1e-4)
+        assert cells[2] == pytest.approx(sum(cells[:2]) / 2, abs=1e-4)
+        table = shown.summary(found).splitlines()
+        assert table[0].split()[:3] == ["STRATEGY", "DIFFERENCE", "PERPLEXITY"]
+        assert [line.split("  ")[0] for line in table[1:]] == ["uniform soup", "single, cosine"]
+
+    def test_what_was_there_stays_and_what_is_made_goes_also_when_it_is_ended(
+        self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = soup("cook", "--recipe", "cmp/kitchen=1,cmp/court=2")[1].strip()
+        uniform = soup("cook", "--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify",
+                       "--pool-namespace", "cmp")[1].strip()  # fmt: skip
+        assert {made, uniform} <= set(self.soups(soup))
+        assert soup("compare", novel / "court", *self.ASKED)[0] == 0
+        assert {made, uniform} <= set(self.soups(soup))
+        assert soup("rm", uniform)[0] == 0
+
+        def interrupted(*_: Any, **__: Any) -> None:
+            seen.append(self.soups(soup))
+            raise KeyboardInterrupt
+
+        seen: list[list[str]] = []
+        monkeypatch.setattr(SoupClient, "perplexity", interrupted)
+        before = self.soups(soup)
+        assert soup("compare", novel / "court", *self.ASKED)[0] != 0
+        assert len(seen[0]) == len(before) + 1, "one was made"
+        assert self.soups(soup) == before
+
+    def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:
+        server, court = Server(), novel / "court"
+        for wrong in (
+            [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
+            [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
+        ):  # fmt: skip
+            assert command("compare", *wrong, connect=lambda url, key: server.client())[0] == 2, wrong
+        assert command("compare", novel, connect=lambda url, key: server.client())[0] == 1
+        assert server.requests == []
