@@ -62,6 +62,8 @@ class Kitchen:
                 self.client.delete_adapter(ref)
             except SoupError as error:
                 talk(f"{ref}, which was made for the comparison, is still there: {explain(error)}")
+        if self.made:
+            talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(self.made)}.")
         self.made.clear()
 
 
