@@ -20,6 +20,8 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.spec import Card
+from service.cli import app as cli
+from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
 from service.client.client import SoupClient
 from service.jobs.contract import JobContext
@@ -410,6 +412,32 @@ class TestLittleVerbs:
         assert opened == []
         soup("open", "little/law")
         assert opened == [f"{live.url}/models/little/law@2"]
+
+
+@pytest.mark.usefixtures("law")
+class TestCompletion:
+    """What the shell asks for, as its own scripts do."""
+
+    def test_names_come_from_the_server(
+        self, live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SOUP_URL", live.url)
+        monkeypatch.setenv("SOUP_KEY", live.world.admin)
+        for words, found in (
+            ("soup show little/", "little/law"),
+            ("soup cook --verif", "--verify"),
+            ("soup sho", "show"),
+        ):
+            monkeypatch.setenv("_SOUP_COMPLETE", "complete_bash")
+            monkeypatch.setenv("COMP_WORDS", words)
+            monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+            capsys.readouterr()
+            assert cli.run([]) == 0
+            assert capsys.readouterr().out.split() == [found]
+
+    def test_nothing_is_offered_where_no_server_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SOUP_URL", "http://127.0.0.1:9")
+        assert complete_ref("little/") == []
 
 
 class TestChat:
