@@ -14,7 +14,7 @@ from demo.passages import shorten
 from demo.strategies import STRATEGIES
 from registry.errors import NotFound
 from registry.spec import BaseEntry
-from service.cli.verbs.compare import Strategy
+from service.cli.verbs.compare.strategies import Strategy
 from training.data import draw, read_texts
 
 HOME = Path(".demo")

@@ -8,7 +8,7 @@ from typing import Any
 
 from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
-from service.cli.verbs.compare import Strategy
+from service.cli.verbs.compare.strategies import Strategy
 from service.client.client import SoupClient
 
 NAMESPACE = "demo"

@@ -12,8 +12,8 @@ from typing import Any
 
 from docs.markdown import table
 from docs.papers import FOLDER
-from docs.pictures import domain_map
 from docs.soups import change, error
+from service.pictures import domain_map
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

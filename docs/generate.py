@@ -1,6 +1,7 @@
 """Regenerates what the documentation takes from the code and from benchmark results (`make openapi`).
 
-`python -m docs.generate` writes the pages of docs/reference and fills the marked blocks of README.md and docs/**/*.md.
+`python -m docs.generate` writes the pages of docs/reference and the manual page, and fills the marked blocks of
+README.md and docs/**/*.md.
 `expected()` is the same without writing: tests/project/test_docs.py compares it with what is there.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs import api_page, ensembles, figures, papers, soups, tables
+from docs import api_page, ensembles, figures, man_page, papers, soups, tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("benchmarks") / "results"
@@ -25,6 +26,7 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
         reference / "settings.md": tables.settings_page(),
         reference / "errors.md": tables.errors_page(),
         reference / "cli.md": tables.cli_page(),
+        Path("service") / "cli" / "soup.1": man_page.man_page(),
     }
     for path in pages(root):
         text = (root / path).read_text(encoding="utf-8")

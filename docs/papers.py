@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
-from docs.pictures import Series, curves, heat_map
+from service.pictures import Series, curves, heat_map
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.soups import ALONE, EFFORTS, NOISE
 from docs.markdown import table
 from docs.papers import FOLDER
-from docs.pictures import Series, curves, heat_map, intervals, marks
+from service.pictures import Series, curves, heat_map, intervals, marks
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

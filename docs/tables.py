@@ -68,7 +68,8 @@ CLI = """# Command line
 
 Generated from the help of each verb by `make openapi`. Data goes to stdout, talk and progress bars to stderr (bars on a
 terminal only), so that output can be piped; every verb has `--json`. Exit codes: 0 ok, 1 failed, 2 usage,
-3 incompatible.
+3 incompatible. [The command line](../how-to/use-the-command-line.md) has completion in the shell, the manual page
+and many adapters in one call.
 
 ## soup
 
@@ -105,24 +106,30 @@ def errors_page() -> str:
 
 def cli_page() -> str:
     """The help of `soup` and of each verb."""
+    (_, own), *verbs = help_pages()
+    parts = [f"## soup {title}\n\n```text\n{text}\n```\n" for title, text in verbs]
+    return "\n".join([CLI.format(own=own), *parts])
+
+
+def help_pages(width: int = WIDTH) -> Iterator[tuple[str, str]]:
+    """(name, help) of `soup`, whose name is empty, then of each verb and of those below it, in so many columns."""
     from typer.main import get_command
 
-    parts = [CLI.format(own=_help(get_command(app), "soup"))]
+    yield "", _help(get_command(app), "soup", width)
     for name in VERBS:
-        parts += [f"## soup {title}\n\n```text\n{text}\n```\n" for title, text in _verb(command_of(name), name)]
-    return "\n".join(parts)
+        yield from _verb(command_of(name), name, width)
 
 
-def _verb(command: Any, name: str) -> Iterator[tuple[str, str]]:
+def _verb(command: Any, name: str, width: int) -> Iterator[tuple[str, str]]:
     """(name, help) of a verb, then of the verbs below it."""
-    yield name, _help(command, f"soup {name}")
+    yield name, _help(command, f"soup {name}", width)
     for inner, below in getattr(command, "commands", {}).items():
-        yield from _verb(below, f"{name} {inner}")
+        yield from _verb(below, f"{name} {inner}", width)
 
 
-def _help(command: Any, name: str) -> str:
+def _help(command: Any, name: str, width: int) -> str:
     from typer._click.core import Context
 
-    context = Context(command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
+    context = Context(command, info_name=name, terminal_width=width, max_content_width=width)
     text: str = command.get_help(context)
     return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -139,7 +139,16 @@ class Cancelled(SoupError):
 
 
 class Unavailable(SoupError):
-    """Something this needs is not there: a base model that is not loaded, a database, the folder of the blobs."""
+    """Something this needs is not there: a base model that is not loaded, a database, the folder of the blobs.
+
+    Try again after `retry_after` seconds; mostly nobody knows for how long it is away, and so often can be asked.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after: int = 5, param: str | None = None, problems: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, param=param, problems=problems)
+        self.retry_after = retry_after
 
 
 class DamagedBlob(SoupError):

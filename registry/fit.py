@@ -6,7 +6,7 @@ gives the selector there is; where members came or went, a selector that can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from registry.blobs import BlobStore
-from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import MemberRow, PooledRow, SelectorRow
+from registry.catalogue.rows import MemberRow, SelectorRow
 from registry.damaged_vectors import mend
 from registry.embeddings_file import read_embeddings
-from registry.errors import DamagedBlob, Internal, InvalidParameter, Unavailable
+from registry.errors import DamagedBlob, Internal
 from registry.names import digest_of
-from registry.pools import as_members, current_members
+from registry.pools import as_members, check_not_empty, current_members
 from registry.progress import Progress
 from registry.registry import Registry
 from registry.selectors import SELECTORS
@@ -76,7 +75,7 @@ class _Start:
 def _start(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> _Start:
     with registry.database.read() as catalogue:
         rows = current_members(catalogue, pool, encoder_digest)
-        _check_not_empty(catalogue, pool, rows)
+        check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool.digest, spec.digest)
         found = (
             None
@@ -98,18 +97,6 @@ def _fitted(start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[A
     if updated is not None:
         return updated
     return SELECTORS[spec.kind](spec.resolved()).fit(list(map(start.domains.of, start.members)), progress=progress)
-
-
-def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledRow]) -> None:
-    if rows:
-        return
-    what = "No adapter of this pool can be selected"
-    waiting = len(catalogue.adapters.waiting(pool))
-    if waiting:
-        raise Unavailable(
-            f"{what}: {waiting} wait for their sample to be embedded. Try again in a while.", param="pool"
-        )
-    raise InvalidParameter(f"{what}: push adapters with a sample first.", param="pool")
 
 
 @dataclass(frozen=True)

@@ -134,4 +134,9 @@ def parse_ref(text: str) -> Ref:
         return NameRef(namespace=namespace, name=name)
     if re.fullmatch(r"[1-9][0-9]{0,8}", suffix):
         return NameRef(namespace=namespace, name=name, version=int(suffix))
+    if suffix.isdigit():
+        raise InvalidName(
+            f"{suffix[:80]!r} is no version: versions of {body} count from 1, as in {body}@1, to 999999999.",
+            param="ref",
+        )
     return NameRef(namespace=namespace, name=name, alias=check_alias(suffix))

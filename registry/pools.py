@@ -14,9 +14,12 @@ from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow, MemberRow, PooledRow, SelectorRow
-from registry.errors import Forbidden, InvalidParameter
+from registry.errors import Forbidden, InvalidParameter, Unavailable
 from registry.registry import Refits
 from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
+
+EMBEDDED_AFTER = 2
+"""Seconds after which it is worth asking again whether a sample is embedded."""
 
 
 def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
@@ -82,6 +85,20 @@ def members_of(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None)
 def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[PooledRow]:
     """The adapters a fit of this pool would use now, in the order of their domains (`members_of`)."""
     return members_of(catalogue, pool, encoder_digest).rows
+
+
+def check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledRow]) -> None:
+    """Raises InvalidParameter where the pool has no member, and Unavailable where it will have some in a moment."""
+    if rows:
+        return
+    what = "No adapter of this pool can be selected"
+    waiting = len(catalogue.adapters.waiting(pool))
+    if waiting:
+        raise Unavailable(
+            f"{what}: {waiting} wait for their sample to be embedded. Try again in a while.",
+            param="pool", retry_after=EMBEDDED_AFTER,
+        )  # fmt: skip
+    raise InvalidParameter(f"{what}: push adapters with a sample first.", param="pool")
 
 
 def as_members(rows: Sequence[PooledRow]) -> tuple[MemberRow, ...]:

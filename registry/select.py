@@ -20,6 +20,7 @@ from registry.encoders.contract import Encoder
 from registry.errors import Busy, InvalidSample, Unavailable
 from registry.pools import (
     as_members,
+    check_not_empty,
     current_members,
     enqueue_fit,
     gone_members,
@@ -136,6 +137,12 @@ def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder 
         if encoder.name == name:
             return encoder
     raise Unavailable(f"Encoder {name!r} is not available on this server.")
+
+
+def check_selectable(database: Database, pool: PoolSpec, encoder_digest: str | None) -> None:
+    """Raises as `registry.pools.check_not_empty` does where a fit of this pool would have no member."""
+    with database.read() as catalogue:
+        check_not_empty(catalogue, pool, current_members(catalogue, pool, encoder_digest))
 
 
 def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, database: Database) -> SelectorRow | None:

@@ -9,13 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from registry.errors import Invalid, InvalidManifest, UnknownMethod, more_problems
+from registry.spec.wording import said_of
 from registry.tensor_file import refuse
 
 
 def refusal(error: ValidationError, file: Path) -> Invalid:
     """The error for values in `file` that pydantic refuses; UnknownMethod where the method or structure is unknown."""
     found = error.errors(include_url=False, include_input=False)
-    problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
+    problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {said_of(e)}" for e in found]
     unknown = found[0]["type"] == "union_tag_invalid" or found[0]["loc"][-1:] == ("structure",)
     kind = UnknownMethod if unknown else InvalidManifest
     return kind(

@@ -21,6 +21,7 @@ from registry.errors import Internal, InvalidRecipe
 from registry.soup.cast import cast_finite
 from registry.soup.compat import SoupPart, by_digest, listed, structure_reasons
 from registry.spec import AdapterConfig, ConcatMixing, widths_together
+from registry.spec.wording import said_of
 
 
 def check(parts: Sequence[SoupPart], _mixing: ConcatMixing) -> list[str]:
@@ -100,7 +101,7 @@ def joined(parts: Sequence[SoupPart], widths: Mapping[str, int]) -> AdapterConfi
     try:
         return by_digest(parts)[0].config.joined(widths)
     except ValidationError as error:
-        raise InvalidRecipe(f"The LoRAs are too many for one: {error.errors()[0]['msg']}.", param="recipe") from None
+        raise InvalidRecipe(f"The LoRAs are too many for one: {said_of(error.errors()[0])}.", param="recipe") from None
 
 
 def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:

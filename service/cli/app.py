@@ -20,6 +20,7 @@ from registry.errors import SoupError
 from service.cli.failures import FAILED, OK, exit_code, explain, not_installed
 
 SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+ROOT = {**SETTINGS, "add_completion": True}
 
 
 VERBS = {
@@ -33,6 +34,9 @@ VERBS = {
     "export": "Write an adapter for another program.",
     "ls": "List adapters and soups.",
     "show": "Show one adapter or soup.",
+    "open": "Open the page of a model in the browser.",
+    "edit": "Change card and domain of adapters and soups.",
+    "alias": "List, set and remove aliases of versions.",
     "rm": "Retire adapters or soups.",
     "purge": "Remove versions for good.",
     "collect": "Remove what is due, as the server does every hour.",
@@ -40,7 +44,10 @@ VERBS = {
     "fit": "Fit a selector over a pool of adapters.",
     "cook": "Cook a soup for a sample, or by a recipe.",
     "compare": "Cook with every strategy and compare on other text.",
+    "models": "List what generates text here.",
     "generate": "Continue a prompt.",
+    "chat": "Chat with a model whose base has a chat template.",
+    "embed": "Embed texts as samples are.",
     "ppl": "Perplexity of texts under a model.",
     "keys": "Make, list, change and revoke keys.",
     "namespaces": "Show and change the settings of namespaces.",
@@ -87,7 +94,7 @@ def command_of(name: str) -> Any:
     return get_command(app)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **SETTINGS)  # type: ignore[arg-type]
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **ROOT)  # type: ignore[arg-type]
 
 
 def _version(asked: bool) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from registry.spec import UNION_MEMBERS
+from registry.spec.wording import said_of
 
 _MEMBERS = UNION_MEMBERS["selector"] | UNION_MEMBERS["mixing"]
 """What is no field in a place; not the methods of adapters, of which one is a field's name too."""
@@ -202,4 +203,4 @@ def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) 
     """A value people gave that does not fit, as a usage error that names the field, or its flag by `names`."""
     found = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in found["loc"] if part not in _MEMBERS)
-    return typer.BadParameter(f"{(names or {}).get(field, field)}: {found['msg'].removeprefix('Value error, ')}.")
+    return typer.BadParameter(f"{(names or {}).get(field, field)}: {said_of(found)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -54,27 +55,40 @@ def harmless(text: str) -> str:
 
 
 WIDTH = 100
-"""Columns that a table may take; what is wider is broken at spaces."""
+"""Columns that a table may take where no terminal says how many; what is wider is broken at spaces."""
 BREAKING = 12
 """What a column keeps where its words are broken, as long as that is enough."""
 
 
+def table_width() -> int:
+    """Columns of the terminal, or of the variable COLUMNS."""
+    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
 def data_width() -> int | None:
     """What a table on stdout may take: None, a row a line, where a file or the next program reads it."""
-    return WIDTH if sys.stdout.isatty() else None
+    return table_width() if sys.stdout.isatty() else None
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None) -> str:
+def columns(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None, spare: Sequence[str] = ()
+) -> str:
     """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`.
 
-    Where `within` is given, the widest columns go on in lines below until all fit, as far as a character each is left.
+    Where `within` is given, the widest columns go on in lines below until all fit, as far as a character each is left;
+    before a word is broken, the columns called `spare` are left out, the first of them first.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     table = [[name.upper() for name in header], *cells]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     if within is not None:
         words = [max(len(word) for row in table for word in row[i].split() or [""]) for i in range(len(header))]
-        widths = _narrowed(widths, words, within - 2 * (len(widths) - 1))
+        room = within - 2 * (len(widths) - 1)
+        if spare and sum(words) > room:
+            kept = [i for i, name in enumerate(header) if name != spare[0]]
+            left = [[row[i] for i in kept] for row in rows]
+            return columns([header[i] for i in kept], left, within=within, spare=spare[1:])
+        widths = _narrowed(widths, words, room)
     right = [bool(rows) and all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(header))]
 
     def lines(row: Sequence[str]) -> Iterator[str]:
@@ -115,9 +129,9 @@ def _field(name: str, value: str) -> list[str]:
     indent = " " * (len(name) + 2)
     return (
         [f"{name}  {value}"]
-        if len(name) + len(value) + 2 <= WIDTH
+        if len(name) + len(value) + 2 <= table_width()
         else textwrap.wrap(
-            f"{name}  {value}", WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            f"{name}  {value}", table_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
     )
 

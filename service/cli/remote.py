@@ -10,16 +10,39 @@ from typing import Annotated, Any, Concatenate
 
 import typer
 
+from registry.errors import SoupError
 from service.cli.commands import as_command, spread
 from service.cli.flags import keyword
-from service.cli.output import as_json, data, talk
+from service.cli.output import as_json, data, one_line, talk
 from service.cli.setting_flags import settings_of
 from service.client import SoupClient
 
+COMPLETED, COMPLETION_SECONDS = 500, 2.0
+"""Versions that are looked at, and seconds that are waited, for the shell's completion of a name."""
+
+
+def complete_ref(incomplete: str) -> list[str]:
+    """For the shell: names that begin so, as the server of the environment has them; none where it does not answer."""
+    namespace, stroke, _ = incomplete.partition("/")
+    try:
+        with connect(None, None, timeout=COMPLETION_SECONDS) as client:
+            rows = client.adapters(limit=COMPLETED, namespace=namespace if stroke else None)
+            names = dict.fromkeys(f"{row['namespace']}/{row['name']}" for row in rows)
+    except SoupError:
+        return []
+    return [one_line(name) for name in names if name.startswith(incomplete)]
+
+
 ModelArgument = Annotated[
-    str, typer.Argument(help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL")
+    str,
+    typer.Argument(
+        help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL", autocompletion=complete_ref
+    ),
 ]
-RefArgument = Annotated[str, typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF")]
+RefArgument = Annotated[
+    str,
+    typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF", autocompletion=complete_ref),
+]
 SAMPLE_FORMS = '.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'
 SampleOption = Annotated[Path, typer.Option("--sample", help=SAMPLE_FORMS)]
 
@@ -58,11 +81,11 @@ class Address:
         return client
 
 
-def connect(url: str | None, key: str | None) -> SoupClient:
+def connect(url: str | None, key: str | None, timeout: float | None = None) -> SoupClient:
     """A client by flags, environment and the key file of a server on this machine."""
     from service.settings import ClientSettings
 
-    settings = settings_of(ClientSettings, url=url, key=key)
+    settings = settings_of(ClientSettings, url=url, key=key, timeout=timeout)
     return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
 
 

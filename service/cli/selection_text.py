@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.cli.output import WIDTH, columns, fields, talk
+from service.cli.output import columns, fields, table_width, talk
 
 WAYS = {
     "weighed": "The weighed soup",
@@ -25,7 +25,7 @@ def selection_table(selection: dict[str, Any]) -> str:
     others = [(row["ref"], row["domain"], row.get("score"), "-", "-", row["reason"]) for row in selection["left_out"]]
     head = ("adapter", "domain", "score", "weight", "stability", "why not")
     more = [f"{count} more were left out: {why}" for why, count in (selection.get("more_left_out") or {}).items()]
-    return "\n".join([columns(head, chosen + others, within=WIDTH), *more])
+    return "\n".join([columns(head, chosen + others, within=table_width()), *more])
 
 
 def _share(stability: float | None) -> str:
@@ -66,7 +66,7 @@ def talk_about_search(search: dict[str, Any]) -> None:
     if rows:
         heads = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
         shown = len(heads) - (not any(row[-1] for row in rows))
-        talk(columns(heads[:shown], [row[:shown] for row in rows], within=WIDTH))
+        talk(columns(heads[:shown], [row[:shown] for row in rows], within=table_width()))
     tuning = search.get("tuning")
     if tuning is not None:
         losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])

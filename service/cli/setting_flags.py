@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from registry.errors import InvalidParameter
+from registry.spec.wording import said_of
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -32,5 +33,5 @@ def settings_of(kind: type[Kind], **flags: Any) -> Kind:
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
         name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
-        said = found["msg"].removeprefix("Value error, ")
+        said = said_of(found)
         raise InvalidParameter(f"{name} (or its flag): {said}.", param=name) from None

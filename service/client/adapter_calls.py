@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from registry.errors import DigestMismatch, InvalidParameter
+from registry.errors import Busy, DigestMismatch, InvalidParameter
 from registry.files import encode_lines
 from registry.names import DigestRef, NameRef, file_digest, parse_ref, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Card, Manifest, SampleSource
-from service.client.connection import Connection, Json, given, part
+from service.client.connection import Connection, Json, given, object_of, part
 from service.client.parts import BINARY, is_there, send_in_parts
+
+CREATED = 201
+LONGEST_WAIT = 3600
+"""Seconds that one of many adapters is kept back for where a server is full."""
 
 
 class AdapterCalls:
@@ -56,6 +60,25 @@ class AdapterCalls:
         """Push an adapter by its manifest (201, or 200 if known): an Adapter object with `job` and `warnings`."""
         return self._http.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
 
+    def push_patiently(self, manifest: Manifest, *, progress: Progress | None = None) -> tuple[Json, bool]:
+        """As `push`, waiting where the server is full for as long as it takes: the Adapter, and whether it is new.
+
+        `progress` is told each second of waiting, and may raise to end it. Raises Busy after an hour of it.
+        """
+        body, waited, tell = manifest.model_dump(mode="json", exclude_none=True), 0, progress or silent
+        while True:
+            try:
+                answer = self._http.send("POST", "/v1/adapters", json=body, repeat=False)
+            except Busy as error:
+                waited += error.retry_after
+                if waited > LONGEST_WAIT:
+                    raise
+                for _ in range(error.retry_after):
+                    tell(0, 0, "the server is full: waiting")
+                    self._http.pause(1.0)
+            else:
+                return object_of(answer), answer.status_code == CREATED
+
     def sample(self, texts: Sequence[str]) -> SampleSource:
         """Texts as a sample: inside of the request, or as an uploaded blob where they are large."""
         data = encode_lines(texts)
@@ -83,6 +106,20 @@ class AdapterCalls:
         return self._http.json(
             "PATCH", _adapter_path(ref), json=given(body), headers={"if-match": if_match} if if_match else None
         )
+
+    def aliases(self, ref: str) -> list[Json]:
+        """Every alias of a name, and the version it points at."""
+        return list(self._http.json("GET", f"{self._named_path(ref)}/aliases")["data"])
+
+    def put_alias(self, name: str, alias: str, version: int, *, if_match: str | None = None) -> Json:
+        """Point an alias of `namespace/name` at a version; with `if_match` only if that is its etag: an Alias."""
+        headers = {"if-match": if_match} if if_match else None
+        path = f"{_adapter_path(name)}/aliases/{part(alias)}"
+        return self._http.json("PUT", path, json={"version": version}, headers=headers)
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias of `namespace/name`."""
+        self._http.send("DELETE", f"{_adapter_path(name)}/aliases/{part(alias)}")
 
     def delete_adapter(self, ref: str) -> list[Json]:
         """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""

@@ -12,7 +12,7 @@ objects of the API (docs/reference). Adapter directories go up and come down wit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +88,16 @@ class SoupClient(AdapterCalls, JobCalls):
         """A chat completion, in OpenAI's shape; `messages` are {role, content}, the last one is answered."""
         body = {"model": model, "messages": list(messages), **given(sampling)}
         return self._http.json("POST", "/v1/chat/completions", json=body)
+
+    def stream_chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Generator[Json]:
+        """A chat completion in chunks, as they are generated; closing it ends it on the server too."""
+        body = {"model": model, "messages": list(messages), **given(sampling), "stream": True}
+        for _, value in self._http.events("POST", "/v1/chat/completions", json=body):
+            yield value
+
+    def embed(self, model: str, texts: Sequence[str]) -> Json:
+        """The vectors of texts, as samples are embedded: of a base model, in OpenAI's shape."""
+        return self._http.json("POST", "/v1/embeddings", json={"model": model, "input": list(texts)})
 
     # --- keys, namespaces and health ----------------------------------------------------------------------------
 

@@ -185,7 +185,7 @@ def error_of(response: httpx2.Response) -> SoupError:
             f"{response.reason_phrase}."
         )
     pause = response.headers.get("retry-after", "")
-    if isinstance(found, Busy) and pause.isascii() and pause.isdigit():
+    if isinstance(found, Busy | Unavailable) and pause.isascii() and pause.isdigit():
         found.retry_after = int(pause)
     return found
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from registry.errors import Cancelled, Unavailable, rebuild
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.spec import CookRequest, EncoderName, PoolRequest, SampleSource, SelectOptions, SelectorSpec
 from service.client.connection import Connection, Json, given, part
 from training.request import TrainingRequest
 
 MAX_FITS = 5
+LONGEST_EMBEDDING = 3600
+"""Seconds that are waited for the samples of a pool of which none is embedded yet."""
 DONE = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -26,7 +28,7 @@ class JobCalls:
     ) -> Json:  # fmt: skip
         """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done."""
         body = given({"selector": _dump(selector), "pool": _dump(pool), "wait": 0})
-        answer = self._http.json("POST", "/v1/selectors", json=body)
+        answer = self._when_embedded("/v1/selectors", body, progress)
         if answer["object"] != "job" or not wait:
             return answer
         return self.selector(str(self.result_of(answer, progress)["selector"]))
@@ -64,16 +66,29 @@ class JobCalls:
     def _once_fitted(self, path: str, body: Json, progress: Progress | None) -> Json:
         """The answer of a call that may give the job of a fit first."""
         for _ in range(MAX_FITS):
-            answer = self._http.json("POST", path, json=body)
+            answer = self._when_embedded(path, body, progress)
             if answer["object"] != "job":
                 return answer
             self.result_of(answer, progress)
         raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
 
+    def _when_embedded(self, path: str, body: Json, progress: Progress | None) -> Json:
+        """The answer of a call that chooses from a pool; waits while all samples of the pool are still embedded."""
+        waited = 0
+        while True:
+            try:
+                return self._http.json("POST", path, json=body)
+            except Unavailable as error:
+                waited += error.retry_after
+                if error.param != "pool" or waited > LONGEST_EMBEDDING:
+                    raise
+                (progress or silent)(0, 0, "samples are being embedded")
+                self._http.pause(error.retry_after)
+
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
         """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
         body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
-        answer = self._http.json("POST", "/v1/soups", json=body)
+        answer = self._when_embedded("/v1/soups", body, progress)
         return answer if answer["object"] != "job" or not wait else self.result_of(answer, progress)
 
     def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
@@ -109,15 +124,15 @@ class JobCalls:
         Raises the error a failed job names, Cancelled for a cancelled one, and Unavailable after `patience` seconds
         without a server.
         """
-        silent = 0
+        unheard = 0
         while True:
             try:
                 self._follow(job_id, progress)
                 job = self.job(job_id)
-                silent = 0
+                unheard = 0
             except Unavailable:
-                silent += 1
-                if silent >= patience:
+                unheard += 1
+                if unheard >= patience:
                     raise
                 job = {}
             if job.get("state") in DONE:

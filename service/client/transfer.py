@@ -10,6 +10,7 @@ import base64
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from registry.errors import InvalidManifest, Unavailable
@@ -20,19 +21,52 @@ from registry.formats import (
     SOUP_FILE,
     WEIGHTS_FILE,
     AdapterDirectory,
+    EmbeddingsNote,
     check_place,
     move_into_place,
     new_directory_beside,
     read_directory,
 )
+from registry.names import file_digest
 from registry.progress import Progress
 from registry.spec import Card, EmbeddingSource, FileSource, Manifest, SampleSource
 from service.client.client import SoupClient
 from service.client.connection import Json
+from service.client.known import same_there
 from service.client.samples import read_texts
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 """What is pulled: nothing else a server may name is ever written to disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Additions:
+    """What is said of an adapter beside its directory: tags and metadata join those of its card, the rest replaces."""
+
+    domain: str | None = None
+    base: str | None = None
+    """A base model's id."""
+    texts: Sequence[str] | None = None
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    license: str | None = None
+    description: str | None = None
+
+    def card(self, card: Card) -> Card:
+        """A directory's card with these in it."""
+        values = card.model_dump()
+        values["tags"] = tuple(dict.fromkeys([*values["tags"], *self.tags]))
+        values["metadata"] = {**values["metadata"], **self.metadata}
+        values |= {name: said for name in ("license", "description") if (said := getattr(self, name)) is not None}
+        return Card.model_validate(values)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The Adapter object that a server gave, and whether it is new there."""
+
+    adapter: Json
+    created: bool
 
 
 def push_folder(
@@ -53,27 +87,51 @@ def push_folder(
     its card. Raises InvalidManifest where nobody says the domain.
     """
     local = folder if isinstance(folder, AdapterDirectory) else read_directory(folder)
-    domain = domain or local.domain
+    more = Additions(domain=domain, base=base, texts=texts, tags=tags, metadata=metadata or {})
+    return client.push(_sent(client, local, described(local, name, more), more, progress))
+
+
+def send_folder(
+    client: SoupClient, folder: AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None
+) -> Pushed:
+    """As `push_folder`, for one of many: what the server has already is found by its digest and not sent again.
+
+    A full queue of jobs is waited for. `progress` may raise to end it.
+    """
+    manifest = described(folder, name, more)
+    there = same_there(client, manifest, file_digest(folder.weights), _texts(folder, more))
+    if there is not None:
+        return Pushed(there, created=False)
+    sent = _sent(client, folder, manifest, more, progress)
+    return Pushed(*client.push_patiently(sent, progress=progress))
+
+
+def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
+    """The manifest of a directory, still without its files and its sample. Raises InvalidManifest without a domain."""
+    domain = more.domain or local.domain
     if domain is None:
         raise InvalidManifest(
             f"{local.path} does not say which domain the adapter is of: give --domain.", param="domain"
         )
-    card = local.card.model_dump()
-    card["tags"] = tuple(dict.fromkeys([*card["tags"], *tags]))
-    card["metadata"] = {**card["metadata"], **(metadata or {})}
-    manifest = Manifest(
+    return Manifest(
         name=name,
         domain=domain,
-        base_model=base or local.base_model,
+        base_model=more.base or local.base_model,
         base_fingerprint=local.base_fingerprint,
         recorded_base=local.recorded_base,
         config=local.config,
-        files={WEIGHTS_FILE: _file(client, local.weights, progress)},
-        sample=_sample(client, local, texts),
-        card=Card.model_validate(card),
+        files={},
+        card=more.card(local.card),
         provenance=local.provenance,
     )
-    return client.push(manifest)
+
+
+def _sent(
+    client: SoupClient, local: AdapterDirectory, manifest: Manifest, more: Additions, progress: Progress | None
+) -> Manifest:
+    """The manifest with its files and its sample, which are uploaded where they are large."""
+    files = {WEIGHTS_FILE: _file(client, local.weights, progress)}
+    return manifest.model_copy(update={"files": files, "sample": _sample(client, local, more)})
 
 
 def pull_folder(
@@ -107,14 +165,22 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"
 
 
-def _sample(client: SoupClient, folder: AdapterDirectory, texts: Sequence[str] | None) -> SampleSource | None:
-    if texts is not None:
-        return client.sample(texts)
-    if folder.embeddings is not None and folder.embeddings_note is not None:
-        note = folder.embeddings_note
-        file = _file(client, folder.embeddings, None)
-        return SampleSource(embeddings=(EmbeddingSource(encoder=note.encoder, unit=note.unit, file=file),))
-    return None if folder.sample is None else client.sample(read_texts(folder.sample))
+def _texts(local: AdapterDirectory, more: Additions) -> Sequence[str] | EmbeddingsNote | None:
+    """The sample's texts, None where there is no sample; of a sample of embeddings what made them."""
+    if more.texts is not None:
+        return more.texts
+    if local.embeddings_note is not None:
+        return local.embeddings_note
+    return None if local.sample is None else read_texts(local.sample)
+
+
+def _sample(client: SoupClient, local: AdapterDirectory, more: Additions) -> SampleSource | None:
+    texts = _texts(local, more)
+    if isinstance(texts, EmbeddingsNote):
+        assert local.embeddings is not None
+        file = _file(client, local.embeddings, None)
+        return SampleSource(embeddings=(EmbeddingSource(encoder=texts.encoder, unit=texts.unit, file=file),))
+    return None if texts is None else client.sample(texts)
 
 
 def _file(client: SoupClient, path: Path, progress: Progress | None) -> FileSource:

@@ -8,11 +8,12 @@ surrogates) is refused. A route without a JSON body (blobs, GET) gets what comes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -20,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.files import JsonCount, loads_strict
+from registry.names import KeyScope
 from service.http.auth import allowed, scopes_of
 from service.http.body_limits import MAX_KEYS, Account, BodyLimit, HeldBytes, limit_of, too_large, too_many
 from service.http.thread_turns import parsing_turn, thread_turn
@@ -29,6 +31,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 LARGE_JSON = 16 * 1024
 """Bodies beyond this are parsed in a thread, one at a time, so that the event loop and the memory stay free."""
 NOTHING = object()
+OURS, FOREIGN = "/v1/", "inference"
+"""Where the paths of our own routes begin, and the tag of those among them that others have too."""
 
 
 class Bodies:
@@ -40,13 +44,19 @@ class Bodies:
 
 
 class CheckedRoute(APIRoute):
-    """A route that looks at the key before the body, and at the body before FastAPI does."""
+    """A route that looks at the key before the body, and at the body before FastAPI does.
+
+    One of our own refuses query parameters that it does not know, since a filter with a typo would list everything.
+    Those that clients of others know (inference, as OpenAI has it) let them pass.
+    """
 
     def get_route_handler(self) -> Handler:
         """The handler, behind the checks where the route takes a JSON body."""
         answer = super().get_route_handler()
         if not iscoroutinefunction(self.endpoint):
             answer = _in_turn(answer)
+        if self.path_format.startswith(OURS) and FOREIGN not in self.tags:
+            answer = _strict(answer, list(_queries(self.dependant)), scopes_of(self.dependant))
         if self.body_field is None:
             return answer
         scopes, limit = scopes_of(self.dependant), limit_of(self.endpoint)
@@ -68,6 +78,30 @@ class CheckedRoute(APIRoute):
             await super().handle(scope, Patient(receive, bodies.settings.body_seconds), send)
         finally:
             account.close()
+
+
+def _queries(dependant: Dependant) -> Iterator[str]:
+    """The query parameters of a route and of what it depends on."""
+    yield from (one.alias for one in dependant.query_params)
+    for below in dependant.dependencies:
+        yield from _queries(below)
+
+
+def _strict(answer: Handler, known: Sequence[str], scopes: tuple[KeyScope, ...]) -> Handler:
+    """A handler that refuses query parameters which are none of these, for a key that may ask at all."""
+    listed = f"known are {', '.join(known)}" if known else "it takes none"
+
+    async def handler(request: Request) -> Response:
+        for name in request.query_params:
+            if name not in known:
+                if scopes:
+                    allowed(request, scopes)
+                raise InvalidParameter(
+                    f"Query parameter {name[:80]!r} is not known to this call; {listed}.", param=name[:80]
+                )
+        return await answer(request)
+
+    return handler
 
 
 def _in_turn(answer: Handler) -> Handler:

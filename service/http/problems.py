@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
+from registry.spec.wording import said_of
 from service.logs import describe
 from training.spec import METHODS
 
@@ -57,8 +58,6 @@ NOT_ALLOWED, OTHER = "method_not_allowed", "http_error"
 CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
 """Every code that an answer can have."""
 
-AWAY_SECONDS = 5
-"""`Retry-After` of what is not there now: nobody knows for how long, and so often a server can be asked."""
 MOST_LISTED = 50
 """Problems of one request that are named; how many there are in all is said."""
 
@@ -138,10 +137,8 @@ def _sendable(text: str) -> str:
 def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """One of our errors as a response: the status, and the headers that belong to it."""
     extra = dict(headers or {})
-    if isinstance(error, errors.Busy):
+    if isinstance(error, errors.Busy | errors.Unavailable):
         extra["retry-after"] = str(error.retry_after)
-    if isinstance(error, errors.Unavailable):
-        extra["retry-after"] = str(AWAY_SECONDS)
     if isinstance(error, errors.WrongOffset):
         extra |= held_headers(error.offset)
     if isinstance(error, errors.Unauthenticated):
@@ -189,7 +186,7 @@ def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
 def _sentence(error: Mapping[str, Any]) -> str:
     """'Field 'x.y': input should be ...', from one pydantic error; the input itself is left out."""
     field = _place(error)
-    kind, message = str(error["type"]), str(error.get("msg", "is not valid"))
+    kind, message = str(error["type"]), said_of(error)
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
     if kind in ABSENT:
@@ -201,7 +198,6 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return f"Field '{field}': {str(said['tag'])[:80]!r} is none of {said['expected_tags']}."
     if not field and kind in {"model_attributes_type", "dict_type", "model_type"}:
         return "The body must be a JSON object sent with 'content-type: application/json'."
-    message = message.removeprefix("Value error, ").rstrip(".")
     if not field:
         return message[:1].upper() + message[1:] + "."
     return f"Field '{field}': {message[:1].lower() + message[1:]}."

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from registry.cook import cook
 from registry.cook.choose import selector_of
-from registry.errors import NotFound
+from registry.errors import InvalidParameter, NotFound
 from registry.registry import Caller, Registry
-from registry.select import answering, encoder_for, pool_of
+from registry.select import answering, check_selectable, encoder_for, latest, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -58,6 +59,21 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     encoder = encoder_for(spec, base.encoders())
     answers = answering(registry, pool, spec, None if encoder is None else encoder.digest)
     return "search" if answers is None else "cook"
+
+
+def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None:
+    """Raises Unavailable where the pool to choose from has only members whose samples are still to be embedded.
+
+    What is wrong otherwise is said by the cook itself.
+    """
+    if request.recipe is not None or request.also:
+        return
+    base, pool = pool_of(registry, caller, request.pool)
+    encoder = encoder_for(selector_of(request), base.encoders())
+    digest = None if encoder is None else encoder.digest
+    if latest(pool, selector_of(request), digest, registry.database) is None:
+        with suppress(InvalidParameter):
+            check_selectable(registry.database, pool, digest)
 
 
 COOK = JobKind(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from docs import api_page, figures, generate
+from docs import api_page, figures, generate, man_page
 from registry.errors import BY_CODE
 from service.cli.app import VERBS, command_of
 from service.settings import ClientSettings, Settings
@@ -390,3 +390,9 @@ def test_the_readmes_picture_is_of_the_demos_results() -> None:
     assert all(f"<!-- {row['domain']} -->" in picture for row in rows)
     assert "<!-- control -->" in picture
     assert "<!-- the service, verified -->" in picture
+
+
+def test_a_line_of_the_manual_page_is_shown_as_it_is() -> None:
+    """A line that begins with a dot is a request to troff, and a bare hyphen is no character that can be copied."""
+    assert man_page.escaped(r".json\x --wait") == r"\&.json\ex \-\-wait"
+    assert man_page.escaped("'quoted'") == r"\&'quoted'"

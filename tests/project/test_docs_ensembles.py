@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from docs import ensembles, figures
-from docs.pictures import LETTER, LINE, domain_map
+from service.pictures import LETTER, LINE, domain_map
 
 ROW = {"passages": 100, "standard_error": 0.01}
 ROWS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from docs import figures, papers
-from docs.pictures import Series, curves, heat_map
+from service.pictures import Series, curves, heat_map
 
 CLAIM = {
     "claim": "a_over_b", "paper": "Paper, table 1: 90 | 80", "says": "a is better than b", "difference": -0.0123,

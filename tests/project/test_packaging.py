@@ -67,7 +67,7 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def names(wheel: Path) -> set[str]:
     """Paths of the files in the wheel, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_wheel_holds_every_module_of_the_packages(names: set[str]) -> None:
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in SHIPPED
-        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*")
+        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*", "soup.1")
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected
@@ -106,8 +106,12 @@ def test_the_wheel_holds_every_module_of_the_packages(names: set[str]) -> None:
     assert any(name.startswith("migrations/versions/0001_") for name in names)
 
 
-def test_the_wheel_holds_nothing_else(names: set[str]) -> None:
+def test_the_wheel_holds_nothing_else(names: set[str], wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == set(SHIPPED)
+    with zipfile.ZipFile(wheel) as archive:
+        (page,) = (name for name in archive.namelist() if ".data/" in name)
+        assert page.endswith(".data/data/share/man/man1/soup.1")
+        assert archive.read(page) == (REPOSITORY / "service" / "cli" / "soup.1").read_bytes()
 
 
 def test_the_metadata_say_what_this_is(wheel: Path) -> None:

@@ -44,6 +44,13 @@ def test_everything_else_is_refused(text):
         parse_ref(text)
 
 
+@pytest.mark.parametrize("version", ["0", "00", "01", "1000000000"])
+def test_a_version_that_is_none_is_not_told_as_an_alias(version):
+    with pytest.raises(InvalidName, match=f"'{version}' is no version: versions of acme/law count from 1") as caught:
+        parse_ref(f"acme/law@{version}")
+    assert "lias" not in caught.value.message
+
+
 def test_aliases_are_never_all_digits():
     with pytest.raises(InvalidName):
         check_alias("12")

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from registry.errors import InvalidManifest
 from registry.formats.refusal import peft_refusal, unsupported_fields
 from registry.spec import BaseShape, PrefixConfig
+from registry.spec.wording import said_of
 
 PREFIX_TUNING = "PREFIX_TUNING"
 _TENSOR = "prompt_embeddings"
@@ -39,7 +40,9 @@ def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
     try:
         return PrefixConfig(length=tensors[_TENSOR][0])
     except ValidationError as error:
-        raise InvalidManifest(f"The prefix cannot be taken: {error.errors()[0]['msg']}.", param="peft_config") from None
+        raise InvalidManifest(
+            f"The prefix cannot be taken: {said_of(error.errors()[0])}.", param="peft_config"
+        ) from None
 
 
 def _tensor_problems(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> list[str]:

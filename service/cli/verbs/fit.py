@@ -8,7 +8,7 @@ import typer
 
 from registry.spec import PosteriorSpec
 from service.cli.flags import Given
-from service.cli.output import WIDTH, columns, fields, progress_bar, spelt
+from service.cli.output import columns, fields, progress_bar, spelt, table_width
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
 
@@ -66,7 +66,7 @@ def _is_table(value: Any) -> bool:
 def _table(name: str, value: Any) -> str:
     """What is known by domain, or of one cluster after another."""
     if isinstance(value, dict):
-        return columns(("domain", spelt(name)), list(value.items()), within=WIDTH)
+        return columns(("domain", spelt(name)), list(value.items()), within=table_width())
     header = tuple(value[0])
     return columns([spelt(part) for part in header], [tuple(row[part] for part in header) for row in value],
-                   within=WIDTH)  # fmt: skip
+                   within=table_width())  # fmt: skip

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
+from service.cli.drawing_flags import Drawing
 from service.cli.output import as_json, data, progress_bar, write
 from service.cli.remote import ModelArgument, Remote, verb
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn, as `SoupClient.complete` takes it."""
-
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest.")] = 1.0
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.")] = None
 
 
 @verb
@@ -28,7 +17,9 @@ def generate(
     remote: Remote,
     model: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
-    sampling: Sampling,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    *,
+    drawing: Drawing,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is generated.")] = False,
 ) -> None:
     """Continue a prompt.
@@ -40,7 +31,7 @@ def generate(
       cat prompt.txt | soup generate team/soup -
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    chosen = {**asdict(sampling), "stop": sampling.stop or None}
+    chosen = {"max_tokens": max_tokens, **drawing.sampling()}
     if stream:
         for chunk in remote.client.stream(model, text, **chosen):
             if remote.json:

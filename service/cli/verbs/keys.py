@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.moments import moment
-from service.cli.output import columns
+from service.cli.output import columns, data_width
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(
@@ -96,7 +96,7 @@ def ls(remote: Remote) -> None:
          *(str(k[name])[:10] if k.get(name) else "" for name in days))
         for k in keys
     ]  # fmt: skip
-    remote.answer({"object": "list", "data": keys}, columns(header, rows))
+    remote.answer({"object": "list", "data": keys}, columns(header, rows, within=data_width()))
 
 
 @app.command(name="set")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.flags import number_or_default
-from service.cli.output import columns
+from service.cli.output import columns, data_width
 from service.cli.remote import Remote, verb
 from service.client.connection import Json
 
@@ -79,4 +79,4 @@ def _answer(remote: Remote, found: Json) -> None:
         )
         for name, own in found["limits"].items()
     ]
-    remote.answer(found, columns(("limit", "set", "in force", "in use"), rows))
+    remote.answer(found, columns(("limit", "set", "in force", "in use"), rows, within=data_width()))

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from registry.spec import EncoderName, PoolRequest
-from service.cli.flags import base_id
-from service.cli.output import as_json, columns, data, one_line, progress_bar, talk
+from service.cli.adapter_filters import Filters
+from service.cli.output import as_json, columns, data, data_width, one_line, progress_bar, talk
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.client.samples import read_texts
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which adapters are listed, as `SoupClient.adapters` takes it."""
-
-    q: Annotated[
-        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
-    ] = None
-    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
-    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
-    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
-    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
-    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
-    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
-    tuned_on: Annotated[
-        str | None,
-        typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST"),
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +26,8 @@ class Near:
 
 
 HEADER = ("name", "kind", "domain", "structure", "base", "parameters", "sample", "created")
+SPARE = ("parameters", "structure", "base", "created", "kind")
+"""Columns that a narrow terminal does without, in this order; `soup show` has them."""
 NEAR = 10
 """Adapters that are listed by their nearness, where nothing else is said."""
 POOL = ("base_model", "method", "namespace", "tag")
@@ -82,7 +64,7 @@ def ls(
         for row in rows:
             data(one_line(row["ref"]))
     elif rows:
-        data(columns(HEADER, [_row(row) for row in rows]))
+        data(columns(HEADER, [_row(row) for row in rows], within=data_width(), spare=SPARE))
     else:
         talk("Nothing matches." if any(asked.values()) else "Nothing yet: `soup push` adds some.")
 
@@ -107,7 +89,7 @@ def _nearest(remote: Remote, near: Near, asked: dict[str, Any], limit: int, *, q
             data(one_line(one["adapter"]["ref"]))
     else:
         rows = [(f"{one['similarity']:.4f}", *_row(one["adapter"])) for one in found]
-        data(columns(("similarity", *HEADER), rows))
+        data(columns(("similarity", *HEADER), rows, within=data_width(), spare=SPARE))
         missing = answer["not_yet_included"]
         if missing:
             talk(f"Not looked at yet, until the refit is done: {', '.join(missing)}")

@@ -8,7 +8,7 @@ import typer
 
 from registry.spec import TuningSetting
 from service.cli.flags import number_or_default
-from service.cli.output import columns
+from service.cli.output import columns, data_width
 from service.cli.remote import Remote, verb
 from service.client.connection import Json
 
@@ -80,4 +80,6 @@ def _answer(remote: Remote, settings: Json) -> None:
         settings["namespace"], settings["tuning"], ", ".join(settings["protected_aliases"]) or "-",
         "as the server" if days is None else "for ever" if days == 0 else f"{days} days",
     )  # fmt: skip
-    remote.answer(settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown]))
+    remote.answer(
+        settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown], within=data_width())
+    )

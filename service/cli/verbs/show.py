@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.cli.output import as_json, columns, data, fields, spelt
+from service.cli.output import as_json, columns, data, data_width, fields, spelt
 from service.cli.remote import RefArgument, Remote, verb
 
 
@@ -25,7 +25,7 @@ def show(remote: Remote, ref: RefArgument) -> None:
     data(fields(_facts(row)))
     if lineage.get("parents"):
         parents = [(p["ref"], p.get("weight"), "retired" if p.get("retired") else "") for p in lineage["parents"]]
-        data("\n" + columns(("parent", "weight", ""), parents))
+        data("\n" + columns(("parent", "weight", ""), parents, within=data_width()))
     if lineage.get("children"):
         data("\n" + columns(("soup made of it",), [(child["ref"],) for child in lineage["children"]]))
 

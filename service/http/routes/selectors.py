@@ -18,7 +18,7 @@ from registry.pools import enqueue_fit, members_of, missing_members
 from registry.quotas import check_jobs
 from registry.registry import BaseModel, Caller
 from registry.samples import CheckedSample, check_sample, prepare
-from registry.select import answering, encoder_for, latest, pool_of, select
+from registry.select import answering, check_selectable, encoder_for, latest, pool_of, select
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectOptions, SelectorSpec
 from service.http.answers.jobs import job_begun
@@ -41,7 +41,7 @@ from service.http.schemas.selectors import (
     selector_body,
 )
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, wait_of
+from service.http.waiting import finished, until_selectable, wait_of
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
@@ -56,6 +56,13 @@ async def fit_selector(
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
     found = await _fit(request, response, body, parts, who)
     return found if isinstance(found, Job) else await in_thread(_fitted, parts, None, found)
+
+
+def _check_pool(parts: AppParts, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
+    """Refuse a fit of a pool without members before it is a job, which would fail."""
+    base, pool = pool_of(parts.registry, caller, request)
+    encoder = encoder_for(spec, base.encoders())
+    check_selectable(parts.registry.database, pool, None if encoder is None else encoder.digest)
 
 
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
@@ -164,8 +171,9 @@ async def _fit(
     """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
+    left = await until_selectable(parts, lambda: _check_pool(parts, caller, body.spec, body.pool), seconds)
     job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
-    row = await finished(parts, job.id, seconds)
+    row = await finished(parts, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, who)

@@ -26,8 +26,8 @@ from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, wait_of
-from service.jobs.cook import kind_of, request_bytes
+from service.http.waiting import finished, until_selectable, wait_of
+from service.jobs.cook import check_pool, kind_of, request_bytes
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
@@ -47,8 +47,10 @@ async def cook_soup(
 ) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
     seconds = wait_of(body.wait, parts)
+    caller = who.caller(request.state.request_id)
+    left = await until_selectable(parts, lambda: check_pool(parts.registry, caller, body), seconds)
     job = await in_thread(_enqueue, parts, who, body, request.state.request_id)
-    row = await finished(parts, job.id, seconds)
+    row = await finished(parts, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, who)

@@ -27,6 +27,9 @@ class Soup(Wire):
     digest: Digest | None
     soup: Adapter | None
     cached: bool
+    """Whether this recipe was cooked before: the stored bytes were taken."""
+    created: bool
+    """Whether this request made a new version."""
     recipe: Recipe | None
     recipe_digest: Digest | None
     report: MixReport | None

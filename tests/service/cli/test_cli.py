@@ -23,9 +23,9 @@ from service.cli.output import columns
 from service.cli.remote import connect
 from service.cli.selection_flags import SELECTION as FLAGS
 from service.cli.selection_flags import selector_of
-from service.cli.verbs import compare
+from service.cli.verbs.compare.strategies import STRATEGIES
 from service.cli.verbs.cook import parse_recipe
-from service.cli.verbs.push import AT_ONCE
+from service.cli.verbs.push.sending import AT_ONCE
 from service.cli.verbs.serve import is_loopback
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
@@ -89,7 +89,7 @@ class TestHelp:
         groups = {
             "keys": ("create", "ls", "set", "rotate", "rm"), "namespaces": ("show", "set"),
             "jobs": ("ls", "show", "watch", "cancel"),
-            "limits": ("show", "set"),
+            "limits": ("show", "set"), "alias": ("ls", "set", "rm"),
         }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:
@@ -266,7 +266,7 @@ class TestPush:
 
     def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
         bad = refusal(422, "incompatible", "Made for another base.")
-        server.on("POST /v1/adapters", bad, ok(ADAPTER, 201))
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", bad, ok(ADAPTER, 201))
         code, out, err = soup("push", folder, folder, "--namespace", "team")
         assert (code, out) == (3, "team/law@1\n")
         assert "another base" in err
@@ -281,7 +281,7 @@ class TestPush:
             name = json.loads(request.content)["name"]
             return ok({**ADAPTER, "ref": f"{name}@1"}, 201)
 
-        server.on("POST /v1/adapters", answer)
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", answer)
         folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(2 * AT_ONCE)]
         code, out, _ = soup("push", *folders, "--namespace", "team")
         assert (code, out.split()) == (0, [f"team/law-{number}@1" for number in range(2 * AT_ONCE)])
@@ -292,19 +292,21 @@ class TestPush:
         def interrupted(_: httpx2.Request) -> httpx2.Response:
             raise KeyboardInterrupt
 
-        server.on("POST /v1/adapters", interrupted)
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", interrupted)
         folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
-        assert soup("push", *folders, "--namespace", "team")[0] != 0
+        code, _, err = soup("push", *folders, "--namespace", "team")
+        assert code != 0
         assert len(server.requests) < len(folders)
+        assert " not sent" in err
+        assert "goes on where this ended" in err
 
     def test_several_refusals_of_several_kinds_are_1(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("GET /v1/adapters", ok({"data": []}))
         server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
         assert soup("push", folder, folder)[0] == 1
 
-    def test_a_broken_folder_is_found_before_anything_is_sent(
-        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
-    ) -> None:
-        code, _, err = soup("push", folder, tmp_path / "nowhere")
+    def test_a_broken_folder_is_found_before_anything_is_sent(self, soup: Soup, server: Server, tmp_path: Path) -> None:
+        code, _, err = soup("push", tmp_path / "nowhere")
         assert code == 1
         assert "nowhere" in err
         assert server.requests == []
@@ -334,7 +336,7 @@ class TestPush:
 
     def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
         pending = {**ADAPTER, "sample_state": "pending"}
-        server.on(
+        server.on("GET /v1/adapters", ok({"data": []})).on(
             "POST /v1/adapters",
             ok({**pending, "job": "j1"}, 201),
             ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),
@@ -702,7 +704,7 @@ class TestCompare:
         assert code == 3  # one strategy could not be cooked; the others are there all the same
         assert "Two initialisations." in err
         lines, _, made = (part.splitlines() for part in out.partition("\n\n"))
-        assert len(lines) == 2 + len(compare.STRATEGIES)
+        assert len(lines) == 2 + len(STRATEGIES)
         assert [line.split()[0] for line in made] == ["MODEL", "team/law@1", "team/cosine@1", "team/gmm@1"]
         assert lines[1].split()[:2] == ["base", "10.00"]
         assert "-0.2500 ± 0.1250" in lines[2]
@@ -749,8 +751,19 @@ class TestCompare:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
         result = json.loads(soup("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--json")[1])
         assert (result["base"], result["tokens"], result["passages"]) == ("base/tiny", 77, 3)
-        assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in compare.STRATEGIES]]
+        assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in STRATEGIES]]
         assert result["rows"][7]["error"]["code"] == "incompatible"
+
+    def test_csv_and_markdown(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
+        asked = ("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--strategy", "soup, gmm")
+        header, base, row = soup(*asked, "--csv")[1].splitlines()
+        assert header.startswith("domain,draw,strategy,model,abstained,perplexity")
+        assert base.startswith("sample,0,base,base/tiny,False,10.0,2.3,0.0,0.0")
+        assert row.startswith('sample,0,"soup, gmm",team/gmm@1,False,10.0,2.3,-0.25,0.125,US law 1.00')
+        assert soup(*asked, "--markdown")[1].splitlines() == [
+            "| strategy | sample | all |", "| --- | ---: | ---: |", "| soup, gmm | -0.2500 | -0.2500 |",
+        ]  # fmt: skip
 
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))

@@ -529,10 +529,18 @@ class TestSampleFiles:
                     with pytest.raises(InvalidSample, match="over 8 bytes"):
                         read_texts(path)
 
-    def test_a_missing_file_and_a_directory(self, tmp_path: Path) -> None:
-        for path in (tmp_path / "none.jsonl", tmp_path):
-            with pytest.raises(NotFound, match="cannot be read"):
-                read_texts(path)
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="cannot be read"):
+            read_texts(tmp_path / "none.jsonl")
+
+    def test_a_folder_is_all_of_its_files_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+        (tmp_path / "b.txt").write_text("three\n\nfour")
+        (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
+        (tmp_path / "README.md").write_text("not this")
+        assert read_texts(tmp_path) == ["one", "two", "three", "four"]
+        (tmp_path / "c").mkdir()
+        with pytest.raises(InvalidSample, match=r"holds no \.jsonl"):
+            read_texts(tmp_path / "c")
 
 
 def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:

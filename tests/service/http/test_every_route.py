@@ -275,6 +275,27 @@ def test_lists_hold_nothing_of_another_namespace(stocked: Stocked) -> None:
         assert '"foreign"' not in text, path
 
 
+def test_a_query_parameter_that_a_route_of_ours_does_not_know_is_refused(world: World) -> None:
+    """A filter with a typo would list everything; what clients of OpenAI's interface send beyond it is let pass."""
+    schema, refused = world.app.openapi()["paths"], 0
+    for method, path in operations(world):
+        operation = schema[path][method.lower()]
+        answer = world.client.request(method, filled(path), params={"tga": "x"})
+        if not path.startswith("/v1/") or "inference" in operation["tags"]:
+            assert "tga" not in answer.text, path
+            continue
+        if method == "HEAD":
+            assert answer.status_code == 400, path
+            continue
+        known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "tga"), path
+        assert error["message"].endswith(f"known are {', '.join(known)}." if known else "it takes none."), path
+        refused += 1
+    assert refused > 30
+    assert world.client.get("/v1/adapters", params={"tag": ["a", "b"], "limit": 5}).status_code == 200
+
+
 def test_public_pages_need_no_key_and_hold_no_data(world: World) -> None:
     world.push("confidential/adapter", seed=3)
     for path in PUBLIC_PAGES:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import pytest
 from fastapi import FastAPI, HTTPException, Query
 from fastapi.testclient import TestClient
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import CookRequest
+from registry.spec.wording import said_of
 from service.http import problems
 
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SoupError)]
@@ -150,6 +151,25 @@ def test_an_unknown_method_has_its_own_code(client: TestClient) -> None:
 
 def test_the_input_is_not_echoed(client: TestClient) -> None:
     assert "my private text" not in client.post("/body", json={"name": "a", "count": "my private text"}).text
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (tuple[int, ...], "x", "must be a list"),
+        (Annotated[tuple[int, ...], Field(min_length=1)], [], "must have at least 1 item, and has 0"),
+        (Annotated[list[int], Field(max_length=2)], [1, 2, 3], "must have at most 2 items, and has 3"),
+        (Annotated[dict[str, int], Field(max_length=1)], {"a": 1, "b": 2}, "must have at most 1 entry"),
+        (dict[str, int], [], "must be an object"),
+        (CookRequest, 3, "must be an object"),
+        (Annotated[str, Field(min_length=1)], "", "must have at least 1 character"),
+        (Annotated[str, Field(max_length=2)], "abc", "must have at most 2 characters"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(value)
+    assert said_of(caught.value.errors()[0]) == said
 
 
 def test_json_that_is_none(client: TestClient) -> None:

@@ -179,7 +179,7 @@ def test_tensors_of_another_structure_are_all_named(world: World, good: bytes) -
         ({"base_model": None, "base_fingerprint": NOBODY}, 422, "incompatible", "0 base models"),
         ({"config": {**CONFIG.model_dump(), "method": "hypernetwork"}}, 400, "unknown_method", "config.method"),
         ({"config": {"structure": "pfeiffer"}}, 400, "invalid_parameter", "Field 'config.method' is missing."),
-        ({"config": LORA | {"groups": []}}, 400, "invalid_parameter", "'config.groups': tuple should have at least 1"),
+        ({"config": LORA | {"groups": []}}, 400, "invalid_parameter", "'config.groups': must have at least 1 item"),
         ({"config": LORA}, 400, "invalid_parameter", "'config.groups.0': target 'a.*' needs one '*' for the numbers"),
         ({"config": None}, 400, "invalid_parameter", "either 'config' or 'peft_config'"),
         ({"config": {**CONFIG.model_dump(), "structure": "spiral"}}, 400, "unknown_method", "config.structure"),

@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
+from registry.spec.wording import said_of
 from service.cli.flags import Flag, Flags, Given
 from training.hyperparameters import SPARSITY
 from training.spec import BLOCK, PruningRequest, TrainingSpec
@@ -148,5 +149,5 @@ def _refused(error: ValidationError, given: Given) -> Exception:
     if missing:
         return typer.BadParameter(f"--method {method} needs {', '.join(missing)}.")
     name = TRAINING.at(found[0]["loc"])
-    said = str(found[0]["msg"]).removeprefix("Value error, ")
+    said = said_of(found[0])
     return InvalidParameter(f"{name}: {said}." if name else f"{said[:1].upper()}{said[1:]}.", param=name or None)

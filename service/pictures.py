@@ -1,4 +1,4 @@
-"""Pictures as SVG text: heat maps, curves, marks, intervals, maps. Called by modules of `docs` that know what is shown.
+"""Pictures as SVG text: heat maps, curves, marks, intervals, maps. Called by `soup compare` and by modules of `docs`.
 
 Made by hand so that the same numbers are the same bytes everywhere. They follow the reader's light or dark scheme;
 every cell of a heat map has its number, every curve or interval its own marker and dashes, so colour is never alone.

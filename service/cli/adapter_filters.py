@@ -1,0 +1,94 @@
+"""Which adapters a verb works on: by filters as lists take them, or by name, asked about before anything is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from service.cli.flags import base_id
+from service.cli.output import columns, table_width, talk
+from service.client import SoupClient
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which adapters are listed, as `SoupClient.adapters` takes it."""
+
+    q: Annotated[
+        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
+    ] = None
+    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
+    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
+    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
+    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
+    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
+    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
+    tuned_on: Annotated[
+        str | None,
+        typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Filters for a verb that changes what they find; without any of them it works on what is named."""
+
+    q: Annotated[
+        str | None,
+        typer.Option("--matching", help="Only with these words, as `soup ls` looks for them.", metavar="TEXT"),
+    ] = None
+    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
+    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
+    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
+    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
+    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
+    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
+
+    def asked(self) -> Json | None:
+        """The filters as `SoupClient.adapters` takes them, None where there are none."""
+        found = asdict(self)
+        return found if any(found.values()) else None
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Whether what is found is changed."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, where filters choose.")] = False
+
+    def agreed(self, what: str, rows: Sequence[Json]) -> bool:
+        """Whether to go on with these, which are shown; without --yes a terminal is asked, else it is a usage error."""
+        shown = [(row["ref"], row["kind"], row["domain"], (row.get("card") or {}).get("tags") or ()) for row in rows]
+        talk(columns(("name", "kind", "domain", "tags"), shown, within=table_width()))
+        if self.dry_run:
+            talk(f"{_counted(rows)} would be {what}.")
+            return False
+        if not self.yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {_counted(rows)} {what}.")
+            typer.confirm(f"{_counted(rows)} will be {what}. Go on?", abort=True, err=True)
+        return True
+
+
+def _counted(rows: Sequence[Json]) -> str:
+    return f"{len(rows)} version{'' if len(rows) == 1 else 's'}"
+
+
+def found_by(client: SoupClient, matching: Matching) -> list[Json]:
+    """The live versions that filters find."""
+    return list(client.adapters(**(matching.asked() or {})))
+
+
+def check_one_way(refs: Sequence[str], matching: Matching) -> None:
+    """Raises a usage error where names and filters are given, or neither."""
+    if bool(refs) == (matching.asked() is not None):
+        raise typer.BadParameter("Give names, or filters that find them (--tag, --namespace ...), and not both.")

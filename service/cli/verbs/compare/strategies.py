@@ -1,0 +1,61 @@
+"""The strategies that `soup compare` compares: each a way to ask the service for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import typer
+
+from registry.spec import (
+    CookRequest,
+    CosineSpec,
+    Effort,
+    GmmSpec,
+    PoolRequest,
+    SampleSource,
+    SelectOptions,
+    UniformSpec,
+)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to choose; `verify` lets the service fall back to the base."""
+
+    name: str
+    selector: GmmSpec | CosineSpec | UniformSpec | None
+    single: bool = False
+    verify: bool = False
+    effort: Effort | None = None
+
+    def request(self, sample: SampleSource, pool: PoolRequest) -> CookRequest:
+        """What this strategy asks the service for."""
+        options = SelectOptions(single=self.single)
+        return CookRequest(
+            sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify, effort=self.effort
+        )  # fmt: skip
+
+
+STRATEGIES = (
+    Strategy("single, cosine", CosineSpec(), single=True),
+    Strategy("soup, cosine", CosineSpec()),
+    Strategy("single, gmm as in the paper", GmmSpec(mode="paper"), single=True),
+    Strategy("soup, gmm as in the paper", GmmSpec(mode="paper")),
+    Strategy("single, gmm", GmmSpec(), single=True),
+    Strategy("soup, gmm", GmmSpec()),
+    Strategy("uniform soup", UniformSpec()),
+    Strategy("effort instant", None, verify=True, effort="instant"),
+    Strategy("effort quick", None, verify=True, effort="quick"),
+    Strategy("effort thorough", None, verify=True, effort="thorough"),
+    Strategy("effort tune", None, verify=True, effort="tune"),
+)
+
+
+def strategies_of(names: Sequence[str]) -> tuple[Strategy, ...]:
+    """The strategies that are called so, all of them without a name; raises a usage error for another."""
+    known = {one.name: one for one in STRATEGIES}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"--strategy is none of {'; '.join(known)}: {unknown[0]!r}.")
+    return tuple(known[name] for name in dict.fromkeys(names)) or STRATEGIES

@@ -1,0 +1,61 @@
+"""Whether a server has an adapter already, as it would be pushed: by the digests of its weights and of its sample.
+
+Called by `service.client.transfer` for one of many, so that a push that was broken off goes on where it ended. Only
+what is certainly the same is known here; in doubt it is pushed, and the server says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from registry.files import encode_lines
+from registry.formats import EmbeddingsNote
+from registry.names import sha256_digest
+from registry.spec import AdapterConfig, Card, Manifest, Provenance
+from service.client.client import SoupClient
+from service.client.connection import Json
+
+_CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+
+
+def same_there(
+    client: SoupClient, manifest: Manifest, weights: str, texts: Sequence[str] | EmbeddingsNote | None
+) -> Json | None:
+    """The live version of this name that pushing the manifest would give as it is; None where there may be none.
+
+    `weights` is the digest of the file. What is said of the adapter has to be the same too, so that the server's
+    warning about what stays as it is stored is heard.
+    """
+    for row in client.adapters(name=manifest.name, kind="adapter"):
+        if row.get("weights_blob") == weights and _same_sample(row, texts):
+            whole = client.adapter(str(row["ref"]))
+            return whole if _said_alike(whole, manifest) else None
+    return None
+
+
+def _same_sample(row: Json, texts: Sequence[str] | EmbeddingsNote | None) -> bool:
+    """Whether a push with this sample would leave the stored one: texts are compared as the server keeps them."""
+    if texts is None:
+        return True
+    if isinstance(texts, EmbeddingsNote) or row.get("sample_state") not in ("ready", "pending"):
+        return False
+    kept = dict.fromkeys(text for text in texts if text.strip())
+    return (row.get("sample") or {}).get("digest") == sha256_digest(encode_lines(list(kept)))
+
+
+def _said_alike(row: Json, manifest: Manifest) -> bool:
+    try:
+        stored: dict[str, Any] = {
+            "domain": row["domain"],
+            "config": _CONFIG.validate_python(row["config"]),
+            "card": Card.model_validate(row["card"]),
+            "provenance": Provenance.model_validate(row["provenance"]),
+        }
+    except (KeyError, ValidationError):  # of another version of the server
+        return False
+    alike = all(getattr(manifest, name) == value for name, value in stored.items())
+    base = manifest.base_model in (None, row["base_model"])
+    return alike and base and manifest.base_fingerprint in (None, row["base_fingerprint"])

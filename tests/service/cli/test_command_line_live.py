@@ -1,0 +1,606 @@
+"""The command line on a real server: many adapters in one call, what is said of them, and inference by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
+from registry.spec import Card
+from service.cli import app as cli
+from service.cli.remote import complete_ref
+from service.cli.verbs.compare import shown
+from service.client.client import SoupClient
+from service.jobs.contract import JobContext
+from service.jobs.kinds import KINDS
+from tests.registry.random_adapters import lora
+from tests.service.passages import passages
+from tests.service.scripted_server import Server, ok, refusal
+from tests.service.servers import Live, Soup, with_template
+
+NAMES = ("anatomy", "botany", "chemistry", "drama")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A base model that chats."""
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("base"), template)}
+
+
+@pytest.fixture(scope="module")
+def weights(live: Live) -> list[bytes]:
+    """Weights of LoRAs of one configuration."""
+    entry = live.world.runtime.bases["tiny"].entry
+    shape = shape_of(entry, live.world.runtime.settings.cache)
+    return [save_tensors(create(lora(), shape, seed=seed).state_dict()) for seed in range(len(NAMES))]
+
+
+@pytest.fixture
+def many(tmp_path: Path, weights: list[bytes]) -> Path:
+    """A folder of PEFT's directories, none of which says what domain it is of."""
+    for name, data in zip(NAMES, weights, strict=True):
+        write_directory(tmp_path / "many" / name, AdapterContents(config=lora(), weights=data, base_model="tiny"))
+    return tmp_path / "many"
+
+
+def states(said: str) -> dict[str, str]:
+    """The state of each push by its name, of what --json gave."""
+    return {one["name"]: one["state"] for one in json.loads(said)["pushes"]}
+
+
+class TestPushingMany:
+    def test_the_domain_is_the_folder_s_name_and_a_second_run_sends_nothing(
+        self, soup: Soup, many: Path, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES]), err
+        lines = err.splitlines()
+        assert lines[0].split() == ["ADAPTER", "STATE", "DOMAIN", "NOTE"]
+        assert lines[1].split()[:3] == ["one/anatomy@1", "pushed", "anatomy"]
+        assert lines[-1] == "4 pushed."
+
+        def sent(*_: Any, **__: Any) -> None:
+            raise AssertionError("known already, and sent")
+
+        monkeypatch.setattr(SoupClient, "push_patiently", sent)
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES])
+        assert err.splitlines()[-1] == "4 there already."
+
+    def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(self, soup: Soup, many: Path) -> None:
+        (many / "botany" / WEIGHTS_FILE).write_bytes(b"no tensors")
+        (many / "README.md").write_text("no folder")
+        (many / "drama" / "adapter_config.json").unlink()
+        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "two", "--json")
+        assert code == 1, err
+        found = json.loads(out)
+        assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
+        assert states(out) == {
+            "two/readme.md": "refused", "two/anatomy": "pushed", "two/botany": "refused", "two/chemistry": "pushed",
+            "two/drama": "refused",
+        }  # fmt: skip
+        said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
+        assert "is not a directory" in said["two/readme.md"]
+        assert "has no adapter_config.json" in said["two/drama"]
+        assert soup("push", *sorted(many.iterdir()), "--namespace", "two")[2].endswith("3 refused, 2 there already.\n")
+
+    def test_what_differs_is_sent_and_the_server_says_what_it_keeps(self, soup: Soup, many: Path, weights: Any) -> None:
+        folders = [many / "anatomy", many / "botany"]
+        assert soup("push", *folders, "--namespace", "three")[0] == 0
+        (many / "anatomy" / WEIGHTS_FILE).write_bytes(weights[2])
+        code, out, err = soup("push", *folders, "--namespace", "three", "--tag", "new")
+        assert (code, out.split()) == (0, ["three/anatomy@2", "three/botany@1"])
+        assert "its card stayed as stored" in " ".join(err.split())
+        assert err.splitlines()[-1] == "1 pushed, 1 there already."
+
+    def test_samples_of_a_folder_and_of_a_file(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        texts = passages("court", 40)
+        (tmp_path / "corpora" / "botany").mkdir(parents=True)
+        (tmp_path / "corpora" / "anatomy.txt").write_text("\n\n".join(texts[:30]))
+        for number in range(2):
+            lines = [json.dumps({"text": text}) for text in texts[number * 15 : number * 15 + 15]]
+            (tmp_path / "corpora" / "botany" / f"{number}.jsonl").write_text("\n".join(lines))
+        folders = [many / "anatomy", many / "botany", many / "drama"]
+        asked = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
+        code, out, _ = soup(*asked)
+        assert (code, states(out)["four/drama"]) == (1, "refused")
+        assert "has no sample for" in out
+        assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
+            "four/anatomy@1": 30, "four/botany@1": 30,
+        }  # fmt: skip
+        assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
+        lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
+        (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
+        code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
+        assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
+        (tmp_path / "all.jsonl").write_text('{"text": "x"}')
+        code, _, err = soup("push", many / "drama", "--samples", tmp_path / "all.jsonl")
+        assert (code, 'line 1, is not an object with strings "domain" and "text"' in err) == (1, True)
+
+
+class TestManifest:
+    def write(self, file: Path, *rows: Sequence[str]) -> Path:
+        with file.open("w", newline="") as out:
+            csv.writer(out).writerows(rows)
+        return file
+
+    def test_a_row_says_everything(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        (tmp_path / "law.txt").write_text("\n\n".join(passages("court", 25)))
+        file = self.write(
+            tmp_path / "many.csv",
+            ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base"),
+            ("many/anatomy", "bones", "Bones, all", "law.txt", "v2, eu", "Of bones.", "mit", "by=ana; n=3", "tiny"),
+            ("many/botany", "other/plants", "", "", "", "", "", "", ""),
+            (),
+        )
+        code, out, err = soup("push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--json")
+        assert code == 0, err
+        bones, plants = json.loads(out)["data"]
+        assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
+        card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
+        assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
+        assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
+
+    @pytest.mark.parametrize(
+        ("rows", "said"),
+        [
+            ([("path", "nmae")], "has 'nmae'; columns are path, name, domain, base, sample, tags"),
+            ([("name",)], "has no column 'path'"),
+            ([("path", "path")], "has 'path' twice"),
+            ([("path",), ("many/botany", "x")], "line 2: 2 cells under 1 columns"),
+            ([("path", "tags"), ("many/botany", "No"), ("", "")], "line 2: tags.0"),
+            ([("path", "name"), ("many/botany", "No"), ("many/drama", "v1/x")], "(2 rows are wrong)"),
+            ([("path", "sample"), ("many/botany", "none.txt")], "none.txt is not there"),
+            ([("path", "metadata"), ("many/botany", "odd")], "metadata takes key=value"),
+            ([("path", "name"), ("", "x")], "line 2: The cell of 'path' is empty."),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_sent(
+        self, command: Soup, many: Path, tmp_path: Path, rows: list[Sequence[str]], said: str
+    ) -> None:
+        server = Server()
+        file = self.write(tmp_path / "many.csv", *rows)
+        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (1, "", [])
+        assert said in err
+
+    def test_arguments_that_do_not_go_together(self, command: Soup, many: Path, tmp_path: Path) -> None:
+        file = self.write(tmp_path / "many.csv", ("path",))
+        for wrong in (
+            [], ["--manifest", file], ["--manifest", file, many], ["--manifest", file, "--name", "a/b"],
+            [many / "drama", many / "botany", "--domain", "x"],
+        ):  # fmt: skip
+            assert command("push", *wrong, connect=lambda url, key: Server().client())[0] == 2
+
+
+class TestFullServer:
+    def test_a_full_queue_is_waited_for_by_one_of_many(self, command: Soup, many: Path) -> None:
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": "7"})
+        turns: Iterator[httpx2.Response] = iter([*[busy] * 8, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2])
+        server = Server().on("GET /v1/adapters", ok({"data": []}))
+        server.on("POST /v1/adapters", lambda _: next(turns))
+        code, _, err = command(
+            "push", many / "drama", many / "botany", "--parallel", 1, connect=lambda url, key: server.client()
+        )
+        assert (code, sum(server.pauses)) == (0, 56.0), err
+        assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
+
+
+class TestRightAfterAPush:
+    """A pool none of whose samples is embedded yet is waited for, and no fit is begun that would fail."""
+
+    CALLS = (
+        ("near", "ls", "--namespace", "near", "--near"),
+        ("selected", "select", "--selector", "cosine", "--pool-namespace", "selected", "--sample"),
+        ("fitted", "fit", "--selector", "cosine", "--pool-namespace", "fitted", "--set"),
+        ("cooked", "cook", "--no-verify", "--selector", "cosine", "--top", "--pool-namespace", "cooked", "--sample"),
+    )
+
+    @pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
+    def test_it_is_waited_for(
+        self, command: Soup, soup: Soup, live: Live, many: Path, tmp_path: Path, call: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        namespace, *asked = call
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("court", 25)))
+        gate = hold_embedding(monkeypatch)
+        push = ("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file)
+        job = json.loads(soup(*push, "--json")[1])["job"]
+        waited: list[float] = []
+
+        def pause(seconds: float) -> None:
+            waited.append(seconds)
+            gate.set()
+            with SoupClient(live.url, live.world.admin) as client:
+                client.wait_job(job)
+
+        def connect(*_: Any) -> SoupClient:
+            return SoupClient(live.url, live.world.admin, pause=pause)
+
+        last = "seed=0" if asked[0] == "fit" else file
+        code, out, err = command(*asked, last, connect=connect)
+        assert code == 0, err
+        assert waited[0] == 2, "as the server says in Retry-After"
+        assert f"{namespace}/drama@1" in out or asked[0] == "fit"
+        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+    def test_a_pool_without_any_sample_is_refused_and_no_job(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        assert soup("push", many / "drama", "--name", "bare/drama", "--domain", "d")[0] == 0
+        (tmp_path / "text.txt").write_text("one")
+        code, _, err = soup("ls", "--near", tmp_path / "text.txt", "--namespace", "bare")
+        assert (code, "push adapters with a sample first" in err) == (1, True)
+        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+    def test_a_request_that_waits_is_answered_when_the_sample_is_there(
+        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("code", 25)))
+        gate = hold_embedding(monkeypatch)
+        assert soup("push", many / "drama", "--name", "curl/drama", "--domain", "curl", "--sample", file)[0] == 0
+        body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
+        refused = live.world.client.post("/v1/adapters/search", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        monkeypatch.setattr("service.http.waiting.LOOK_AGAIN", Opens(gate))
+        answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
+        assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
+
+
+class Opens(float):
+    """Seconds between two looks; whoever asks how long that is has looked once, and the samples are embedded."""
+
+    def __new__(cls, gate: threading.Event) -> Opens:
+        made = super().__new__(cls, 0.05)
+        made.gate = gate
+        return made
+
+    gate: threading.Event
+
+    def __lt__(self, other: float) -> bool:
+        self.gate.set()
+        return super().__lt__(other)
+
+
+def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Has the server embed no sample until the event is set."""
+    gate, kind = threading.Event(), KINDS["embed"]
+
+    def run(context: JobContext) -> dict[str, Any]:
+        assert gate.wait(60)
+        return kind.run(context)
+
+    monkeypatch.setitem(KINDS, "embed", replace(kind, run=run))
+    return gate
+
+
+class TestChangingMany:
+    @pytest.fixture(autouse=True)
+    def pushed(self, soup: Soup, many: Path) -> None:
+        assert soup("push", *sorted(many.iterdir()), "--namespace", "bulk", "--tag", "draft")[0] in (0, 1)
+
+    def tags(self, soup: Soup, **filters: str) -> dict[str, list[str]]:
+        asked = [part for name, value in filters.items() for part in (f"--{name}", value)]
+        rows = json.loads(soup("ls", "--namespace", "bulk", "--json", *asked)[1])["data"]
+        return {row["name"]: row["card"]["tags"] for row in rows}
+
+    def test_tags_of_all_that_filters_find(self, soup: Soup) -> None:
+        asked = ("edit", "--namespace", "bulk", "--tag", "draft", "--remove-tag", "draft", "--add-tag", "v2")
+        before = self.tags(soup)
+        code, out, err = soup(*asked, "--dry-run")
+        assert (code, len(out.split()), self.tags(soup)) == (0, 4, before)
+        assert "4 versions would be changed." in err
+        code, out, err = soup(*asked)
+        assert (code, out, self.tags(soup)) == (2, "", before), "nobody said yes"
+        assert "say --yes to have 4 versions changed" in err
+        code, out, _ = soup(*asked, "--yes")
+        assert (code, sorted(out.split())) == (0, [f"bulk/{name}@1" for name in NAMES])
+        assert self.tags(soup) == {name: ["v2"] for name in NAMES}
+        assert soup(*asked, "--yes")[1] == "", "nothing has the tag any more"
+        assert soup("edit", "--namespace", "bulk", "--remove-tag", "v2", "--add-tag", "draft", "--yes")[0] == 0
+
+    def test_the_card_of_one(self, soup: Soup) -> None:
+        change = ("--description", "Of plays.", "--license", "mit", "--metadata", "n=3", "--set-domain", "plays")
+        assert soup("edit", "bulk/drama", *change)[:2] == (0, "bulk/drama@1\n")
+        row = json.loads(soup("show", "bulk/drama", "--json")[1])
+        assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("plays", "Of plays.", "mit")
+        assert (row["card"]["metadata"], row["card"]["tags"]) == ({"n": 3}, ["draft"])
+        assert soup("edit", "bulk/drama", "--license", "", "--remove-metadata", "n", "--set-domain", "drama")[0] == 0
+        row = json.loads(soup("show", "bulk/drama", "--json")[1])
+        assert (row["domain"], row["card"]["license"], row["card"]["metadata"]) == ("drama", None, {})
+        code, out, err = soup("edit", "bulk/drama", "bulk/none", "--add-tag", "x")
+        assert (code, out) == (1, "bulk/drama@1\n")
+        assert "bulk/none: Error:" in err
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [["edit", "bulk/drama"], ["edit", "--add-tag", "x"], ["edit", "bulk/drama", "--tag", "y", "--add-tag", "x"],
+         ["edit", "bulk/drama", "--add-tag", "No"], ["rm"], ["rm", "bulk/drama", "--tag", "draft"],
+         ["rm", "--undo", "--tag", "draft"], ["rm", "bulk/drama", "--dry-run"]],
+    )  # fmt: skip
+    def test_what_does_not_go_together(self, soup: Soup, wrong: list[str]) -> None:
+        assert soup(*wrong)[:2] == (2, "")
+
+    def test_a_card_that_another_changes_meanwhile_is_read_again(
+        self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        change, others = SoupClient.update_adapter, ["one", "two"]
+
+        def slow(client: SoupClient, ref: str, **wanted: Any) -> Any:
+            if others:
+                row = client.adapter(ref)
+                card = Card.model_validate({**row["card"], "tags": [*row["card"]["tags"], others.pop()]})
+                change(client, ref, card=card)
+            return change(client, ref, **wanted)
+
+        monkeypatch.setattr(SoupClient, "update_adapter", slow)
+        assert soup("edit", "bulk/botany", "--add-tag", "mine")[0] == 0
+        assert self.tags(soup)["botany"] == ["draft", "two", "one", "mine"], "of three changes none is lost"
+
+    def test_all_that_filters_find_are_retired(self, soup: Soup) -> None:
+        asked = ("rm", "--namespace", "bulk", "--domain", "anatomy")
+        code, out, err = soup(*asked, "--dry-run")
+        assert (code, out, "1 version would be retired." in err) == (0, "bulk/anatomy@1\n", True)
+        assert soup(*asked)[0] == 2
+        assert soup(*asked, "--yes")[:2] == (0, "bulk/anatomy@1\n")
+        assert set(self.tags(soup)) == {*NAMES} - {"anatomy"}
+        assert soup("rm", "--undo", "bulk/anatomy@1")[0] == 0
+
+
+@pytest.fixture(scope="module")
+def law(live: Live) -> None:
+    """Two versions of `little/law`."""
+    for seed in range(2):
+        live.world.push("little/law", seed=seed)
+
+
+@pytest.mark.usefixtures("law")
+class TestLittleVerbs:
+    def test_aliases(self, soup: Soup) -> None:
+        assert soup("alias", "set", "little/law@1", "prod")[:2] == (0, "little/law@prod\n")
+        assert json.loads(soup("show", "little/law@prod", "--json")[1])["version"] == 1
+        assert soup("alias", "ls", "little/law")[1].split() == ["ALIAS", "POINTS", "AT", "prod", "little/law@1"]
+        code, _, err = soup("alias", "set", "little/law@2", "prod", "--instead-of", 2)
+        assert (code, "points at version 1, and not at version 2" in err) == (1, True)
+        assert soup("alias", "set", "little/law", "prod", "--instead-of", 1)[0] == 0
+        assert json.loads(soup("show", "little/law@prod", "--json")[1])["version"] == 2
+        code, out, err = soup("alias", "rm", "little/law", "none", "prod")
+        assert (code, out) == (1, "little/law@prod\n")
+        assert "little/law@none: Error:" in err
+        assert "has no alias" in soup("alias", "ls", "little/law")[2]
+        assert soup("alias", "rm", "little/law@2", "prod")[0] == 1
+
+    def test_models(self, soup: Soup) -> None:
+        rows = [line.split() for line in soup("models")[1].splitlines()]
+        assert rows[0] == ["MODEL", "KIND", "BASE", "GENERATES", "CONTEXT"]
+        assert rows[1] == ["tiny", "base", "tiny", "yes", "64"]
+        assert "little/law" in soup("models", "--kind", "adapter", "--quiet")[1].split()
+        assert "tiny" not in soup("models", "--kind", "adapter", "--quiet")[1].split()
+
+    def test_embed(self, soup: Soup, live: Live, tmp_path: Path) -> None:
+        (tmp_path / "t.txt").write_text("one\n\ntwo")
+        lines = soup("embed", "base/tiny", "--texts", tmp_path / "t.txt")[1].splitlines()
+        asked = live.openai().embeddings.create(model="base/tiny", input=["one", "two"])
+        assert [json.loads(line) for line in lines] == [one.embedding for one in asked.data]
+        assert soup("embed", "base/tiny", "two")[1] == lines[1] + "\n"
+        assert soup("embed", "base/tiny")[0] == 2
+        assert soup("embed", "little/law", "x")[0] == 1
+
+    def test_open(self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[str] = []
+        monkeypatch.setattr("webbrowser.open", opened.append)
+        assert soup("open", "little/law@1")[:2] == (0, f"{live.url}/models/little/law@1\n")
+        assert soup("open")[1] == f"{live.url}/models\n"
+        assert soup("open", "base/tiny")[0] == soup("open", "little/none")[0] == 1
+        assert opened == [], "where the output is no terminal nothing is opened"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        soup("open", "little/law", "--print")
+        assert opened == []
+        soup("open", "little/law")
+        assert opened == [f"{live.url}/models/little/law@2"]
+
+
+@pytest.mark.usefixtures("law")
+class TestCompletion:
+    """What the shell asks for, as its own scripts do."""
+
+    def test_names_come_from_the_server(
+        self, live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SOUP_URL", live.url)
+        monkeypatch.setenv("SOUP_KEY", live.world.admin)
+        for words, found in (
+            ("soup show little/", "little/law"),
+            ("soup cook --verif", "--verify"),
+            ("soup sho", "show"),
+        ):
+            monkeypatch.setenv("_SOUP_COMPLETE", "complete_bash")
+            monkeypatch.setenv("COMP_WORDS", words)
+            monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+            capsys.readouterr()
+            assert cli.run([]) == 0
+            assert capsys.readouterr().out.split() == [found]
+
+    def test_nothing_is_offered_where_no_server_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SOUP_URL", "http://127.0.0.1:9")
+        assert complete_ref("little/") == []
+
+
+class TestChat:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+        """The messages of each request."""
+        found: list[list[dict[str, str]]] = []
+        stream = SoupClient.stream_chat
+
+        def noted(client: SoupClient, model: str, messages: Any, **sampling: Any) -> Any:
+            found.append(list(messages))
+            return stream(client, model, messages, **sampling)
+
+        monkeypatch.setattr(SoupClient, "stream_chat", noted)
+        return found
+
+    SHORT = ("base/tiny", "--max-tokens", 3, "--temperature", 0)
+
+    def test_lines_of_another_program(
+        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/system be\nb\n//x\n/reset\n/odd\nc\n/exit\nd\n"))
+        code, out, err = soup("chat", *self.SHORT, "--json")
+        assert code == 0, err
+        said = [json.loads(line)["content"] for line in out.splitlines()]
+        whole = live.openai().chat.completions.create(
+            model="base/tiny", messages=[{"role": "user", "content": "a"}], max_tokens=3, temperature=0
+        )
+        assert said[0] == whole.choices[0].message.content
+        turns = [[(one["role"][0], one["content"]) for one in messages] for messages in asked]
+        assert turns == [
+            [("u", "a")],
+            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b")],
+            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b"), ("a", said[1]), ("u", "/x")],
+            [("s", "be"), ("u", "c")],
+        ]
+        assert "/odd is none of these" in err
+
+    def test_what_cannot_be_answered_ends_a_pipe(self, soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("/model a/none\nx\ny\n"))
+        code, out, err = soup("chat", *self.SHORT)
+        assert (code, out) == (1, "")
+        assert err.count("Error:") == 1
+
+    def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
+        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        lines: Iterator[Any] = iter(
+            ["a", KeyboardInterrupt(), "/model a/none", "b", "/model base/tiny", "c", "/show", EOFError()]
+        )
+
+        def typed(_: str) -> str:
+            line = next(lines)
+            if isinstance(line, BaseException):
+                raise line
+            return str(line)
+
+        def interrupted(text: str) -> None:
+            pieces.append(text)
+            if len(pieces) == 2:
+                raise KeyboardInterrupt
+
+        pieces: list[str] = []
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", typed)
+        monkeypatch.setattr("service.cli.verbs.chat.write", interrupted)
+        code, _, err = soup("chat", *self.SHORT, "--history", tmp_path / "history")
+        assert code == 0, err
+        assert "(stopped)" in err
+        assert "Error:" in err
+        assert asked[-1][1] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+        assert [one["content"] for one in asked[-1]][::2] == ["a", "c"], "what was refused is taken back"
+        assert "user: a\nassistant: " in err
+        assert (tmp_path / "history").exists()
+
+
+def test_a_terminal_of_80_columns_loses_columns_and_no_names(
+    soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.world.push("wide-namespace/a-name-of-twenty-four", seed=3, domain="a domain of some words")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = soup("ls", "--namespace", "wide-namespace")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("wide-namespace/a-name-of-twenty-four@1  ")
+    assert "PARAMETERS" not in lines[0]
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "PARAMETERS" in soup("ls", "--namespace", "wide-namespace")[1]
+
+
+@pytest.fixture(scope="module")
+def novel(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of two domains, and adapters to cook from."""
+    root = tmp_path_factory.mktemp("novel")
+    with SoupClient(live.url, live.world.admin) as client:
+        for seed, domain in enumerate(("kitchen", "court")):
+            row = live.world.push(f"cmp/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 30)})
+            client.wait_job(row["job"])
+            (root / domain).mkdir()
+            (root / domain / "valid.txt").write_text("\n\n".join(passages(domain, 30, seed=1)))
+            (root / domain / "test.txt").write_text("\n\n".join(passages(domain, 4, seed=2)))
+    return root
+
+
+class TestComparing:
+    ASKED = ("--pool-namespace", "cmp", "--strategy", "uniform soup", "--strategy", "single, cosine")
+
+    def soups(self, soup: Soup) -> list[str]:
+        return soup("ls", "--kind", "soup", "--quiet")[1].split()
+
+    def test_domains_and_draws_in_one_table(self, soup: Soup, novel: Path, tmp_path: Path) -> None:
+        asked = ("compare", novel / "kitchen", novel / "court", "--draws", 2, "--size", 22, *self.ASKED)
+        before = self.soups(soup)
+        code, out, err = soup(*asked, "--json", "--plot", tmp_path / "c.svg")
+        assert code == 0, err
+        assert self.soups(soup) == before, "what was cooked for the comparison is gone"
+        found = json.loads(out)["data"]
+        rows = list(csv.DictReader(io.StringIO(shown.csv_text(found))))
+        assert [(row["domain"], row["draw"], row["strategy"]) for row in rows] == [
+            (domain, draw, strategy) for domain in ("kitchen", "court") for draw in ("0", "1")
+            for strategy in ("base", "uniform soup", "single, cosine")
+        ]  # fmt: skip
+        picture = (tmp_path / "c.svg").read_text()
+        assert all(name in picture for name in ("kitchen", "court", "uniform soup"))
+        lines = shown.markdown(found).splitlines()
+        assert lines[0] == "| strategy | kitchen | court | all |"
+        cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
+        mean = {d: [float(r["difference"]) for r in rows if (r["domain"], r["strategy"]) == (d, "uniform soup")]
+                for d in ("kitchen", "court")}  # fmt: skip
+        assert cells[:2] == pytest.approx([sum(mean[d]) / 2 for d in ("kitchen", "court")], abs=1e-4)
+        assert cells[2] == pytest.approx(sum(cells[:2]) / 2, abs=1e-4)
+        table = shown.summary(found).splitlines()
+        assert table[0].split()[:3] == ["STRATEGY", "DIFFERENCE", "PERPLEXITY"]
+        assert [line.split("  ")[0] for line in table[1:]] == ["uniform soup", "single, cosine"]
+
+    def test_what_was_there_stays_and_what_is_made_goes_also_when_it_is_ended(
+        self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = soup("cook", "--recipe", "cmp/kitchen=1,cmp/court=2")[1].strip()
+        uniform = soup("cook", "--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify",
+                       "--pool-namespace", "cmp")[1].strip()  # fmt: skip
+        assert {made, uniform} <= set(self.soups(soup))
+        assert soup("compare", novel / "court", *self.ASKED)[0] == 0
+        assert {made, uniform} <= set(self.soups(soup))
+        assert soup("rm", uniform)[0] == 0
+
+        def interrupted(*_: Any, **__: Any) -> None:
+            seen.append(self.soups(soup))
+            raise KeyboardInterrupt
+
+        seen: list[list[str]] = []
+        monkeypatch.setattr(SoupClient, "perplexity", interrupted)
+        before = self.soups(soup)
+        assert soup("compare", novel / "court", *self.ASKED)[0] != 0
+        assert len(seen[0]) == len(before) + 1, "one was made"
+        assert self.soups(soup) == before
+
+    def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:
+        server, court = Server(), novel / "court"
+        for wrong in (
+            [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
+            [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
+        ):  # fmt: skip
+            assert command("compare", *wrong, connect=lambda url, key: server.client())[0] == 2, wrong
+        assert command("compare", novel, connect=lambda url, key: server.client())[0] == 1
+        assert server.requests == []
