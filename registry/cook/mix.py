@@ -67,12 +67,13 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
         )
     _check_layers(parts, shape)
     ordered = tuple(by_digest(parts))
+    mixing = MIXINGS[choice.mixing.method].resolved(ordered, choice.mixing, shape)
     recipe = Recipe(
         base_fingerprint=shape.fingerprint,
         ingredients=tuple(
             RecipeIngredient(digest=part.digest, weight=part.weight, layers=part.layers) for part in ordered
         ),
-        mixing=choice.mixing,
+        mixing=mixing,
     )
     config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
     with registry.database.read() as catalogue:

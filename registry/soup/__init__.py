@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.soup import align, average, concat, dare, entrywise, merge, recompress, slerp, ties
+from registry.soup import align, average, concat, dare, entrywise, merge, recompress, slerp, task_arithmetic, ties
 from registry.soup.compat import SoupPart
-from registry.spec import AdapterConfig
+from registry.spec import AdapterConfig, BaseShape, Mixing
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class MixingMethod:
 
     `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients. Reports
     have the residual `by_site` where a method says so. `too_wide` says why the parts would be too many, or the soup
-    wider than a width: of a ranking the last ones are left out until it says nothing.
+    wider than a width: of a ranking the last ones are left out until it says nothing. `resolved` is the mixing as
+    recipes have it, with what a request may leave open.
     """
 
     check: Callable[[Sequence[SoupPart], Any], list[str]]
@@ -27,6 +28,7 @@ class MixingMethod:
     mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
     too_wide: Callable[[Sequence[SoupPart], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
     by_site: bool = False
+    resolved: Callable[[Sequence[SoupPart], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
 
 
 MIXINGS = {
@@ -39,6 +41,13 @@ MIXINGS = {
     "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix),
     "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix),
     "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many),
+    "task_arithmetic": MixingMethod(
+        task_arithmetic.check,
+        task_arithmetic.result,
+        task_arithmetic.mix,
+        too_wide=task_arithmetic.too_wide,
+        resolved=task_arithmetic.resolved,
+    ),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }
 """By the `method` of a `Mixing`."""

@@ -34,6 +34,7 @@ from registry.spec.mixing import (
     MixingRequest,
     RecompressMixing,
     SlerpMixing,
+    TaskArithmeticMixing,
     TiesMixing,
 )
 from registry.spec.recipe import (
@@ -157,6 +158,7 @@ __all__ = [
     "Spent",
     "StoreMark",
     "StoredAdapter",
+    "TaskArithmeticMixing",
     "TiesMixing",
     "Trial",
     "Tuned",

@@ -17,6 +17,10 @@ def _not_nothing(scale: str) -> str:
     return scale
 
 
+DrawnInit = Literal["near_identity", "linear", "zero_up"]
+"""How a bottleneck starts that is drawn by a seed."""
+
+
 Scale = Annotated[
     str,
     BeforeValidator(canonical_decimal),
@@ -135,6 +139,24 @@ class SlerpMixing(Frozen):
     keeps_init: ClassVar[bool] = True
 
 
+class TaskArithmeticMixing(Frozen):
+    """Task arithmetic (Ilharco et al., ICLR 2023): the start, plus `scale` times the weighted mean of what was learnt.
+
+    `scale` is the sum of the paper's coefficients: 1 is the average of bottlenecks, less than 0 takes away what was
+    learnt. Bottlenecks have to share a start that `init` and `init_seed` draw: it is found by its hash, and stands in
+    the recipe. What a LoRA learnt is its update, whatever it started from: of LoRAs it is `concat`'s soup.
+    """
+
+    method: Literal["task_arithmetic"] = "task_arithmetic"
+    scale: Scale = "1"
+    init: DrawnInit | None = Field(default=None, exclude_if=not_set)
+    init_seed: int | None = Field(default=None, ge=0, lt=2**63, exclude_if=not_set)
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
 class MergeMixing(Frozen):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
 
@@ -162,7 +184,15 @@ class AutoMixing(Frozen):
 
 
 _Settled = (
-    AverageMixing | ConcatMixing | RecompressMixing | AlignMixing | TiesMixing | DareMixing | SlerpMixing | MergeMixing
+    AverageMixing
+    | ConcatMixing
+    | RecompressMixing
+    | AlignMixing
+    | TiesMixing
+    | DareMixing
+    | SlerpMixing
+    | TaskArithmeticMixing
+    | MergeMixing
 )
 Mixing = Annotated[_Settled, Field(discriminator="method")]
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters import expected_tensors, from_tensors
+from registry.adapters import Init, create, expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.adapters.weights import init_hash
 from registry.soup import MIXINGS
 from registry.soup.compat import SoupPart
 from registry.soup.report import ExactMixture
@@ -69,6 +70,12 @@ def tensors_of(config: AdapterConfig, seed: int, dtype: torch.dtype = torch.floa
         drawn = (same if ".base_norm." in name else draw).normal(0, 0.5, size).astype(np.float32)
         values[name] = torch.from_numpy(drawn).to(dtype)
     return values
+
+
+def started(config: AdapterConfig, *, seed: int = 7, init: Init = "linear") -> Provenance:
+    """Of an adapter that started from what this seed draws."""
+    first = create(config, SHAPE, seed=seed, init=init).state_dict()
+    return Provenance(init_hash=init_hash(first), init_source="trained_here", init_seed=seed)
 
 
 def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupPart:

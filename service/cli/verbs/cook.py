@@ -17,7 +17,12 @@ from service.cli.selection_text import selection_table, talk_about, talk_about_p
 from service.client.samples import read_texts
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-_OF_SOME = {"width": ("recompress",), "seed": ("recompress", "dare"), "density": ("ties", "dare")}
+_OF_SOME = {
+    "width": ("recompress",),
+    "seed": ("recompress", "dare"),
+    "density": ("ties", "dare"),
+    "init_seed": ("task_arithmetic",),
+}
 """Flags by the mixing methods that have them."""
 
 COOK = Flags(
@@ -44,7 +49,8 @@ COOK = Flags(
         "mixing": Flag(
             "mixing.method",
             "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
-            "dare, slerp: other averages; merge: a bank of experts, alone; auto: what fits.",
+            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; merge: a bank of experts, "
+            "alone; auto: what fits.",
             shown=True,
         ),
         "max_width": Flag(
@@ -55,6 +61,9 @@ COOK = Flags(
         "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
         "seed": Flag("mixing.seed", "Of what recompress or dare draws; by default {default}."),
         "density": Flag("mixing.density", "The share of entries that ties or dare keeps."),
+        "init_seed": Flag(
+            "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
+        ),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
@@ -129,11 +138,14 @@ def _how(given: Given) -> dict[str, Any]:
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
     if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
+    if method == "task_arithmetic" and "assume_same_init" in given:
+        raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
     if method in ("concat", "recompress", "align") and "assume_same_init" in given:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
     for name, methods in _OF_SOME.items():
         if given.typed(name) and method not in methods:
-            raise typer.BadParameter(f"--{name} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
+            flag = "--" + name.replace("_", "-")
+            raise typer.BadParameter(f"{flag} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
     if "masks" in given:
         fields["mixing"]["method"] = method = "average"
     if method in ("average", "align", "ties", "dare", "slerp") and "max_width" in given:

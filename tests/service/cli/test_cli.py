@@ -602,6 +602,12 @@ class TestCook:
         mixing = {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}
         assert server.body()["mixing"] == mixing
 
+    def test_how_far_from_the_start(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        flags = ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9")
+        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
+        assert server.body()["mixing"] == {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3}
+
     def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
         assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
@@ -625,6 +631,8 @@ class TestCook:
             (("--mixing", "slerp", "--density", "0.5"), "--density"),
             (("--mixing", "ties", "--density", "0"), "--density"),
             (("--mixing", "dare", "--max-width", "9"), "--max-width"),
+            (("--mixing", "task_arithmetic", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "average", "--init-seed", "1"), "--init-seed"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
