@@ -21,7 +21,7 @@ from registry.adapters.weights import DTYPES, init_hash
 from registry.errors import Incompatible, Internal
 from registry.soup import average, concat, entrywise
 from registry.soup.cast import cast_finite
-from registry.soup.compat import SoupPart, by_digest, layer_reasons, listed
+from registry.soup.compat import SoupPart, by_digest, layer_reasons, listed, not_joinable_reasons
 from registry.spec import AdapterConfig, BaseShape, ConcatMixing, TaskArithmeticMixing
 from registry.tensor_file import canonical_order
 
@@ -30,12 +30,7 @@ def check(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     if _are_updates(parts):
         return concat.check(parts, _exact(mixing)) + layer_reasons(parts)
-    reasons = entrywise.check(parts, mixing)
-    bottlenecks = [part for part in parts if part.config.joinable]
-    if not reasons and len(bottlenecks) < len(parts):
-        other = next(part for part in parts if not part.config.joinable)
-        what = f"{other.ref} is a {other.config.described}"
-        reasons.append(f"Task arithmetic is of bottlenecks and LoRAs, and {what}: mix by 'average'.")
+    reasons = entrywise.check(parts, mixing) or not_joinable_reasons(parts, "Task arithmetic")
     return reasons or _start_reasons(parts, mixing)
 
 
@@ -123,7 +118,7 @@ def _seeds(parts: Sequence[SoupPart]) -> list[int]:
 
 def _are_updates(parts: Sequence[SoupPart]) -> bool:
     """Whether these are LoRAs, each of which is a change of the base model's matrices."""
-    return all(part.config.joinable and part.config.edits_modules for part in parts)
+    return all(part.config.is_update for part in parts)
 
 
 def _exact(mixing: TaskArithmeticMixing) -> ConcatMixing:

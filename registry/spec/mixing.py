@@ -69,13 +69,15 @@ class RecompressMixing(Frozen):
     """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
 
     Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
-    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`.
+    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`. With `by_inputs`
+    a LoRA's update is the nearest on what its modules read, by second moments of that on the ingredients' samples.
     """
 
     method: Literal["recompress"] = "recompress"
     scale: Scale = "1"
     width: int | None = Field(default=None, ge=1, le=65536, exclude_if=not_set)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    by_inputs: Literal[True] | None = Field(default=None, exclude_if=not_set)
 
     assume_same_init: ClassVar[bool] = False
     masks: ClassVar[None] = None
@@ -157,6 +159,38 @@ class TaskArithmeticMixing(Frozen):
     keeps_init: ClassVar[bool] = True
 
 
+class FisherMixing(Frozen):
+    """Fisher merging (Matena and Raffel, NeurIPS 2022): every value weighed by its diagonal Fisher information.
+
+    That is computed once of each ingredient on the sample it was pushed with, and named in the recipe. `scale` and
+    `assume_same_init` as for `average`.
+    """
+
+    method: Literal["fisher"] = "fisher"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class RegMeanMixing(Frozen):
+    """RegMean (Jin et al., ICLR 2023): projections whose outputs are nearest to the ingredients' on their own inputs.
+
+    The second moments of those are computed once of each ingredient on the sample it was pushed with, and named in the
+    recipe; what is off their diagonals is multiplied by `off_diagonal`. `scale` and `assume_same_init` as for
+    `average`. LoRAs need no common initialisation: their updates are fitted, and ranks add up.
+    """
+
+    method: Literal["regmean"] = "regmean"
+    scale: Scale = "1"
+    off_diagonal: UpToOne = "0.9"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
 class MergeMixing(Frozen):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
 
@@ -192,6 +226,8 @@ _Settled = (
     | DareMixing
     | SlerpMixing
     | TaskArithmeticMixing
+    | FisherMixing
+    | RegMeanMixing
     | MergeMixing
 )
 Mixing = Annotated[_Settled, Field(discriminator="method")]

@@ -22,6 +22,8 @@ _OF_SOME = {
     "seed": ("recompress", "dare"),
     "density": ("ties", "dare"),
     "init_seed": ("task_arithmetic",),
+    "by_inputs": ("recompress",),
+    "off_diagonal": ("regmean",),
 }
 """Flags by the mixing methods that have them."""
 
@@ -49,8 +51,8 @@ COOK = Flags(
         "mixing": Flag(
             "mixing.method",
             "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
-            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; merge: a bank of experts, "
-            "alone; auto: what fits.",
+            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; fisher, regmean: by what "
+            "each does on its own sample; merge: a bank of experts, alone; auto: what fits.",
             shown=True,
         ),
         "max_width": Flag(
@@ -64,6 +66,10 @@ COOK = Flags(
         "init_seed": Flag(
             "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
         ),
+        "by_inputs": Flag(
+            "mixing.by_inputs", "Recompress LoRAs by what their modules read on their samples.", switch=True
+        ),
+        "off_diagonal": Flag("mixing.off_diagonal", "What regmean multiplies moments of two inputs by."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
@@ -144,11 +150,10 @@ def _how(given: Given) -> dict[str, Any]:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
     for name, methods in _OF_SOME.items():
         if given.typed(name) and method not in methods:
-            flag = "--" + name.replace("_", "-")
-            raise typer.BadParameter(f"{flag} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
+            raise typer.BadParameter(f"{COOK.typed(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
     if "masks" in given:
         fields["mixing"]["method"] = method = "average"
-    if method in ("average", "align", "ties", "dare", "slerp") and "max_width" in given:
+    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in given:
         raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
     return fields
 

@@ -19,7 +19,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS
 from registry.soup.compat import SoupPart
 from registry.spec import BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
-from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, part, started
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, part, started
 from tests.registry.soup.test_structures import reported
 from tests.repository import REPOSITORY
 
@@ -33,7 +33,9 @@ def some_parts(method: str, count: int = 2) -> list[SoupPart]:
         return [part(0, bank, load=lambda: drawn(bank), provenance=INIT)]
     config, weights = bottleneck("bapna_firat", 4), {1: ["1"], 2: ["0.25", "0.75"]}[count]
     provenance = started(config) if method == "task_arithmetic" else INIT
-    return [part(n, config, weights[n], provenance=provenance) for n in range(count)]
+    parts = [part(n, config, weights[n], provenance=provenance) for n in range(count)]
+    kind = MIXINGS[method].statistic(REQUESTS.validate_python({"method": method}))
+    return parts if kind is None else [known(one, kind) for one in parts]
 
 
 def drawn(config: Any) -> dict[str, torch.Tensor]:
