@@ -165,12 +165,12 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
             raise Cancelled("Enough.")
         return real(base_id, request)
 
-    two.gradients = type(two.gradients)(two.weigh, two.tune, once)
+    two.gradients = replace(two.gradients, measure=once)
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
     assert "computing what mixing needs to know of acme/tax@1" in two.said
-    two.gradients = type(two.gradients)(two.weigh, two.tune, real)
+    two.gradients = replace(two.gradients, measure=real)
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
 
@@ -227,7 +227,7 @@ def test_collections_leave_it_alone(two: ToyRegistry) -> None:
 def test_a_purge_while_it_is_computed_leaves_no_statistic(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(two.blobs.digests())
     purging(two, monkeypatch, two, "measure")
-    two.gradients = type(two.gradients)(two.weigh, two.tune, lambda *asked: two.measure(*asked))
+    two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert isinstance(two.blobs, MemoryBlobs)
