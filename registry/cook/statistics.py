@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from registry.adapters import expected_tensors
 from registry.adapters.moments import packed_entries, read_by
 from registry.adapters.weights import load_tensors
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import StatisticRow
 from registry.cook.mix import check_base
 from registry.cook.publish import purged_meanwhile
@@ -91,11 +92,16 @@ class _Work:
         """That of an ingredient on its sample; raises Retired where it is purged meanwhile."""
         assert part.sample is not None  # the method's check
         with self.registry.database.read() as catalogue:
-            known = catalogue.statistics.find(part.digest, part.sample, self.kind)
+            known = self._whole(catalogue, part, part.sample)
         if known is None:
             known = self._computed(part, part.sample)
         blob = known.blob_digest
         return Statistic(blob, lambda: load_tensors(self.registry.blobs.read(blob)))
+
+    def _whole(self, catalogue: Catalogue, part: SoupPart, sample: str) -> StatisticRow | None:
+        """What is known, if its file is there and sound: what is damaged is computed anew."""
+        known = catalogue.statistics.find(part.digest, sample, self.kind)
+        return known if known is not None and self.registry.blobs.is_whole(known.blob_digest) else None
 
     def _computed(self, part: SoupPart, sample: str) -> StatisticRow:
         registry = self.registry
@@ -119,10 +125,13 @@ class _Work:
         with registry.database.write() as catalogue:
             if not catalogue.adapters.has_sample(part.digest, sample):
                 raise purged_meanwhile(part)
+            known = self._whole(catalogue, part, sample)
+            if known is not None:
+                return known
             record_bytes(registry, catalogue, found.blob, data)
-            return catalogue.statistics.add(
-                StatisticRow(part.digest, sample, self.kind, found.blob, found.passages, found.tokens)
-            )
+            row = StatisticRow(part.digest, sample, self.kind, found.blob, found.passages, found.tokens)
+            catalogue.statistics.put(row)
+        return row
 
     def _forget_unnamed(self, blob: str) -> None:
         """Delete what was computed for nothing: nothing names it."""

@@ -217,6 +217,26 @@ def test_it_stays_while_anyone_has_these_weights_with_that_text(two: ToyRegistry
         assert catalogue.blobs.named_by(blob) == ["statistic of beta/copy@1"]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
+    """To the same bytes the recipe is the one there was; on another machine it may be another."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    blob = statistics_of(two, "acme/law")
+    two.blobs.damage(blob, b"other")
+
+    def elsewhere(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        return two.measure(base_id, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
+
+    if not same:
+        two.gradients = replace(two.gradients, measure=elsewhere)
+    again = two.cook(recipe=RECIPE, mixing=FISHER)
+    assert (again.recipe_digest == first.recipe_digest) == same
+    assert two.blobs.is_whole(statistics_of(two, "acme/law"))
+    assert len(two.measurings) == 3
+    with two.database.read() as catalogue:
+        assert catalogue.soups.lost_statistics(first.recipe_digest) == (set() if same else {blob})
+
+
 def test_collections_leave_it_alone(two: ToyRegistry) -> None:
     two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
     registry = replace(two.registry, retention=Retention(grace=timedelta(days=1)))
