@@ -33,11 +33,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(setting: Setting, domains: Sequence[str]) -> Result:
-    """All ways on all domains, and the base model."""
+def run(setting: Setting, domains: Sequence[str], ways: Sequence[str]) -> Result:
+    """These ways on these domains, and the base model."""
     result = Result("mixings")
     for domain in domains:
-        _domain(setting, domain, result)
+        _domain(setting, domain, ways, result)
     for way in ("base", *WAYS):
         found = [row for row in result.rows if row["way"] == way and row["difference"] is not None]
         if found:
@@ -45,12 +45,12 @@ def run(setting: Setting, domains: Sequence[str]) -> Result:
     return result
 
 
-def _domain(setting: Setting, domain: str, result: Result) -> None:
+def _domain(setting: Setting, domain: str, ways: Sequence[str], result: Result) -> None:
     texts = setting.test(domain)
     refs = _best(setting, domain)
     recipe = {"ingredients": [{"ref": ref} for ref in refs]}
     average = _cooked(setting, recipe, WAYS["average"])["model"]
-    for way in ("base", *WAYS):
+    for way in ("base", *ways):
         row: dict[str, Any] = {"domain": domain, "way": way, "ingredients": ", ".join(refs)}
         began = time.perf_counter()
         try:
@@ -98,11 +98,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--adapters", type=Path, required=True, help="a bank in the neutral form")
     parser.add_argument("--home", type=Path, required=True, help="where the server's data are kept")
     parser.add_argument("--domains", nargs="+", help="novel domains, by default all")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--passages", type=int, default=TEST, help="test passages of a domain")
     given = parser.parse_args(argv)
     lengths = Lengths(passages=given.passages)
     with opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting:
-        run(setting, setting.job.novel).finish(given.out)
+        run(setting, setting.job.novel, given.ways).finish(given.out)
 
 
 if __name__ == "__main__":

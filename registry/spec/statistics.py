@@ -18,7 +18,7 @@ StatisticKind = Literal["fisher", "inputs"]
 """`fisher`: the diagonal Fisher information of every value, for a token. `inputs`: of each projection the second
 moments of what it reads, E[x x^T] over tokens."""
 
-MOST_PASSAGES = 128
+MOST_PASSAGES = 64
 """Passages of a sample that a statistic is computed from."""
 
 
@@ -28,7 +28,7 @@ class StatisticRequest(Frozen):
     kind: StatisticKind
     adapter: StoredAdapter
     texts: tuple[str, ...] = Field(min_length=1)
-    max_tokens: int = Field(default=512, ge=2)
+    max_tokens: int = Field(default=256, ge=2)
     seed: int = Field(default=0, ge=0, lt=2**32)
 
 

@@ -113,7 +113,7 @@ def test_a_recipe_without_statistics_has_no_field_for_them(two: ToyRegistry) -> 
 
 
 def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
-    every = passages("law", 300)
+    every = passages("law", 150)
     verbs.push("acme/law", seed=0, sample={"texts": every})
     verbs.push("acme/tax", seed=1, sample={"texts": passages("tax")})
     verbs.cook(recipe=RECIPE, mixing=FISHER)
