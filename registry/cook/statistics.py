@@ -37,7 +37,7 @@ from registry.spec import (
 from registry.stored_bytes import record_bytes
 
 MOST_BYTES = 2**29
-"""Of a statistic: second moments are as large as the square of what is read."""
+"""Of the second moments of all ingredients: they are as large as the square of what is read."""
 MOST_READ = 2048
 """Values that a projection may read, where a system as large as that is solved: time grows with its cube."""
 
@@ -72,8 +72,8 @@ def with_statistics(
     if base.shape.kind == "encoder":
         what = f"Mixing by {mixing.method!r} looks at what adapters predict or read in text"
         raise Incompatible(f"{what}, and base model {base.entry.id!r} is an encoder: mix by 'average'.", param="mixing")
-    for part in parts:
-        _check_size(part, kind, base.shape, solved=mixing.method == "regmean")
+    if kind == "inputs":  # else as large as the adapter
+        _check_size(parts, base.shape, solved=mixing.method == "regmean")
     work = _Work(registry, base, kind, measure, progress)
     return tuple(replace(part, statistic=work.statistic(part)) for part in parts)
 
@@ -148,22 +148,23 @@ def _some(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
 
 
-def _check_size(part: SoupPart, kind: StatisticKind, shape: BaseShape, *, solved: bool) -> None:
-    """Raises Incompatible where second moments would be too large to keep, or a system of them to solve."""
-    if kind != "inputs":
-        return  # as large as the adapter
-    expected = expected_tensors(part.config, shape)
-    read = [expected[name][1] for name in read_by(part.config, expected)]
-    size = 4 * sum(map(packed_entries, read))
+def _check_size(parts: Sequence[SoupPart], shape: BaseShape, *, solved: bool) -> None:
+    """Raises Incompatible where second moments would be too large to hold, or a system of them to solve."""
+    size, most = 0, 0
+    for part in parts:
+        expected = expected_tensors(part.config, shape)
+        read = [expected[name][1] for name in read_by(part.config, expected)]
+        size += 4 * sum(map(packed_entries, read))
+        most = max([most, *read])
+    instead = "leave out ingredients, or mix by 'average' or 'concat'."
     if size > MOST_BYTES:
         raise Incompatible(
-            f"What the {len(read)} projections of {part.ref} read has {size} bytes of second moments, and {MOST_BYTES} "
-            "are kept at most: mix by 'average' or 'concat'.",
+            f"One of these has a projection that reads {most} values, and RegMean takes {MOST_READ} at most: {instead}",
+            f"{MOST_BYTES} are taken: {instead}",
             param="mixing",
         )
-    if solved and max(read) > MOST_READ:
+    if solved and most > MOST_READ:
         raise Incompatible(
-            f"A projection of {part.ref} reads {max(read)} values, and RegMean takes at most {MOST_READ}: mix by "
-            "'average' or 'concat'.",
+            f"One of these has a projection that reads {most} values, and RegMean takes at most {MOST_READ}: {instead}",
             param="mixing",
         )

@@ -139,12 +139,12 @@ def test_what_is_too_large_is_refused_before_anything_is_computed(
     two: ToyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statistics, "MOST_READ", 7)
-    with pytest.raises(Incompatible, match="reads 8 values, and RegMean takes at most 7"):
+    with pytest.raises(Incompatible, match="that reads 8 values, and RegMean takes 7 at most"):
         two.cook(recipe=RECIPE, mixing={"method": "regmean"})
     two.cook(recipe=RECIPE, mixing=FISHER)  # as large as the adapter
     monkeypatch.setattr(statistics, "MOST_BYTES", 100)
     two.push("acme/a", config=LORA, sample={"texts": passages("a")})
-    with pytest.raises(Incompatible, match="has 288 bytes of second moments, and 100 are kept at most"):
+    with pytest.raises(Incompatible, match="read have 288 bytes together, and at most 100 are taken"):
         two.cook(recipe={"ingredients": [{"ref": "acme/a"}]}, mixing={**METHODS["by inputs"], "width": 1})
     assert len(two.measurings) == 2
 

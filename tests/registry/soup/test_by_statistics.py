@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from registry.adapters.moments import packed, read_by, unpacked
+from registry.adapters.weights import save_tensors
 from registry.errors import Incompatible, Internal
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
@@ -24,6 +26,7 @@ from registry.spec import (
     RegMeanMixing,
     UnionConfig,
 )
+from tests.other_processor import elsewhere
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import (
     INIT,
@@ -291,3 +294,30 @@ def test_by_inputs_is_of_loras_and_nothing_changes_where_nothing_is_left_out() -
     parts = measured([lora(2)] * 2, [1, 1], "inputs")
     wide, exact = ours(parts, RecompressMixing(by_inputs=True, width=4)), ours(parts, ConcatMixing())
     assert all(torch.equal(tensor, exact[name]) for name, tensor in wide.items())
+
+
+# --- the same bytes everywhere --------------------------------------------------------------------
+
+EVERYWHERE = "8610fcbaa31a30309e822351c95f4822de08cea245a41432d60b0a2989554e89"
+
+
+def digest_of_some() -> str:
+    """Of soups by all three, of bottlenecks and LoRAs."""
+    hashed = hashlib.sha256()
+    for config, mixing in (
+        (PLAIN, FisherMixing(scale="0.7")),
+        (PLAIN, RegMeanMixing()),
+        (lora(3), RegMeanMixing()),
+        (lora(3), RecompressMixing(by_inputs=True)),
+    ):
+        parts = measured([config] * 3, [1, 2, 4], MIXINGS[mixing.method].statistic(mixing), provenance=INIT)
+        hashed.update(save_tensors(ours(parts, mixing)))
+    return hashed.hexdigest()
+
+
+@pytest.mark.slow
+def test_the_bytes_do_not_depend_on_the_processor() -> None:
+    """A processor without its vector instructions and with several threads has what this one has, and any other had."""
+    other = {"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "3"}
+    assert digest_of_some() == EVERYWHERE
+    assert elsewhere(digest_of_some, other) == EVERYWHERE
