@@ -159,12 +159,12 @@ def _check_size(parts: Sequence[SoupPart], shape: BaseShape, *, solved: bool) ->
     instead = "leave out ingredients, or mix by 'average' or 'concat'."
     if size > MOST_BYTES:
         raise Incompatible(
-            f"One of these has a projection that reads {most} values, and RegMean takes {MOST_READ} at most: {instead}",
-            f"{MOST_BYTES} are taken: {instead}",
+            f"Second moments of what the projections of these {len(parts)} read have {size} bytes together, and "
+            f"{MOST_BYTES} at most are taken: {instead}",
             param="mixing",
         )
     if solved and most > MOST_READ:
         raise Incompatible(
-            f"One of these has a projection that reads {most} values, and RegMean takes at most {MOST_READ}: {instead}",
+            f"One of these has a projection that reads {most} values, and RegMean takes {MOST_READ} at most: {instead}",
             param="mixing",
         )

@@ -144,7 +144,7 @@ def test_what_is_too_large_is_refused_before_anything_is_computed(
     two.cook(recipe=RECIPE, mixing=FISHER)  # as large as the adapter
     monkeypatch.setattr(statistics, "MOST_BYTES", 100)
     two.push("acme/a", config=LORA, sample={"texts": passages("a")})
-    with pytest.raises(Incompatible, match="read have 288 bytes together, and at most 100 are taken"):
+    with pytest.raises(Incompatible, match="read have 288 bytes together, and 100 at most are taken"):
         two.cook(recipe={"ingredients": [{"ref": "acme/a"}]}, mixing={**METHODS["by inputs"], "width": 1})
     assert len(two.measurings) == 2
 
