@@ -365,8 +365,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=ONLY, default=[], help="look at these parts and at no others")
     parser.add_argument("--greedy", type=int, help="adapters that greedy search may take, the best by themselves")
     given = parser.parse_args()
-    if given.only and given.without:
-        parser.error("--only is of parts that are named: nothing is left out with --without")
+    if given.only and set(given.without) - {"thorough"}:
+        parser.error("--only is of parts that are named: --without leaves nothing but an effort out of them")
     name = "adaptersoup" if given.out is None else given.out.stem
     lengths = Lengths(given.passages, given.largest, given.longest)
     with opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting:

@@ -163,7 +163,7 @@ class Store:
         )
         return cook(
             self.registry, CALLER, request, namespace="default", fit=_no_model,
-            gradients=Gradients(_no_model, _no_model), progress=lambda *_: None,
+            gradients=Gradients(_no_model, _no_model, _no_model), progress=lambda *_: None,
         )  # fmt: skip
 
 

@@ -130,6 +130,7 @@ def _collected(work: _Work) -> Collected:
             catalogue.selectors.stop_serving(row, unless_asked_since=before)
         selectors = catalogue.removals.drop_selectors(before)
         catalogue.removals.drop_embeddings()
+        catalogue.removals.drop_statistics()
     blobs, size = _forget_unseen(work, before, work.moment + min(grace, HELD))
     return replace(
         found, soups=len(removed), removed=tuple(removed[:NAMED]), selectors=selectors, blobs=blobs, bytes=size

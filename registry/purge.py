@@ -23,7 +23,8 @@ log = logging.getLogger("soup.collect")
 class Purged:
     """What was removed, and what is left that was made of it.
 
-    Of `not_rebuildable` soups the ingredient is nowhere any more; `tuned` soups have learnt from the sample. Both are
+    Of `not_rebuildable` soups the ingredient is nowhere any more, or what it was mixed by went with its sample; `tuned`
+    soups have learnt from the sample. Both are
     live, and of all namespaces: who tells a caller leaves out what that does not see.
     """
 
@@ -50,13 +51,14 @@ def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         sample = None if row.sample is None else row.sample.digest
         named = catalogue.removals.purge(row)
+        unmeasured = catalogue.statistics.lost(named)
         catalogue.removals.release(row.namespace, named)
         caller.audit(catalogue, "adapter.purge", row.ref, digest=row.digest, sample=sample)
         moment = datetime.now(UTC)
         gone = catalogue.removals.unreferenced(named)
         size = catalogue.removals.forget(gone, moment)
         lost = not catalogue.adapters.has_digest(row.digest)
-        soups = catalogue.soups.children(row.digest, None) if lost else []
+        soups = catalogue.soups.children(row.digest, None) if lost else catalogue.soups.mixed_by(unmeasured, None)
         tuned = [] if sample is None else catalogue.adapters.learnt_from(sample)
     try:
         remove_files(registry, moment)

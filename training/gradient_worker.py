@@ -1,4 +1,4 @@
-"""What a process that computes gradients for a cook does: weighs adapters, or tunes a soup.
+"""What a process that computes gradients for a cook does: weighs adapters, tunes a soup, or measures an ingredient.
 
 It loads a base model, and reads and writes weights in a blob store. Run by the server under the module
 `service.jobs.gradient_process`.
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import load_tensors, passing
+from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.blobs import LocalBlobs
 from registry.progress import Progress
-from registry.spec import BaseEntry, Frozen, StoredAdapter, TuningRequest, WeighingRequest
+from registry.spec import BaseEntry, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
 from training.coefficients import weigh
 from training.known import Known
 from training.process import Handle, Json
+from training.statistics import measure
 from training.tuning import tune
 
 
@@ -48,6 +49,13 @@ class TuningTask(Frozen):
     request: TuningRequest
 
 
+class StatisticTask(Frozen):
+    """Compute a statistic; answered with a MeasuredStatistic, whose blob is there when the answer comes."""
+
+    do: Literal["measure"] = "measure"
+    request: StatisticRequest
+
+
 def begin(setup: Json) -> Handle:
     """What answers tasks, on the base model and the blobs of the first line; raises what their work does."""
     given = GradientSetup.model_validate(setup)
@@ -60,6 +68,9 @@ def begin(setup: Json) -> Handle:
 
     def keep(tensors: Mapping[str, Tensor]) -> str:
         return blobs.put_bytes(passing(tensors))
+
+    def store(tensors: Mapping[str, Tensor]) -> str:
+        return blobs.put_bytes(save_tensors(tensors))
 
     loaded: list[LoadedBase] = []
     known = Known()
@@ -79,6 +90,9 @@ def begin(setup: Json) -> Handle:
             weighing = WeighingTask.model_validate(task)
             found = weigh(base, weighing.request, load, known=known, progress=progress)
             return found.model_dump(mode="json")
+        if task["do"] == "measure":
+            asked = StatisticTask.model_validate(task)
+            return measure(base, asked.request, load, store, progress=progress).model_dump(mode="json")
         tuning = TuningTask.model_validate(task)
         return tune(base, tuning.request, load, keep, progress=progress).model_dump(mode="json")
 

@@ -27,6 +27,7 @@ from registry.adapters.bottleneck_alignment import align_bottlenecks
 from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
+from registry.adapters.fixed_order import Array
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, Shapes, initial_tensors
@@ -64,7 +65,8 @@ class StructureEntry:
     """What a structure does with tensors. What its configuration alone can say is asked of that (`spec.structures`).
 
     `build` makes its module on the meta device and `initial` draws its first tensors for names and shapes. `join` puts
-    several side by side as one, `narrow` makes what comes of it narrower (configuration, tensors, widths, seed),
+    several side by side as one, `narrow` makes what comes of it narrower (configuration, tensors, widths, seed,
+    second moments of what is read by site, if they are to count),
     `align` puts the neurons of one into the order of another's, `mixture` is their exact mixture: None where its
     configurations say that there is none (`joinable`, `no_exact_mixture`), or where it has no neurons. Only a bank of
     experts has a `merge`, and `routes`: the adapters whose mean output
@@ -77,7 +79,9 @@ class StructureEntry:
     initial: Callable[..., dict[str, Tensor]]
     join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[Factor]], dict[str, Tensor]] | None = None
     align: Callable[[Any, Tensors, Tensors | None], dict[str, Tensor]] | None = None
-    narrow: Callable[[Any, Tensors, Mapping[str, int], int], dict[str, Tensor]] | None = None
+    narrow: Callable[[Any, Tensors, Mapping[str, int], int, Mapping[str, Array] | None], dict[str, Tensor]] | None = (
+        None
+    )
     mixture: Callable[[Any, BaseShape], Mixture] | None = None
     merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
     routes: Callable[[Any, Tensors], list[dict[str, Tensor]]] | None = None

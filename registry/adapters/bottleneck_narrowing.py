@@ -32,7 +32,7 @@ SILENT = 1e-9
 
 
 def narrow_bottlenecks(
-    config: BottleneckConfig, tensors: Tensors, widths: Mapping[str, int], seed: int
+    config: BottleneckConfig, tensors: Tensors, widths: Mapping[str, int], seed: int, _read: object = None
 ) -> dict[str, Tensor]:
     """The tensors of `config`, in double precision, with each site's bottleneck as wide as `widths` says at most.
 

@@ -211,6 +211,11 @@ class Adapters(Repository[AdapterRow]):
         """Whether any version, retired or not, has these tensors."""
         return bool(self._connection.execute(select(exists().where(adapters.c.digest == digest))).scalar_one())
 
+    def has_sample(self, digest: str, sample: str) -> bool:
+        """Whether any version, retired or not, has these tensors with this sample."""
+        both = exists().where(adapters.c.digest == digest, adapters.c.sample_digest == sample)
+        return bool(self._connection.execute(select(both)).scalar_one())
+
     def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
         """Whether a row is of the name, and of the version or alias that the ref says, if any."""
         version = ref.version

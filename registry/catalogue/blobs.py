@@ -17,6 +17,7 @@ from registry.catalogue.tables import (
     embeddings,
     recipes,
     selectors,
+    statistics,
 )
 
 
@@ -58,12 +59,17 @@ class Blobs:
         weights = select(*version).where(adapters.c.weights_blob == digest)
         sample = select(*version).where(adapters.c.sample_digest == digest)
         embedded = select(*version).join(embeddings, embeddings.c.sample_digest == adapters.c.sample_digest)
+        of_both = and_(
+            statistics.c.adapter_digest == adapters.c.digest, statistics.c.sample_digest == adapters.c.sample_digest
+        )
+        measured = select(*version).join(statistics, of_both)
         found = [
             f"{what} of {row.namespace}/{row.name}@{row.version}"
             for what, query in (
                 ("weights", weights),
                 ("sample", sample),
                 ("embeddings", embedded.where(embeddings.c.blob_digest == digest).distinct()),
+                ("statistic", measured.where(statistics.c.blob_digest == digest).distinct()),
             )
             for row in self._connection.execute(query.order_by(*newest))
         ]

@@ -32,6 +32,7 @@ from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
+from registry.catalogue.statistics import Statistics
 from registry.catalogue.stores import Stores
 from registry.catalogue.uploads import Uploads
 from registry.catalogue.usage import Usage
@@ -91,6 +92,7 @@ class Catalogue:
         self.samples = Samples(connection)
         self.selectors = Selectors(connection)
         self.soups = Soups(connection)
+        self.statistics = Statistics(connection)
         self.jobs = Jobs(connection, asked)
         self.keys = Keys(connection)
         self.namespaces = NamespaceSettings(connection)

@@ -29,6 +29,7 @@ from registry.catalogue.tables import (
     selector_namespaces,
     selector_targets,
     selectors,
+    statistics,
     usage,
 )
 from registry.catalogue.word_tables import adapter_words
@@ -74,8 +75,8 @@ class Removals:
     def purge(self, row: AdapterRow) -> list[str]:
         """Remove a version with its evidence, and recipes where no other soup is of them; its number stays used.
 
-        Returns the blobs that it named: those of its weights, its sample, and of the sample's embeddings where no
-        other version has that sample.
+        Returns the blobs that it named: those of its weights, its sample, of the sample's embeddings where no other
+        version has that sample, and of statistics where no other version has these weights and that sample.
         """
         run = self._connection.execute
         found = select(evidence.c.recipe_digest).where(evidence.c.adapter_id == row.id)
@@ -92,6 +93,7 @@ class Removals:
         named = [row.weights_blob, *(blob for digest in cooked for blob in self._drop_recipe(digest))]
         if row.sample is not None:
             named += [row.sample.digest, *self._drop_embeddings(embeddings.c.sample_digest == row.sample.digest)]
+            named += self._drop_statistics(statistics.c.adapter_digest == row.digest)
         return named
 
     def _drop_recipe(self, digest: str | None) -> list[str]:
@@ -109,6 +111,16 @@ class Removals:
         orphaned = and_(which, ~exists().where(adapters.c.sample_digest == embeddings.c.sample_digest))
         found = list(self._connection.scalars(select(embeddings.c.blob_digest).where(orphaned)))
         self._connection.execute(delete(embeddings).where(orphaned))
+        return found
+
+    def _drop_statistics(self, which: ColumnElement[bool]) -> list[str]:
+        """Remove statistics of weights and samples that no version has together; gives their blobs."""
+        together = exists().where(
+            adapters.c.digest == statistics.c.adapter_digest, adapters.c.sample_digest == statistics.c.sample_digest
+        )
+        orphaned = and_(which, ~together)
+        found = list(self._connection.scalars(select(statistics.c.blob_digest).where(orphaned)))
+        self._connection.execute(delete(statistics).where(orphaned))
         return found
 
     # --- what nobody needs ----------------------------------------------------------------------
@@ -156,6 +168,10 @@ class Removals:
     def drop_embeddings(self) -> None:
         """Remove embeddings of samples that no version has any more."""
         self._drop_embeddings(embeddings.c.sample_digest.is_not(None))
+
+    def drop_statistics(self) -> None:
+        """Remove statistics of weights and samples that no version has together any more."""
+        self._drop_statistics(statistics.c.sample_digest.is_not(None))
 
     # --- blobs ----------------------------------------------------------------------------------
 
@@ -249,6 +265,7 @@ def _unnamed_blob() -> list[ColumnElement[bool]]:
         ~exists().where(embeddings.c.blob_digest == blobs.c.digest),
         ~exists().where(selectors.c.state_blob == blobs.c.digest),
         ~exists().where(recipes.c.weights_blob == blobs.c.digest),
+        ~exists().where(statistics.c.blob_digest == blobs.c.digest),
     ]
 
 

@@ -18,6 +18,7 @@ from registry.spec import (
     Recipe,
     SampleReport,
     SelectorSpec,
+    StatisticKind,
     TuningSetting,
     Unit,
 )
@@ -172,6 +173,18 @@ class EmbeddingRow:
     count: int
     dimensions: int
     truncated: int
+
+
+@dataclass(frozen=True)
+class StatisticRow:
+    """What was computed of an adapter on its sample, of so many passages and tokens; the values are a blob."""
+
+    adapter_digest: str
+    sample_digest: str
+    kind: StatisticKind
+    blob_digest: str
+    passages: int
+    tokens: int
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -11,7 +11,7 @@ from sqlalchemy import exists, select
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
-from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
+from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes, statistics
 from registry.spec import MixReport, Recipe
 
 
@@ -38,7 +38,10 @@ class Soups(Repository[RecipeRow]):
             created_at=now(),
         )
         for one in recipe.ingredients:
-            self._insert(recipe_ingredients, recipe_digest=recipe.digest, adapter_digest=one.digest, weight=one.weight)
+            self._insert(
+                recipe_ingredients, recipe_digest=recipe.digest, adapter_digest=one.digest, weight=one.weight,
+                statistic=one.statistic,
+            )  # fmt: skip
 
     def add_evidence(self, adapter_id: int, recipe_digest: str, body: Mapping[str, Any]) -> None:
         """Add why a soup was cooked; a soup gathers as many as it has been asked for."""
@@ -70,6 +73,21 @@ class Soups(Repository[RecipeRow]):
             ~exists().where(adapters.c.digest == recipe_ingredients.c.adapter_digest),
         )
         return set(self._connection.scalars(query))
+
+    def lost_statistics(self, recipe_digest: str) -> set[str]:
+        """Blobs of statistics that a recipe's ingredients were mixed by, and that went with their sample."""
+        query = select(recipe_ingredients.c.statistic).where(
+            recipe_ingredients.c.recipe_digest == recipe_digest,
+            recipe_ingredients.c.statistic.is_not(None),
+            ~exists().where(statistics.c.blob_digest == recipe_ingredients.c.statistic),
+        )
+        return set(self._connection.scalars(query))
+
+    def mixed_by(self, blobs: Collection[str], visible: Namespaces) -> list[AdapterRow]:
+        """Visible live soups with an ingredient that was mixed by the statistic in one of these blobs, newest first."""
+        those = recipe_ingredients.c.statistic.in_(sorted(blobs))
+        using = select(recipe_ingredients.c.recipe_digest).where(those)
+        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""

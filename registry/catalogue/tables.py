@@ -242,7 +242,18 @@ recipe_ingredients = Table(
     Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), primary_key=True),
     Column("adapter_digest", DIGEST, primary_key=True),
     Column("weight", String(16), nullable=False),
+    Column("statistic", DIGEST, index=True),  # the blob of what it was mixed by, where a method needs that
     Index("ix_recipe_ingredients_adapter_digest", "adapter_digest"),
+)
+statistics = Table(  # what was computed of an adapter on its sample
+    "statistics",
+    metadata,
+    Column("adapter_digest", DIGEST, primary_key=True),
+    Column("sample_digest", DIGEST, primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("blob_digest", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
+    Column("passages", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
 )
 evidence = Table(
     "evidence",

@@ -18,6 +18,7 @@ from registry.cook.plan import beyond
 from registry.cook.publish import publish_soup, purged_meanwhile
 from registry.cook.search import Weigh, search
 from registry.cook.setting import by_setting, may_tune
+from registry.cook.statistics import Measure, with_statistics
 from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
@@ -52,6 +53,7 @@ class Gradients:
 
     weigh: Weigh
     tune: Tune
+    measure: Measure
 
 
 def cook(
@@ -177,7 +179,7 @@ def _once(
             mixed = found.best.mixed
             evidence = evidence.model_copy(update={"verification": found.best.verification})
     elif parts:
-        mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, progress)
+        mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, gradients, progress)
         if request.effort == "tune":
             assert sample is not None
             tuned = tune_soup(
@@ -204,7 +206,7 @@ def _once(
 
 def _mixed(
     registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], request: CookRequest,
-    sample: CheckedSample | None, chosen: Chosen | None, evidence: Evidence, progress: Progress,
+    sample: CheckedSample | None, chosen: Chosen | None, evidence: Evidence, gradients: Gradients, progress: Progress,
 ) -> tuple[Mixed, Evidence]:  # fmt: skip
     """The soup of these parts, and where it is to be verified what that found."""
     checked = sample if request.verify else None
@@ -213,6 +215,10 @@ def _mixed(
     if request.effort == "tune":
         checked = None  # on passages that are held out, once it is trained
         request = request.model_copy(update={"mixing": _to_tune(parts, request)})
+    parts = with_statistics(
+        registry, base, parts, request, measure=gradients.measure,
+        progress=lambda _done, _total, message: progress(2, STEPS, message),
+    )  # fmt: skip
     progress(2, STEPS, f"mixing {len(parts)} adapters")
     mixed = mix_ingredients(registry, base, parts, request=request)
     if checked is None:

@@ -196,4 +196,5 @@ def part_of(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:
         base_fingerprint=row.base_fingerprint,
         provenance=row.provenance,
         dtype=row.dtype,
+        sample=row.sample.digest if row.sample is not None and row.sample.has_text else None,
     )

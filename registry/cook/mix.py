@@ -59,20 +59,22 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
     """
     choice = settle(parts, request.mixing, max_width=request.max_width)
     shape = base.shape
-    if parts[0].base_fingerprint != shape.fingerprint:
-        raise Incompatible(
-            f"{parts[0].ref} was made for another state of base model {base.entry.id!r} "
-            f"({parts[0].base_fingerprint[:19]} and not {shape.fingerprint[:19]}).",
-            param="recipe",
-        )
+    check_base(parts, base)
     _check_layers(parts, shape)
     ordered = tuple(by_digest(parts))
+    mixing = MIXINGS[choice.mixing.method].resolved(ordered, choice.mixing, shape)
     recipe = Recipe(
         base_fingerprint=shape.fingerprint,
         ingredients=tuple(
-            RecipeIngredient(digest=part.digest, weight=part.weight, layers=part.layers) for part in ordered
+            RecipeIngredient(
+                digest=part.digest,
+                weight=part.weight,
+                layers=part.layers,
+                statistic=None if part.statistic is None else part.statistic.blob,
+            )
+            for part in ordered
         ),
-        mixing=choice.mixing,
+        mixing=mixing,
     )
     config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
     with registry.database.read() as catalogue:
@@ -89,6 +91,17 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
     if known is not None and digest != known.adapter_digest:
         raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
     return Mixed(base, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
+
+
+def check_base(parts: Sequence[SoupPart], base: BaseModel) -> None:
+    """Raises Incompatible where they, who are of one base model, are of another state of it."""
+    fingerprint = base.shape.fingerprint
+    if parts[0].base_fingerprint != fingerprint:
+        raise Incompatible(
+            f"{parts[0].ref} was made for another state of base model {base.entry.id!r} "
+            f"({parts[0].base_fingerprint[:19]} and not {fingerprint[:19]}).",
+            param="recipe",
+        )
 
 
 def _check_layers(parts: Sequence[SoupPart], shape: BaseShape) -> None:

@@ -22,7 +22,7 @@ from registry.quotas import check_room, check_stored
 from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import SoupPart
-from registry.spec import Card, Evidence, Provenance, Recipe, SampleReport
+from registry.spec import AdapterConfig, Card, Evidence, Provenance, Recipe, SampleReport
 from registry.stored_bytes import record_bytes
 
 
@@ -92,6 +92,8 @@ def _check_ingredients(catalogue: Catalogue, mixed: Mixed) -> None:
     for part in mixed.parts:
         if not catalogue.adapters.has_digest(part.digest):
             raise purged_meanwhile(part)
+        if part.statistic is not None and catalogue.statistics.lost([part.statistic.blob]):
+            raise purged_meanwhile(part)
 
 
 def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:
@@ -132,7 +134,7 @@ def _new_row(
         config=mixed.config,
         domain=name,
         card=_card(mixed, namespace, learnt),
-        provenance=inherited(mixed.parts, mixed.recipe),
+        provenance=inherited(mixed.parts, mixed.recipe, mixed.config),
         weights_blob=sha256_digest(mixed.data),
         dtype=dtype_of(mixed.tensors),
         parameters=mixed.report.parameters,
@@ -180,7 +182,7 @@ def _card(mixed: Mixed, namespace: str, learnt: tuple[str, ...]) -> Card:
     return Card(description=described[:20_000], metadata=metadata)
 
 
-def inherited(parts: Sequence[SoupPart], recipe: Recipe) -> Provenance:
+def inherited(parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
     A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its
@@ -189,7 +191,8 @@ def inherited(parts: Sequence[SoupPart], recipe: Recipe) -> Provenance:
     if recipe.tuning is not None:
         return Provenance(training={"tuning": recipe.tuning.model_dump(mode="json")})
     hashes = {part.provenance.init_hash for part in parts}
-    keeps = recipe.mixing.keeps_init and not recipe.mixing.assume_same_init
+    as_wide = all((part.config.merged or part.config).widths() == config.widths() for part in parts)
+    keeps = recipe.mixing.keeps_init and as_wide and not recipe.mixing.assume_same_init
     if keeps and len(hashes) == 1 and None not in hashes:
         return Provenance(init_hash=hashes.pop(), init_source="declared")
     return Provenance()

@@ -7,19 +7,29 @@ The mixing methods' checks are made of these; the values come from the catalogue
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.mixture import Factor, everywhere
+from registry.errors import Internal
 from registry.spec import Provenance
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What was computed from an ingredient and its sample (`spec.statistics`): its blob, and how that is read."""
+
+    blob: str
+    load: Callable[[], Tensors] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoupPart(LoadableAdapter):
     """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal.
 
-    `layers` are factors by site that multiply the weight (`RecipeIngredient`).
+    `layers` are factors by site that multiply the weight (`RecipeIngredient`). `sample` is the digest of its sample
+    where the text of that is kept, `statistic` what the mixing method needs to know of it.
     """
 
     adapter_id: int
@@ -29,6 +39,14 @@ class SoupPart(LoadableAdapter):
     provenance: Provenance
     dtype: str
     layers: Mapping[str, str] | None = None
+    sample: str | None = None
+    statistic: Statistic | None = None
+
+    def measured(self) -> Tensors:
+        """The tensors of its statistic; raises Internal where the method should have had none."""
+        if self.statistic is None:
+            raise Internal(f"{self.ref} was to be mixed by a statistic, and has none.")
+        return self.statistic.load()
 
     def factor(self, scale: float) -> Factor:
         """What its output is multiplied by at each site: its weight there, times `scale`."""
@@ -108,6 +126,25 @@ def layer_reasons(parts: Sequence[SoupPart]) -> list[str]:
     """Reasons of factors by layer, which are of outputs: an average has one weight for all tensors."""
     layered = [part.ref for part in parts if part.layers is not None]
     return [f"{layered[0]} has factors by layer, which only 'concat' and 'recompress' can keep."] if layered else []
+
+
+def not_joinable_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
+    """Reasons of structures that are neither bottlenecks nor LoRAs, for a method that `what` names."""
+    others = [part for part in parts if not part.config.joinable]
+    if not others:
+        return []
+    return [
+        f"{what} is of bottlenecks and LoRAs, and {others[0].ref} is a {others[0].config.described}: mix by 'average'."
+    ]
+
+
+def statistic_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
+    """Reasons of a method, which `what` names, that looks at what ingredients do with the text of their own samples."""
+    without = [part.ref for part in parts if part.sample is None and part.statistic is None]
+    if not without:
+        return []
+    several = f"{listed(without)} {'have no sample' if len(without) > 1 else 'has no sample'} whose text is kept"
+    return [f"{several}, and {what} goes by what the text of each says: push with 'texts', or mix by 'average'."]
 
 
 def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:

@@ -18,7 +18,16 @@ from registry.adapters.weights import DTYPES, scale_output
 from registry.soup import average
 from registry.soup.cast import cast_finite
 from registry.soup.compat import SoupPart, average_reasons, by_digest, init_reasons, layer_reasons, structure_reasons
-from registry.spec import AdapterConfig, AverageMixing, DareMixing, SlerpMixing, TiesMixing
+from registry.spec import (
+    AdapterConfig,
+    AverageMixing,
+    DareMixing,
+    FisherMixing,
+    RegMeanMixing,
+    SlerpMixing,
+    TaskArithmeticMixing,
+    TiesMixing,
+)
 from registry.tensor_file import canonical_order
 
 Rule = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
@@ -26,7 +35,9 @@ Rule = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 Entrywise = TiesMixing | DareMixing | SlerpMixing
 
 
-def check(parts: Sequence[SoupPart], mixing: Entrywise) -> list[str]:
+def check(
+    parts: Sequence[SoupPart], mixing: Entrywise | TaskArithmeticMixing | FisherMixing | RegMeanMixing
+) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     reasons = structure_reasons([replace(part, config=part.config.dense()) for part in parts])
     pruned = [part.ref for part in parts if part.config.pruned_parts()]

@@ -2,8 +2,9 @@
 
 Of `concat`'s neurons or ranks the ones that say most of what it adds, site by site, with an up-projection fitted to
 them: how is the structure's affair (`adapters.bottleneck_narrowing`, `adapters.lora_narrowing`). It looks at tensors
-alone, never at text, so that a soup is rebuilt from its recipe and holds nothing of any sample. The result is fp32 and
-the same bytes on every machine. Where nothing has to be left out it is `concat`'s, bit for bit.
+alone, never at text, so that a soup is rebuilt from its recipe and holds nothing of any sample; `by_inputs` also looks
+at second moments that were computed from the ingredients' own samples, and are named in the recipe. The result is fp32
+and the same bytes on every machine. Where nothing has to be left out it is `concat`'s, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor
 
 from registry.adapters import entry_of
+from registry.adapters.fixed_order import Array
+from registry.adapters.lora import LORA_A, PREFIX
+from registry.adapters.moments import matrix_size, unpacked
 from registry.errors import Internal
 from registry.soup import concat
 from registry.soup.cast import cast_finite
-from registry.soup.compat import SoupPart
-from registry.spec import AdapterConfig, ConcatMixing, RecompressMixing
+from registry.soup.compat import SoupPart, by_digest, statistic_reasons
+from registry.spec import AdapterConfig, ConcatMixing, RecompressMixing, StatisticKind
 
 WIDEST = 1024
 """Neurons or ranks side by side that are looked at: time grows with their square, for a LoRA with their cube."""
@@ -26,7 +30,19 @@ WIDEST = 1024
 
 def check(parts: Sequence[SoupPart], mixing: RecompressMixing) -> list[str]:
     """Every reason why these cannot be put side by side, as `concat` has them."""
-    return concat.check(parts, _exact(mixing))
+    reasons = concat.check(parts, _exact(mixing))
+    if not mixing.by_inputs:
+        return reasons
+    others = [part for part in parts if part.config.joinable and not part.config.is_update]
+    if others and not reasons:
+        what = f"{others[0].ref} is a {others[0].config.described}"
+        reasons.append(f"'by_inputs' is of LoRAs, and {what}: leave it out.")
+    return reasons + statistic_reasons(parts, "'by_inputs'")
+
+
+def statistic(mixing: RecompressMixing) -> StatisticKind | None:
+    """What has to be known of each ingredient: what its modules read, where the request asks for that."""
+    return "inputs" if mixing.by_inputs else None
 
 
 def too_wide(parts: Sequence[SoupPart], mixing: RecompressMixing, max_width: int) -> list[str]:
@@ -59,7 +75,24 @@ def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor
     if narrow is None:
         raise Internal(f"Adapters of method {wide.method!r} were to be made narrower.")
     exact = concat.side_by_side(parts, mixing.scale)
-    return cast_finite(narrow(wide, exact, widths, mixing.seed), torch.float32)
+    read = _read_together(parts, wide) if mixing.by_inputs else None
+    return cast_finite(narrow(wide, exact, widths, mixing.seed, read), torch.float32)
+
+
+def _read_together(parts: Sequence[SoupPart], wide: AdapterConfig) -> dict[str, Array]:
+    """By site: the second moments of what is read there over all ingredients' samples, by their weights.
+
+    How large they are together changes nothing, so an ingredient that leaves a module alone is left out there.
+    """
+    found: dict[str, Array] = {}
+    for part in by_digest(parts):
+        known, weights = part.measured(), part.factor(1.0)
+        for path in part.config.widths():
+            moments = known[PREFIX + path + LORA_A]
+            size = matrix_size(len(moments))
+            own = weights(path) * unpacked(moments, size)
+            found[path] = found[path] + own if path in found else own
+    return {path: found[path] for path in wide.widths()}
 
 
 def _exact(mixing: RecompressMixing) -> ConcatMixing:

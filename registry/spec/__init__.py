@@ -29,11 +29,14 @@ from registry.spec.mixing import (
     AverageMixing,
     ConcatMixing,
     DareMixing,
+    FisherMixing,
     MergeMixing,
     Mixing,
     MixingRequest,
     RecompressMixing,
+    RegMeanMixing,
     SlerpMixing,
+    TaskArithmeticMixing,
     TiesMixing,
 )
 from registry.spec.recipe import (
@@ -62,6 +65,7 @@ from registry.spec.selection import (
     SelectorSpec,
     UniformSpec,
 )
+from registry.spec.statistics import MOST_PASSAGES, MeasuredStatistic, StatisticKind, StatisticRequest
 from registry.spec.store import StoreMark
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
@@ -85,6 +89,7 @@ from registry.spec.weighing import (
 
 __all__ = [
     "BY_GRADIENTS",
+    "MOST_PASSAGES",
     "UNION_MEMBERS",
     "WEIGHING",
     "WEIGHT_PLACES",
@@ -112,6 +117,7 @@ __all__ = [
     "EncoderName",
     "Evidence",
     "FileSource",
+    "FisherMixing",
     "Frozen",
     "FusionConfig",
     "GmmSpec",
@@ -126,6 +132,7 @@ __all__ = [
     "LoraModule",
     "Manifest",
     "MaskRule",
+    "MeasuredStatistic",
     "MergeMixing",
     "MixReport",
     "Mixing",
@@ -146,6 +153,7 @@ __all__ = [
     "Recipe",
     "RecipeIngredient",
     "RecompressMixing",
+    "RegMeanMixing",
     "SampleReport",
     "SampleSource",
     "Screened",
@@ -155,8 +163,11 @@ __all__ = [
     "SelectorSpec",
     "SlerpMixing",
     "Spent",
+    "StatisticKind",
+    "StatisticRequest",
     "StoreMark",
     "StoredAdapter",
+    "TaskArithmeticMixing",
     "TiesMixing",
     "Trial",
     "Tuned",

@@ -17,6 +17,10 @@ def _not_nothing(scale: str) -> str:
     return scale
 
 
+DrawnInit = Literal["near_identity", "linear", "zero_up"]
+"""How a bottleneck starts that is drawn by a seed."""
+
+
 Scale = Annotated[
     str,
     BeforeValidator(canonical_decimal),
@@ -65,13 +69,15 @@ class RecompressMixing(Frozen):
     """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
 
     Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
-    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`.
+    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`. With `by_inputs`
+    a LoRA's update is the nearest on what its modules read, by second moments of that on the ingredients' samples.
     """
 
     method: Literal["recompress"] = "recompress"
     scale: Scale = "1"
     width: int | None = Field(default=None, ge=1, le=65536, exclude_if=not_set)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    by_inputs: Literal[True] | None = Field(default=None, exclude_if=not_set)
 
     assume_same_init: ClassVar[bool] = False
     masks: ClassVar[None] = None
@@ -135,6 +141,56 @@ class SlerpMixing(Frozen):
     keeps_init: ClassVar[bool] = True
 
 
+class TaskArithmeticMixing(Frozen):
+    """Task arithmetic (Ilharco et al., ICLR 2023): the start, plus `scale` times the weighted mean of what was learnt.
+
+    `scale` is the sum of the paper's coefficients: 1 is the average of bottlenecks, less than 0 takes away what was
+    learnt. Bottlenecks have to share a start that `init` and `init_seed` draw: it is found by its hash, and stands in
+    the recipe. What a LoRA learnt is its update, whatever it started from: of LoRAs it is `concat`'s soup.
+    """
+
+    method: Literal["task_arithmetic"] = "task_arithmetic"
+    scale: Scale = "1"
+    init: DrawnInit | None = Field(default=None, exclude_if=not_set)
+    init_seed: int | None = Field(default=None, ge=0, lt=2**63, exclude_if=not_set)
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class FisherMixing(Frozen):
+    """Fisher merging (Matena and Raffel, NeurIPS 2022): every value weighed by its diagonal Fisher information.
+
+    That is computed once of each ingredient on the sample it was pushed with, and named in the recipe. `scale` and
+    `assume_same_init` as for `average`.
+    """
+
+    method: Literal["fisher"] = "fisher"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class RegMeanMixing(Frozen):
+    """RegMean (Jin et al., ICLR 2023): projections whose outputs are nearest to the ingredients' on their own inputs.
+
+    The second moments of those are computed once of each ingredient on the sample it was pushed with, and named in the
+    recipe; what is off their diagonals is multiplied by `off_diagonal`. `scale` and `assume_same_init` as for
+    `average`. LoRAs need no common initialisation: their updates are fitted, and ranks add up.
+    """
+
+    method: Literal["regmean"] = "regmean"
+    scale: Scale = "1"
+    off_diagonal: UpToOne = "0.9"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
 class MergeMixing(Frozen):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
 
@@ -162,7 +218,17 @@ class AutoMixing(Frozen):
 
 
 _Settled = (
-    AverageMixing | ConcatMixing | RecompressMixing | AlignMixing | TiesMixing | DareMixing | SlerpMixing | MergeMixing
+    AverageMixing
+    | ConcatMixing
+    | RecompressMixing
+    | AlignMixing
+    | TiesMixing
+    | DareMixing
+    | SlerpMixing
+    | TaskArithmeticMixing
+    | FisherMixing
+    | RegMeanMixing
+    | MergeMixing
 )
 Mixing = Annotated[_Settled, Field(discriminator="method")]
 

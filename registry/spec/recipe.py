@@ -46,12 +46,14 @@ class RecipeIngredient(Frozen):
     """An adapter digest and its canonical decimal weight.
 
     Weights sum to 1, but for ingredients with `layers`: then what is added at each site is the weight times that
-    site's factor, and every ingredient has them.
+    site's factor, and every ingredient has them. `statistic` is the digest of what was computed from the
+    ingredient's own sample, for methods that mix by it.
     """
 
     digest: Digest
     weight: str
     layers: LayerFactors | None = Field(default=None, exclude_if=not_set)
+    statistic: Digest | None = Field(default=None, exclude_if=not_set)
 
 
 class MixReport(Frozen):

@@ -11,7 +11,16 @@ from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook import Gradients
 from registry.progress import Progress
 from registry.registry import Caller
-from registry.spec import PoolSpec, SelectorSpec, Tuned, TuningRequest, Weighing, WeighingRequest
+from registry.spec import (
+    MeasuredStatistic,
+    PoolSpec,
+    SelectorSpec,
+    StatisticRequest,
+    Tuned,
+    TuningRequest,
+    Weighing,
+    WeighingRequest,
+)
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.parts import Parts
@@ -42,7 +51,7 @@ class JobContext:
 
     @property
     def gradients(self) -> Gradients:
-        """Weighing and tuning on a base model in the process for it, as part of this job."""
+        """Weighing, tuning and statistics on a base model in the process for it, as part of this job."""
 
         def weigh(base_id: str, request: WeighingRequest) -> Weighing:
             return self.computing.weigh(self.parts.bases[base_id].entry, request, progress=self.progress)
@@ -50,7 +59,10 @@ class JobContext:
         def tune(base_id: str, request: TuningRequest) -> Tuned:
             return self.computing.tune(self.parts.bases[base_id].entry, request, progress=self.progress)
 
-        return Gradients(weigh, tune)
+        def measure(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+            return self.computing.measure(self.parts.bases[base_id].entry, request, progress=self.progress)
+
+        return Gradients(weigh, tune, measure)
 
 
 @dataclass(frozen=True)

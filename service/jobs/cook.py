@@ -14,6 +14,7 @@ from typing import Any
 
 from registry.cook import cook
 from registry.cook.choose import selector_of
+from registry.cook.statistics import may_measure
 from registry.errors import InvalidParameter, NotFound
 from registry.registry import Caller, Registry
 from registry.select import answering, check_selectable, encoder_for, latest, pool_of
@@ -47,13 +48,13 @@ def _run(context: JobContext) -> dict[str, Any]:
 def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     """The kind of the job that cooks this request, its effort settled: a `search` where it takes minutes.
 
-    That is one that computes gradients, or whose pool is to be fitted first; others do not wait behind it. Raises
-    InvalidParameter, Forbidden or Unavailable where the pool is none for this caller.
+    That is one that computes gradients or statistics, or whose pool is to be fitted first; others do not wait behind
+    it. Raises InvalidParameter, Forbidden or Unavailable where the pool is none for this caller.
     """
     if request.recipe is not None:
-        return "search" if request.effort in BY_GRADIENTS else "cook"
+        return "search" if request.effort in BY_GRADIENTS or may_measure(request.mixing) else "cook"
     base, pool = pool_of(registry, caller, request.pool)
-    if request.effort in BY_GRADIENTS:
+    if request.effort in BY_GRADIENTS or may_measure(request.mixing):
         return "search"
     spec = selector_of(request)
     encoder = encoder_for(spec, base.encoders())

@@ -12,11 +12,19 @@ from __future__ import annotations
 import threading
 
 from registry.progress import Progress
-from registry.spec import BaseEntry, Tuned, TuningRequest, Weighing, WeighingRequest
+from registry.spec import (
+    BaseEntry,
+    MeasuredStatistic,
+    StatisticRequest,
+    Tuned,
+    TuningRequest,
+    Weighing,
+    WeighingRequest,
+)
 from service.jobs.train_process import outlive_nobody
 from service.logs import configure_logging
 from service.settings import Settings
-from training.gradient_worker import GradientSetup, TuningTask, WeighingTask, begin
+from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
 from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
 
 CALLED = "The process that computes gradients"
@@ -40,12 +48,16 @@ class GradientProcess:
         """Tune a soup; raises what tuning or `progress` raises, or Unavailable for a crash."""
         return Tuned.model_validate(self._done(entry, TuningTask(request=request), progress))
 
+    def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
+        """Compute a statistic; raises what that or `progress` raises, or Unavailable for a crash."""
+        return MeasuredStatistic.model_validate(self._done(entry, StatisticTask(request=request), progress))
+
     def stop(self) -> None:
         """End the process; called when no job is run any more."""
         with self._lock:
             self._end()
 
-    def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask, progress: Progress) -> Json:
+    def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
         """The answer to a task, of the process that did the one before where that had the same base model."""
         settings = self._settings
         setup = GradientSetup(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from registry.adapters import expected_tensors, from_tensors
+from registry.adapters import Init, create, expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
+from registry.adapters.fixed_order import gram
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.adapters.moments import packed, read_by
+from registry.adapters.weights import init_hash
 from registry.soup import MIXINGS
-from registry.soup.compat import SoupPart
+from registry.soup.compat import SoupPart, Statistic
 from registry.soup.report import ExactMixture
 from registry.spec import (
     AdapterConfig,
@@ -71,6 +75,12 @@ def tensors_of(config: AdapterConfig, seed: int, dtype: torch.dtype = torch.floa
     return values
 
 
+def started(config: AdapterConfig, *, seed: int = 7, init: Init = "linear") -> Provenance:
+    """Of an adapter that started from what this seed draws."""
+    first = create(config, SHAPE, seed=seed, init=init).state_dict()
+    return Provenance(init_hash=init_hash(first), init_source="trained_here", init_seed=seed)
+
+
 def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupPart:
     fields: dict[str, Any] = {
         "adapter_id": number,
@@ -89,6 +99,18 @@ def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) 
 def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupPart]:
     canonical = canonical_weights(weights)
     return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical, strict=True))]
+
+
+def known(one: SoupPart, kind: str) -> SoupPart:
+    """The part with a statistic of this kind, drawn by its number: squares, or moments of twice as many vectors."""
+    draw = np.random.default_rng(500 + one.adapter_id)
+    sizes = expected_tensors(one.config, SHAPE)
+    if kind == "fisher":
+        found = {name: torch.from_numpy(draw.normal(size=size) ** 2).float() for name, size in sizes.items()}
+    else:
+        read = {name: draw.normal(size=(2 * sizes[name][1], sizes[name][1])) for name in read_by(one.config, sizes)}
+        found = {name: packed(torch.from_numpy(gram(values.T) / len(values))) for name, values in read.items()}
+    return replace(one, statistic=Statistic(BASE, lambda: found))
 
 
 def updates(config: AdapterConfig, tensors: dict[str, torch.Tensor], probes: torch.Tensor) -> dict[str, torch.Tensor]:

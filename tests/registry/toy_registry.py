@@ -18,6 +18,7 @@ import torch
 
 from registry.adapters import Init, create, sites_of
 from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.moments import packed, read_by
 from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.blobs import BlobStore
 from registry.catalogue import Database
@@ -45,11 +46,13 @@ from registry.spec import (
     LoraConfig,
     LoraModule,
     Manifest,
+    MeasuredStatistic,
     PassageScore,
     PoolSpec,
     Provenance,
     Screened,
     SelectorSpec,
+    StatisticRequest,
     Tuned,
     TuningRequest,
     Unseen,
@@ -183,10 +186,11 @@ class ToyRegistry:
         self.noise_helps = 0.0
         self.weighings: list[WeighingRequest] = []
         self.tunings: list[TuningRequest] = []
+        self.measurings: list[StatisticRequest] = []
         self.learns = 0.2
         """Nats per token that each pass of tuning takes off `starts`, what the start has; the base has about 3.1."""
         self.starts = 3.0
-        self.gradients = Gradients(self.weigh, self.tune)
+        self.gradients = Gradients(self.weigh, self.tune, self.measure)
         self.said: list[str] = []
 
     def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
@@ -308,6 +312,20 @@ class ToyRegistry:
             blob=self.blobs.put_bytes(passing(moved)) if kept else None,
             trained_tokens=100,
         )
+
+    def measure(self, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        """Values that are drawn by the weights and the first text: positive, or moments of twice as many vectors."""
+        assert base_id == "tiny"
+        self.measurings.append(request)
+        draw = np.random.default_rng(int(sha256_digest((request.adapter.blob + request.texts[0]).encode())[7:15], 16))
+        tensors = load_tensors(self.blobs.read(request.adapter.blob))
+        if request.kind == "fisher":
+            found = {name: torch.from_numpy(draw.random(one.shape)).float() for name, one in tensors.items()}
+        else:
+            read = {name: tensors[name].shape[1] for name in read_by(request.adapter.config, tensors)}
+            drawn = {name: torch.from_numpy(draw.normal(size=(2 * size, size))) for name, size in read.items()}
+            found = {name: packed(one.T @ one / len(one)) for name, one in drawn.items()}
+        return MeasuredStatistic(blob=self.blobs.put_bytes(save_tensors(found)), passages=len(request.texts), tokens=99)
 
 
 def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:

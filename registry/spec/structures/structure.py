@@ -163,6 +163,11 @@ class Structure(Frozen):
     # --- mixing and starting ------------------------------------------------------------------------
 
     @property
+    def is_update(self) -> bool:
+        """Whether all that it is is a change of the base model's own matrices, so that several have an exact sum."""
+        return self.joinable and self.edits_modules
+
+    @property
     def no_average(self) -> str | None:
         """Why the tensors of several have no average: the end of a sentence about one; None where they have."""
         return None

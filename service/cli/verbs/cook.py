@@ -17,7 +17,14 @@ from service.cli.selection_text import selection_table, talk_about, talk_about_p
 from service.client.samples import read_texts
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-_OF_SOME = {"width": ("recompress",), "seed": ("recompress", "dare"), "density": ("ties", "dare")}
+_OF_SOME = {
+    "width": ("recompress",),
+    "seed": ("recompress", "dare"),
+    "density": ("ties", "dare"),
+    "init_seed": ("task_arithmetic",),
+    "by_inputs": ("recompress",),
+    "off_diagonal": ("regmean",),
+}
 """Flags by the mixing methods that have them."""
 
 COOK = Flags(
@@ -44,7 +51,8 @@ COOK = Flags(
         "mixing": Flag(
             "mixing.method",
             "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
-            "dare, slerp: other averages; merge: a bank of experts, alone; auto: what fits.",
+            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; fisher, regmean: by what "
+            "each does on its own sample; merge: a bank of experts, alone; auto: what fits.",
             shown=True,
         ),
         "max_width": Flag(
@@ -55,6 +63,13 @@ COOK = Flags(
         "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
         "seed": Flag("mixing.seed", "Of what recompress or dare draws; by default {default}."),
         "density": Flag("mixing.density", "The share of entries that ties or dare keeps."),
+        "init_seed": Flag(
+            "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
+        ),
+        "by_inputs": Flag(
+            "mixing.by_inputs", "Recompress LoRAs by what their modules read on their samples.", switch=True
+        ),
+        "off_diagonal": Flag("mixing.off_diagonal", "What regmean multiplies moments of two inputs by."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
@@ -129,14 +144,16 @@ def _how(given: Given) -> dict[str, Any]:
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
     if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
+    if method == "task_arithmetic" and "assume_same_init" in given:
+        raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
     if method in ("concat", "recompress", "align") and "assume_same_init" in given:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
     for name, methods in _OF_SOME.items():
         if given.typed(name) and method not in methods:
-            raise typer.BadParameter(f"--{name} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
+            raise typer.BadParameter(f"{COOK.typed(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
     if "masks" in given:
         fields["mixing"]["method"] = method = "average"
-    if method in ("average", "align", "ties", "dare", "slerp") and "max_width" in given:
+    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in given:
         raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
     return fields
 

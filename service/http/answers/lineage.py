@@ -20,6 +20,7 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
     with parts.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
         missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
+        lost = set() if row.recipe_digest is None else catalogue.soups.lost_statistics(row.recipe_digest)
         parents = [
             Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
                    retired=parent is not None and parent.retired_at is not None,
@@ -31,7 +32,7 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
     return Lineage(
         adapter=row.ref,
         recipe=None if recipe is None else recipe.recipe,
-        rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing,
+        rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing | lost,
         parents=parents,
         children=children,
         evidence=[_shown(one, visible) for one in evidence],

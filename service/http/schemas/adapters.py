@@ -130,8 +130,8 @@ class Lineage(Wire):
     adapter: str
     recipe: Recipe | None
     rebuildable: bool | None
-    """Whether the recipe gives the same soup again: its ingredients are all there, and it was not tuned; null for what
-    has no recipe."""
+    """Whether the recipe gives the same soup again: its ingredients are all there, with the statistics that it names,
+    and it was not tuned; null for what has no recipe."""
     parents: list[Parent]
     children: list[Child]
     evidence: list[dict[str, Any]]
@@ -146,7 +146,8 @@ class Purged(Wire):
     """Files that nothing else needs, which are removed."""
     bytes: int
     not_rebuildable: list[str]
-    """Live soups that it is an ingredient of: they are served as before, but cannot be rebuilt."""
+    """Live soups that it is an ingredient of, or that were mixed by what its sample said: they are served as before,
+    but cannot be rebuilt."""
     tuned_on_sample: list[str]
     """Live soups and adapters that have learnt from its sample, through their ingredients as well."""
     elsewhere: int

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from registry.adapters import expected_tensors
-from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.adapters import create, expected_tensors
+from registry.adapters.weights import adapter_digest, init_hash, load_tensors, save_tensors
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidRecipe
 from registry.selectors.ranking import LISTED
 from registry.spec import (
@@ -19,7 +19,9 @@ from registry.spec import (
     ConcatMixing,
     CookRequest,
     MixReport,
+    Provenance,
     RecompressMixing,
+    TaskArithmeticMixing,
 )
 from tests.registry.toy_registry import (
     CONFIG,
@@ -357,6 +359,7 @@ def test_requests_that_are_none(fields):
         CookRequest.model_validate({"recipe": by_hand("acme/a"), **fields})
 
 
+BEYOND = {"method": "task_arithmetic", "scale": 1.5}
 SITES = {f"layers.{layer}.ffn": f"0.{layer + 3}" for layer in range(2)}
 
 
@@ -442,6 +445,48 @@ class TestOtherAverages:
             sample=texts(law=30), selector={"kind": "uniform"}, mixing={"method": "slerp"}, verify=False
         )
         assert cooked.report.members == 2
+
+
+class TestTaskArithmetic:
+    @pytest.fixture
+    def started(self, verbs) -> ToyRegistry:
+        """Two adapters of one start that a seed draws, and that one says."""
+        first = create(CONFIG, SHAPE, seed=5, init="zero_up").state_dict()
+        known = Provenance(init_hash=init_hash(first), init_source="declared", init_seed=5)
+        verbs.push("acme/law", seed=1, provenance=known)
+        verbs.push("acme/code", seed=2, provenance=known.model_copy(update={"init_seed": None}))
+        return verbs
+
+    def test_the_recipe_names_the_start_and_gives_the_same_bytes(self, started):
+        first = started.cook(recipe=by_hand("acme/law", "acme/code"), mixing=BEYOND)
+        assert first.recipe.mixing == TaskArithmeticMixing(scale="1.5", init="zero_up", init_seed=5)
+        row = started.row(first.soup_id)
+        assert row.provenance.init_hash == started.named("acme/law").provenance.init_hash
+        data = started.blobs.read(row.weights_blob)
+        started.blobs.delete(row.weights_blob)
+        named = first.recipe.mixing.model_dump(mode="json")
+        again = started.cook(recipe=by_hand("acme/code", "acme/law"), mixing=named)
+        assert (again.cached, again.recipe_digest, again.report) == (False, first.recipe_digest, first.report)
+        assert started.blobs.read(row.weights_blob) == data
+        assert started.cook(recipe=by_hand("acme/law"), mixing={"method": "task_arithmetic"}).model == "acme/law@1"
+
+    def test_nothing_can_be_taken_away_from_an_adapter_but_what_it_learnt(self, started):
+        less = started.cook(recipe=by_hand("acme/law"), mixing={**BEYOND, "scale": -0.5})
+        first = create(CONFIG, SHAPE, seed=5, init="zero_up").state_dict()
+        own = load_tensors(started.blobs.read(started.named("acme/law").weights_blob))
+        for name, tensor in stored(started, less).items():
+            assert torch.allclose(tensor, first[name] - 0.5 * (own[name] - first[name]), atol=1e-6), name
+
+    def test_another_start_than_the_hash_says_is_refused(self, started):
+        with pytest.raises(Incompatible, match="neither near_identity, linear, zero_up of seed 6 gives those of hash"):
+            started.cook(recipe=by_hand("acme/law", "acme/code"), mixing={**BEYOND, "init_seed": 6})
+
+    def test_loras_are_put_side_by_side(self, loras):
+        found = loras.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing=BEYOND)
+        exact = loras.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "concat", "scale": 1.5})
+        assert found.digest == exact.digest
+        assert found.recipe_digest != exact.recipe_digest
+        assert found.report.residual < 1e-6
 
 
 class TestWeightsByLayer:

@@ -67,7 +67,9 @@ def test_a_search_and_a_training_begin_again(
 
     processes = SimpleNamespace(weigh=weigh, tune=three.tune)
     purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")
-    three.gradients = Gradients(lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked))
+    three.gradients = Gradients(
+        lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
+    )
     cooked = three.cook(sample=SAMPLE, effort=effort, verify=True, name="acme/soup")
     assert "purged since the fit" in reason(cooked)
     assert "beginning again without what was purged meanwhile" in three.said

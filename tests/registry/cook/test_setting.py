@@ -67,7 +67,7 @@ class TestForbid:
             set_tuning(pool, "forbid")
             return trained(*asked)
 
-        monkeypatch.setattr(pool, "gradients", type(pool.gradients)(pool.weigh, meanwhile))
+        monkeypatch.setattr(pool, "gradients", replace(pool.gradients, tune=meanwhile))
         with pytest.raises(Forbidden):
             tune(pool)
         assert (len(pool.tunings), soups(pool)) == (1, before)

@@ -19,7 +19,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS
 from registry.soup.compat import SoupPart
 from registry.spec import BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
-from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, part
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, part, started
 from tests.registry.soup.test_structures import reported
 from tests.repository import REPOSITORY
 
@@ -31,8 +31,11 @@ def some_parts(method: str, count: int = 2) -> list[SoupPart]:
     if method == "merge":
         bank = BankConfig(expert=bottleneck("bapna_firat", 3), experts=2)
         return [part(0, bank, load=lambda: drawn(bank), provenance=INIT)]
-    weights = {1: ["1"], 2: ["0.25", "0.75"]}[count]
-    return [part(n, bottleneck("bapna_firat", 4), weights[n], provenance=INIT) for n in range(count)]
+    config, weights = bottleneck("bapna_firat", 4), {1: ["1"], 2: ["0.25", "0.75"]}[count]
+    provenance = started(config) if method == "task_arithmetic" else INIT
+    parts = [part(n, config, weights[n], provenance=provenance) for n in range(count)]
+    kind = MIXINGS[method].statistic(REQUESTS.validate_python({"method": method}))
+    return parts if kind is None else [known(one, kind) for one in parts]
 
 
 def drawn(config: Any) -> dict[str, torch.Tensor]:
@@ -57,8 +60,9 @@ def broken(parts: Sequence[SoupPart]) -> list[SoupPart]:
 @pytest.mark.parametrize("method", sorted(MIXINGS))
 class TestEveryMixingMethod:
     def mixing(self, method: str) -> Mixing:
-        """As a request that names nothing but the method has it."""
-        return REQUESTS.validate_python({"method": method})  # type: ignore[no-any-return]
+        """As a recipe has it whose request names nothing but the method."""
+        asked = REQUESTS.validate_python({"method": method})
+        return MIXINGS[method].resolved(some_parts(method), asked, SHAPE)
 
     def test_it_is_a_member_of_the_union_by_its_own_name(self, method: str) -> None:
         names = {one.model_fields["method"].default for one in get_args(get_args(Mixing)[0])}
@@ -124,7 +128,9 @@ class TestEveryMixingMethod:
 
     def test_it_is_explained(self, method: str) -> None:
         pages = Path(REPOSITORY) / "docs"
-        assert re.search(rf"^## {method}\b", (pages / "explanation" / "mixing.md").read_text(), re.I | re.M)
+        assert re.search(
+            rf"^## {method.replace('_', ' ')}\b", (pages / "explanation" / "mixing.md").read_text(), re.I | re.M
+        )
         assert method in (pages / "reference" / "glossary.md").read_text()
 
 

@@ -604,6 +604,20 @@ class TestCook:
         mixing = {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}
         assert server.body()["mixing"] == mixing
 
+    def test_how_far_from_the_start(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        flags = ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9")
+        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
+        assert server.body()["mixing"] == {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3}
+
+    def test_what_is_fitted(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        assert soup("cook", "--recipe", "team/a,team/b", "--mixing", "recompress", "--by-inputs")[0] == 0
+        assert server.body()["mixing"] == {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True}
+        assert soup("cook", "--recipe", "team/a,team/b", "--mixing", "regmean", "--off-diagonal", "0.10")[0] == 0
+        mixing = {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False}
+        assert server.body()["mixing"] == mixing
+
     def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
         assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
@@ -627,6 +641,11 @@ class TestCook:
             (("--mixing", "slerp", "--density", "0.5"), "--density"),
             (("--mixing", "ties", "--density", "0"), "--density"),
             (("--mixing", "dare", "--max-width", "9"), "--max-width"),
+            (("--mixing", "task_arithmetic", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "average", "--init-seed", "1"), "--init-seed"),
+            (("--mixing", "fisher", "--max-width", "9"), "--max-width"),
+            (("--mixing", "fisher", "--by-inputs"), "--by-inputs"),
+            (("--mixing", "average", "--off-diagonal", "1"), "--off-diagonal"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:

@@ -209,6 +209,48 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     assert (again["cached"], again["digest"], again["verification"]) == (True, soup["digest"], soup["verification"])
 
 
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stocked, method):
+    client, name = stocked.world.client, f"acme/{method}-law"
+    stocked.world.push(name, seed=3, domain="law", sample={"texts": passages("court", 30, seed=5)}, provenance=INIT)
+    recipe, mixing = {"ingredients": [{"ref": name, "weight": 2}, {"ref": "acme/kitchen"}]}, {"method": method}
+    before = newest_search(stocked)
+    answer = cook(stocked, recipe=recipe, mixing=mixing, name=f"acme/{method}")
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    named = [one["statistic"] for one in soup["recipe"]["ingredients"]]
+    blobs = stocked.world.registry.blobs
+    assert all(map(blobs.is_whole, named))
+    assert client.get(f"/v1/blobs/{named[0]}", headers=key_of(stocked, "read")).status_code == 404
+    check_rebuilt(stocked, soup)
+    assert newest_search(stocked) != before  # no plain cook waits behind it
+    average = cook(stocked, recipe=recipe).json()
+    assert average["digest"] != soup["digest"]
+    asked = {"model": soup["model"], "texts": passages("court", 5, seed=6), "baseline": average["soup"]["ref"]}
+    assert client.post("/v1/perplexity", json=asked).json()["mean_nll"] > 0
+
+    refused = cook(stocked, recipe={"ingredients": [{"ref": name}, {"ref": "acme/control"}]}, mixing=mixing)
+    assert refused.status_code == 422
+    assert "acme/control@1 has no sample whose text is kept" in refused.json()["error"]["message"]
+
+    assert client.get(f"/v1/adapters/acme/{method}/lineage").json()["rebuildable"]
+    purged = client.post(f"/v1/adapters/{name}@1/purge").json()
+    assert f"acme/{method}@1" in purged["not_rebuildable"]
+    assert sum(map(blobs.has, named)) == 1  # what is known of the other ingredient
+    assert not client.get(f"/v1/adapters/acme/{method}/lineage").json()["rebuildable"]
+    assert client.post("/v1/perplexity", json={**asked, "baseline": None}).status_code == 200
+
+
+def newest_search(stocked) -> list[str]:
+    """The id of the newest job of that kind, if there is one."""
+    with stocked.world.runtime.database.read() as catalogue:
+        return [job.id for job in catalogue.jobs.list(None, kind="search", limit=1).rows]
+
+
+def key_of(stocked, scope: str) -> dict[str, str]:
+    return stocked.world.headers(stocked.world.key([scope], ["acme"]))
+
+
 def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked):
     client = stocked.world.client
     assert client.patch("/v1/namespaces/eager", json={"tuning": "default"}).status_code == 200

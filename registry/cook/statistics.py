@@ -1,0 +1,170 @@
+"""Statistics of ingredients, for mixing methods that go by them: found where they were computed before, else made.
+
+Called by `cook` before it mixes. They are computed where gradients may run (`training.statistics`), on the text of the
+sample that an ingredient was pushed with, and stored at once: what was computed stays where the cook ends before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from registry.adapters import expected_tensors
+from registry.adapters.moments import packed_entries, read_by
+from registry.adapters.weights import load_tensors
+from registry.catalogue.database import Catalogue
+from registry.catalogue.rows import StatisticRow
+from registry.cook.mix import check_base
+from registry.cook.publish import purged_meanwhile
+from registry.errors import Incompatible
+from registry.files import decode_lines
+from registry.progress import Progress
+from registry.registry import BaseModel, Registry
+from registry.soup import MIXINGS
+from registry.soup.auto import settle
+from registry.soup.compat import SoupPart, Statistic
+from registry.spec import (
+    MOST_PASSAGES,
+    AutoMixing,
+    BaseShape,
+    CookRequest,
+    MeasuredStatistic,
+    MixingRequest,
+    StatisticKind,
+    StatisticRequest,
+    StoredAdapter,
+)
+from registry.stored_bytes import record_bytes
+
+MOST_BYTES = 2**29
+"""Of the second moments of all ingredients: they are as large as the square of what is read."""
+MOST_READ = 2048
+"""Values that a projection may read, where a system as large as that is solved: time grows with its cube."""
+
+Measure = Callable[[str, StatisticRequest], MeasuredStatistic]
+"""(id of the base model, request) -> what was computed and stored: runs where gradients may run."""
+
+
+def may_measure(mixing: MixingRequest) -> bool:
+    """Whether a mixing goes by statistics, some of which may have to be computed first: that takes a minute."""
+    return not isinstance(mixing, AutoMixing) and MIXINGS[mixing.method].statistic(mixing) is not None
+
+
+def with_statistics(
+    registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], request: CookRequest, *, measure: Measure,
+    progress: Progress,
+) -> tuple[SoupPart, ...]:  # fmt: skip
+    """The parts with what the request's mixing has to know of each; as they are where that is nothing.
+
+    Whatever stands against the mixing surfaces before anything is computed: Incompatible, with all reasons. Raises
+    Retired for an ingredient that is purged meanwhile, and what `measure` and `progress` raise.
+    """
+    mixing = request.mixing
+    if isinstance(mixing, AutoMixing) or not may_measure(mixing):
+        return parts
+    method = MIXINGS[mixing.method]
+    settle(parts, mixing, max_width=request.max_width)
+    kind = method.statistic(mixing)
+    alone = len(parts) == 1 and method.result(parts, mixing) == parts[0].config
+    if kind is None or alone:  # one that stays as wide as it is is itself
+        return parts
+    check_base(parts, base)
+    if base.shape.kind == "encoder":
+        what = f"Mixing by {mixing.method!r} looks at what adapters predict or read in text"
+        raise Incompatible(f"{what}, and base model {base.entry.id!r} is an encoder: mix by 'average'.", param="mixing")
+    if kind == "inputs":  # else as large as the adapter
+        _check_size(parts, base.shape, solved=mixing.method == "regmean")
+    work = _Work(registry, base, kind, measure, progress)
+    return tuple(replace(part, statistic=work.statistic(part)) for part in parts)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What finds or computes a statistic of one kind."""
+
+    registry: Registry
+    base: BaseModel
+    kind: StatisticKind
+    measure: Measure
+    progress: Progress
+
+    def statistic(self, part: SoupPart) -> Statistic:
+        """That of an ingredient on its sample; raises Retired where it is purged meanwhile."""
+        assert part.sample is not None  # the method's check
+        with self.registry.database.read() as catalogue:
+            known = self._whole(catalogue, part, part.sample)
+        if known is None:
+            known = self._computed(part, part.sample)
+        blob = known.blob_digest
+        return Statistic(blob, lambda: load_tensors(self.registry.blobs.read(blob)))
+
+    def _whole(self, catalogue: Catalogue, part: SoupPart, sample: str) -> StatisticRow | None:
+        """What is known, if its file is there and sound: what is damaged is computed anew."""
+        known = catalogue.statistics.find(part.digest, sample, self.kind)
+        return known if known is not None and self.registry.blobs.is_whole(known.blob_digest) else None
+
+    def _computed(self, part: SoupPart, sample: str) -> StatisticRow:
+        registry = self.registry
+        with registry.database.read() as catalogue:
+            row = catalogue.adapters.known(part.adapter_id)
+        if row is None:
+            raise purged_meanwhile(part)
+        self.progress(0, 1, f"computing what mixing needs to know of {part.ref}")
+        texts = decode_lines(registry.blobs.read(sample))
+        stored = StoredAdapter(config=row.config, blob=row.weights_blob)
+        asked = StatisticRequest(kind=self.kind, adapter=stored, texts=_some(texts))
+        found = self.measure(self.base.entry.id, asked)
+        try:
+            return self._recorded(part, sample, found)
+        finally:
+            self._forget_unnamed(found.blob)
+
+    def _recorded(self, part: SoupPart, sample: str, found: MeasuredStatistic) -> StatisticRow:
+        """The row of what was computed, or of what another cook has stored since; raises Retired as `statistic`."""
+        registry, data = self.registry, self.registry.blobs.read(found.blob)
+        with registry.database.write() as catalogue:
+            if not catalogue.adapters.has_sample(part.digest, sample):
+                raise purged_meanwhile(part)
+            known = self._whole(catalogue, part, sample)
+            if known is not None:
+                return known
+            record_bytes(registry, catalogue, found.blob, data)
+            row = StatisticRow(part.digest, sample, self.kind, found.blob, found.passages, found.tokens)
+            catalogue.statistics.put(row)
+        return row
+
+    def _forget_unnamed(self, blob: str) -> None:
+        """Delete what was computed for nothing: nothing names it."""
+        with self.registry.database.read() as catalogue:
+            named = catalogue.blobs.seen_at(blob) is not None
+        if not named:
+            self.registry.blobs.delete(blob)
+
+
+def _some(texts: Sequence[str]) -> tuple[str, ...]:
+    """MOST_PASSAGES of them at most, from all over."""
+    if len(texts) <= MOST_PASSAGES:
+        return tuple(texts)
+    return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
+
+
+def _check_size(parts: Sequence[SoupPart], shape: BaseShape, *, solved: bool) -> None:
+    """Raises Incompatible where second moments would be too large to hold, or a system of them to solve."""
+    size, most = 0, 0
+    for part in parts:
+        expected = expected_tensors(part.config, shape)
+        read = [expected[name][1] for name in read_by(part.config, expected)]
+        size += 4 * sum(map(packed_entries, read))
+        most = max([most, *read])
+    instead = "leave out ingredients, or mix by 'average' or 'concat'."
+    if size > MOST_BYTES:
+        raise Incompatible(
+            f"Second moments of what the projections of these {len(parts)} read have {size} bytes together, and "
+            f"{MOST_BYTES} at most are taken: {instead}",
+            param="mixing",
+        )
+    if solved and most > MOST_READ:
+        raise Incompatible(
+            f"One of these has a projection that reads {most} values, and RegMean takes {MOST_READ} at most: {instead}",
+            param="mixing",
+        )

@@ -1,0 +1,40 @@
+"""Statistics of adapters: what is computed once from an adapter and its own sample, for mixing methods that need it.
+
+They are stored and named in recipes by the digest of their blob, so that a soup is rebuilt by arithmetic alone. An
+ingredient's own sample is looked at, never the sample that a soup is cooked for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from registry.names import Digest
+from registry.spec.frozen import Frozen
+from registry.spec.weighing import StoredAdapter
+
+StatisticKind = Literal["fisher", "inputs"]
+"""`fisher`: the diagonal Fisher information of every value, for a token. `inputs`: of each projection the second
+moments of what it reads, E[x x^T] over tokens."""
+
+MOST_PASSAGES = 64
+"""Passages of a sample that a statistic is computed from."""
+
+
+class StatisticRequest(Frozen):
+    """Compute a statistic of an adapter on texts, each cut at `max_tokens`; what is drawn is drawn by `seed`."""
+
+    kind: StatisticKind
+    adapter: StoredAdapter
+    texts: tuple[str, ...] = Field(min_length=1)
+    max_tokens: int = Field(default=256, ge=2)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class MeasuredStatistic(Frozen):
+    """A statistic that was computed: the blob of its tensors, and how many passages and tokens it is of."""
+
+    blob: Digest
+    passages: int
+    tokens: int

@@ -1,0 +1,254 @@
+"""Soups that are mixed by statistics: what is computed once, named, rebuilt from, and gone with its text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from registry.adapters.weights import load_tensors
+from registry.collect import collect
+from registry.cook import statistics
+from registry.cook.statistics import may_measure
+from registry.errors import Cancelled, Incompatible, Retired
+from registry.purge import purge
+from registry.registry import Retention
+from registry.spec import MOST_PASSAGES, AutoMixing, FisherMixing, MeasuredStatistic, RecompressMixing, StatisticRequest
+from tests.registry.memory_blobs import MemoryBlobs
+from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
+
+RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/tax", "weight": 3}]}
+FISHER = {"method": "fisher"}
+METHODS: dict[str, dict[str, Any]] = {
+    "fisher": FISHER,
+    "regmean": {"method": "regmean", "off_diagonal": 0.5},
+    "by inputs": {"method": "recompress", "by_inputs": True},
+}
+
+
+@pytest.fixture
+def two(verbs: ToyRegistry) -> ToyRegistry:
+    """Two adapters of one start, each with the text of a sample."""
+    for seed, name in enumerate(("law", "tax")):
+        verbs.push(f"acme/{name}", seed=seed, sample={"texts": passages(name)})
+    return verbs
+
+
+def with_method(verbs: ToyRegistry, mixing: dict[str, Any]) -> None:
+    """The two, as LoRAs where the method is of these."""
+    config = {"config": LORA} if "by_inputs" in mixing else {}
+    for seed, name in enumerate(("law", "tax")):
+        verbs.push(f"acme/{name}", seed=seed, sample={"texts": passages(name)}, **config)
+
+
+def statistics_of(verbs: ToyRegistry, name: str, kind: str = "fisher") -> str:
+    row = verbs.named(name)
+    assert row.sample is not None
+    with verbs.database.read() as catalogue:
+        found = catalogue.statistics.find(row.digest, row.sample.digest, kind)  # type: ignore[arg-type]
+    assert found is not None
+    return found.blob_digest
+
+
+@pytest.mark.parametrize("mixing", METHODS.values(), ids=METHODS)
+def test_it_is_computed_once_and_the_soup_is_rebuilt_to_the_bit(verbs: ToyRegistry, mixing: dict[str, Any]) -> None:
+    with_method(verbs, mixing)
+    first = verbs.cook(recipe=RECIPE, mixing=mixing)
+    assert [one.adapter.blob for one in verbs.measurings] == [
+        verbs.named(ref).weights_blob for ref in ("acme/law", "acme/tax")
+    ]
+    assert verbs.measurings[0].texts == tuple(passages("law"))
+    kind = verbs.measurings[0].kind
+    assert {one.digest: one.statistic for one in first.recipe.ingredients} == {
+        verbs.named(ref).digest: statistics_of(verbs, ref, kind) for ref in ("acme/law", "acme/tax")
+    }
+    row = verbs.row(first.soup_id)
+    data = verbs.blobs.read(row.weights_blob)
+    verbs.blobs.delete(row.weights_blob)
+    again = verbs.cook(recipe=RECIPE, mixing=mixing)
+    assert (again.cached, again.recipe_digest, again.digest) == (False, first.recipe_digest, first.digest)
+    assert verbs.blobs.read(row.weights_blob) == data
+    assert verbs.cook(recipe=RECIPE, mixing=mixing).cached
+    assert len(verbs.measurings) == 2
+    plain = {"method": "average"} if mixing["method"] != "recompress" else {"method": "recompress"}
+    assert verbs.cook(recipe=RECIPE, mixing=plain).digest != first.digest
+
+
+def test_the_formula_reads_what_was_stored(two: ToyRegistry) -> None:
+    cooked = two.cook(recipe=RECIPE, mixing=FISHER)
+    soup = load_tensors(two.blobs.read(two.row(cooked.soup_id).weights_blob))
+    shares, values = [], []
+    for name, weight in (("acme/law", 0.25), ("acme/tax", 0.75)):
+        shares.append(
+            {key: weight * one for key, one in load_tensors(two.blobs.read(statistics_of(two, name))).items()}
+        )
+        values.append(load_tensors(two.blobs.read(two.named(name).weights_blob)))
+    for name, tensor in soup.items():
+        over = shares[0][name] + shares[1][name]
+        wanted = (shares[0][name] * values[0][name] + shares[1][name] * values[1][name]) / over
+        assert torch.allclose(tensor, wanted, rtol=1e-5, atol=1e-6), name
+
+
+def test_a_statistic_serves_every_soup_and_every_version_with_that_text(two: ToyRegistry) -> None:
+    two.cook(recipe=RECIPE, mixing={"method": "regmean"})
+    two.cook(recipe=RECIPE, mixing={"method": "regmean", "off_diagonal": 0.1})
+    two.push("beta/copy", seed=0, sample={"texts": passages("law")})
+    two.cook(recipe={"ingredients": [{"ref": "beta/copy"}, {"ref": "acme/tax"}]}, mixing={"method": "regmean"})
+    assert len(two.measurings) == 2
+    two.push("beta/other", seed=0, sample={"texts": passages("other")})  # other text: another statistic
+    two.cook(recipe={"ingredients": [{"ref": "beta/other"}, {"ref": "acme/tax"}]}, mixing={"method": "regmean"})
+    assert len(two.measurings) == 3
+
+
+def test_a_recipe_without_statistics_has_no_field_for_them(two: ToyRegistry) -> None:
+    cooked = two.cook(recipe=RECIPE)
+    assert "statistic" not in cooked.recipe.model_dump_json()
+    assert two.measurings == []
+    assert two.cook(recipe={"ingredients": [{"ref": "acme/law"}]}, mixing=FISHER).model == "acme/law@1"
+    assert two.measurings == []
+
+
+def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
+    every = passages("law", 150)
+    verbs.push("acme/law", seed=0, sample={"texts": every})
+    verbs.push("acme/tax", seed=1, sample={"texts": passages("tax")})
+    verbs.cook(recipe=RECIPE, mixing=FISHER)
+    texts = verbs.measurings[0].texts
+    assert len(texts) == len(set(texts)) == MOST_PASSAGES
+    assert np.diff([every.index(text) for text in texts]).max() <= 3
+
+
+# --- what cannot be ---------------------------------------------------------------------------------
+
+
+def test_adapters_without_text_are_refused_before_anything_is_computed(two: ToyRegistry) -> None:
+    two.push("acme/mute", seed=2)
+    soup = two.cook(recipe=RECIPE, name="acme/soup").model
+    for ref in ("acme/mute", soup):
+        recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": ref}]}
+        with pytest.raises(Incompatible, match=r"has no sample whose text is kept.*push with 'texts'"):
+            two.cook(recipe=recipe, mixing=FISHER)
+    assert two.measurings == []
+
+
+def test_what_is_too_large_is_refused_before_anything_is_computed(
+    two: ToyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MOST_READ", 7)
+    with pytest.raises(Incompatible, match="that reads 8 values, and RegMean takes 7 at most"):
+        two.cook(recipe=RECIPE, mixing={"method": "regmean"})
+    two.cook(recipe=RECIPE, mixing=FISHER)  # as large as the adapter
+    monkeypatch.setattr(statistics, "MOST_BYTES", 100)
+    two.push("acme/a", config=LORA, sample={"texts": passages("a")})
+    with pytest.raises(Incompatible, match="read have 288 bytes together, and 100 at most are taken"):
+        two.cook(recipe={"ingredients": [{"ref": "acme/a"}]}, mixing={**METHODS["by inputs"], "width": 1})
+    assert len(two.measurings) == 2
+
+
+def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
+    two.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
+    with pytest.raises(
+        Incompatible, match="looks at what adapters predict or read in text, and base model 'tiny' is an"
+    ):
+        two.cook(recipe=RECIPE, mixing=FISHER)
+
+
+def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) -> None:
+    real = two.measure
+
+    def once(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        if two.measurings:
+            raise Cancelled("Enough.")
+        return real(base_id, request)
+
+    two.gradients = replace(two.gradients, measure=once)
+    with pytest.raises(Cancelled):
+        two.cook(recipe=RECIPE, mixing=FISHER)
+    assert two.blobs.is_whole(statistics_of(two, "acme/law"))
+    assert "computing what mixing needs to know of acme/tax@1" in two.said
+    two.gradients = replace(two.gradients, measure=real)
+    two.cook(recipe=RECIPE, mixing=FISHER)
+    assert len(two.measurings) == 2
+
+
+def test_only_methods_that_need_it_may_take_a_minute() -> None:
+    assert may_measure(FisherMixing())
+    assert may_measure(RecompressMixing(by_inputs=True))
+    assert not may_measure(RecompressMixing())
+    assert not may_measure(AutoMixing())
+
+
+# --- what becomes of it -----------------------------------------------------------------------------
+
+
+def test_it_goes_with_its_text_and_soups_of_it_are_named(two: ToyRegistry) -> None:
+    """Also where somebody else still has the weights, with other text."""
+    two.push("beta/copy", seed=0, sample={"texts": passages("other")})
+    soup = two.row(two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup").soup_id)
+    plain = two.cook(recipe=RECIPE, name="acme/plain")
+    blob = statistics_of(two, "acme/law")
+    with two.database.read() as catalogue:
+        assert catalogue.blobs.named_by(blob) == ["statistic of acme/law@1"]
+        assert not catalogue.blobs.visible(("acme",), blob)
+        assert catalogue.soups.lost_statistics(soup.recipe_digest) == set()
+    done = purge(two.registry, two.caller(), two.named("acme/law").id)
+    assert [one.ref for one in done.not_rebuildable] == [soup.ref]
+    assert not two.blobs.has(blob)
+    with two.database.read() as catalogue:
+        assert catalogue.soups.lost_statistics(soup.recipe_digest) == {blob}
+        assert catalogue.soups.missing(soup.recipe_digest) == set()
+        assert catalogue.soups.lost_statistics(plain.recipe_digest) == set()
+        assert catalogue.statistics.lost([blob]) == {blob}
+    assert two.blobs.is_whole(soup.weights_blob)
+
+
+def test_it_stays_while_anyone_has_these_weights_with_that_text(two: ToyRegistry) -> None:
+    two.push("beta/copy", seed=0, sample={"texts": passages("law")})
+    two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
+    blob = statistics_of(two, "acme/law")
+    done = purge(two.registry, two.caller(), two.named("acme/law").id)
+    assert done.not_rebuildable == ()
+    assert two.blobs.is_whole(blob)
+    with two.database.read() as catalogue:
+        assert catalogue.blobs.named_by(blob) == ["statistic of beta/copy@1"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
+    """To the same bytes the recipe is the one there was; on another machine it may be another."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    blob = statistics_of(two, "acme/law")
+    two.blobs.damage(blob, b"other")
+
+    def elsewhere(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        return two.measure(base_id, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
+
+    if not same:
+        two.gradients = replace(two.gradients, measure=elsewhere)
+    again = two.cook(recipe=RECIPE, mixing=FISHER)
+    assert (again.recipe_digest == first.recipe_digest) == same
+    assert two.blobs.is_whole(statistics_of(two, "acme/law"))
+    assert len(two.measurings) == 3
+    with two.database.read() as catalogue:
+        assert catalogue.soups.lost_statistics(first.recipe_digest) == (set() if same else {blob})
+
+
+def test_collections_leave_it_alone(two: ToyRegistry) -> None:
+    two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
+    registry = replace(two.registry, retention=Retention(grace=timedelta(days=1)))
+    collect(registry, datetime.now(UTC) + timedelta(days=30), used=lambda _: set())
+    assert two.blobs.is_whole(statistics_of(two, "acme/law"))
+
+
+def test_a_purge_while_it_is_computed_leaves_no_statistic(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(two.blobs.digests())
+    purging(two, monkeypatch, two, "measure")
+    two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
+    with pytest.raises(Retired, match="acme/law@1 was purged"):
+        two.cook(recipe=RECIPE, mixing=FISHER)
+    assert isinstance(two.blobs, MemoryBlobs)
+    assert set(two.blobs.digests()) < before

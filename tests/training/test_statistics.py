@@ -1,0 +1,178 @@
+"""Statistics of adapters: what the formulas of the papers say of them, token by token, and that the base stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from registry.adapters import AdapterModule, attached, create, from_tensors, paper_config
+from registry.adapters.moments import matrix_size, packed, packed_entries, read_by, unpacked
+from registry.base_model import LoadedBase
+from registry.errors import Cancelled, InvalidSample
+from registry.likelihood import hidden_states, lm_logits
+from registry.names import sha256_digest
+from registry.spec import AdapterConfig, LoraConfig, LoraModule, MeasuredStatistic, StatisticRequest, StoredAdapter
+from tests.tiny_models import TINY_SENTENCES
+from tests.training.conftest import state_hash
+from training.statistics import drawn, measure
+
+ON_BASES = ("gpt2", "llama")
+TEXTS = tuple(TINY_SENTENCES[:3])
+BLOB = sha256_digest(b"adapter")
+
+
+def configs(base: LoadedBase) -> dict[str, AdapterConfig]:
+    paths = [path for path in base.shape.linears if path.endswith(("c_attn", "c_proj", "q_proj", "down_proj"))]
+    return {
+        **{name: paper_config(name, bottleneck=4) for name in ("bapna_firat", "houlsby", "parallel")},
+        "lora": LoraConfig.of({path: LoraModule(2, 4.0) for path in paths}),
+    }
+
+
+def tensors_of(base: LoadedBase, config: AdapterConfig) -> dict[str, Tensor]:
+    """As of a trained adapter: nothing is zero."""
+    draw = torch.Generator().manual_seed(0)
+    start = create(config, base.shape, seed=0, init="linear", base=base.model).state_dict()
+    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=draw) for name, tensor in start.items()}
+
+
+def measured(
+    base: LoadedBase, config: AdapterConfig, kind: str, *, progress=lambda *_: None, load=None, **fields: object
+) -> tuple[MeasuredStatistic, dict[str, Tensor]]:
+    kept: dict[str, Tensor] = {}
+
+    def keep(tensors: Mapping[str, Tensor]) -> str:
+        kept.update(tensors)
+        return sha256_digest(b"kept")
+
+    given = {"kind": kind, "adapter": StoredAdapter(config=config, blob=BLOB), "texts": TEXTS, "max_tokens": 24}
+    asked = StatisticRequest.model_validate({**given, **fields})
+    return measure(base, asked, load or (lambda _: tensors_of(base, config)), keep, progress=progress), kept
+
+
+def rows_of(base: LoadedBase) -> list[Tensor]:
+    return [torch.tensor([base.tokenize(text)[:24]]) for text in TEXTS]
+
+
+def attach(base: LoadedBase, config: AdapterConfig) -> AdapterModule:
+    return from_tensors(config, base.shape, tensors_of(base, config))
+
+
+@pytest.mark.parametrize("structure", ["bapna_firat", "lora"])
+def test_fisher_is_the_expectation_of_squared_slopes(base: LoadedBase, structure: str) -> None:
+    """Over draws it is sum_y p(y | x) (d log p(y | x) / d theta)^2, for a token, as the paper has it."""
+    config = configs(base)[structure]
+    text = TINY_SENTENCES[0][:8]
+    draws = 60
+    seen = [measured(base, config, "fisher", texts=(text,), seed=seed)[1] for seed in range(draws)]
+    wanted = exact_fisher(base, config, text)
+    assert seen[0].keys() == wanted.keys() == tensors_of(base, config).keys()
+    ratios = []
+    for name, exact in wanted.items():
+        values = torch.stack([one[name].sum().double() for one in seen])
+        error = values.std() / draws**0.5
+        assert abs(values.mean() - exact.sum()) < 4.5 * error + 1e-9 * exact.sum(), name
+        ratios.append(float(values.mean() / exact.sum()))
+    assert 0.8 < np.median(ratios) < 1.25
+
+
+def exact_fisher(base: LoadedBase, config: AdapterConfig, text: str) -> dict[str, Tensor]:
+    adapter = attach(base, config)
+    values = dict(adapter.named_parameters())
+    sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
+    ids = torch.tensor([base.tokenize(text)[:24]])
+    with attached(base.model, adapter):
+        states = hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1]
+        logits = lm_logits(base.model, states).double().log_softmax(-1)
+        likely = [row.detach().exp() for row in logits]
+        for row, chances in zip(logits, likely, strict=True):
+            slopes = torch.autograd.grad(
+                row, list(values.values()), torch.diag(chances.sqrt()), retain_graph=True, is_grads_batched=True
+            )
+            for name, slope in zip(values, slopes, strict=True):
+                sums[name] += slope.double().square().sum(0)
+    return {name: total / (ids.shape[1] - 1) for name, total in sums.items()}
+
+
+def test_fisher_is_of_the_drawn_tokens_and_of_each_passage_by_itself(gpt2: LoadedBase) -> None:
+    config = configs(gpt2)["bapna_firat"]
+    found, kept = measured(gpt2, config, "fisher", seed=5)
+    adapter, draw = attach(gpt2, config), torch.Generator().manual_seed(5)
+    values = dict(adapter.named_parameters())
+    sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
+    with attached(gpt2.model, adapter):
+        for ids in rows_of(gpt2):
+            states = hidden_states(gpt2.model, ids, torch.ones_like(ids))[0, :-1]
+            tokens = drawn(gpt2, states.detach(), draw)
+            loss = torch.nn.functional.cross_entropy(lm_logits(gpt2.model, states), tokens, reduction="sum")
+            for name, slope in zip(values, torch.autograd.grad(loss, list(values.values())), strict=True):
+                sums[name] += slope.double().square()
+    assert found.tokens == sum(ids.shape[1] - 1 for ids in rows_of(gpt2))
+    assert found.passages == 3
+    for name, tensor in kept.items():
+        assert torch.allclose(tensor.double(), sums[name] / found.tokens, rtol=1e-3, atol=1e-12), name
+
+
+@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora"])
+def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase, structure: str) -> None:
+    config = configs(base)[structure]
+    found, kept = measured(base, config, "inputs")
+    adapter = attach(base, config)
+    names = read_by(config, dict(adapter.named_parameters()))
+    assert list(kept) == names
+    assert all(name.endswith((".down.weight", ".up.weight", ".lora_A.weight")) for name in names)
+    read: dict[str, list[Tensor]] = {name: [] for name in names}
+    real = torch.nn.functional.linear
+
+    def watched(x, weight, bias=None):
+        for name, value in adapter.named_parameters():
+            if value is weight and name in read:
+                read[name].append(x.reshape(-1, x.shape[-1]).double())
+        return real(x, weight, bias)
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch, attached(base.model, adapter):
+        patch.setattr(torch.nn.functional, "linear", watched)
+        for ids in rows_of(base):
+            hidden_states(base.model, ids, torch.ones_like(ids))
+    for name in names:
+        seen = torch.cat(read[name])
+        assert len(seen) == sum(ids.shape[1] for ids in rows_of(base))
+        wanted = (seen.T @ seen / len(seen)).numpy()
+        assert np.allclose(unpacked(kept[name], wanted.shape[0]), wanted, rtol=1e-4, atol=1e-6), name
+    assert found.passages == len(TEXTS)
+
+
+def test_a_symmetric_matrix_is_packed_and_back() -> None:
+    values = torch.randn(7, 7, dtype=torch.float64)
+    matrix = (values + values.T).float()
+    found = packed(matrix)
+    assert len(found) == packed_entries(7) == 28
+    assert [matrix_size(packed_entries(size)) for size in (1, 2, 7, 576)] == [1, 2, 7, 576]
+    assert np.array_equal(unpacked(found, 7), matrix.double().numpy())
+
+
+@pytest.mark.parametrize("kind", ["fisher", "inputs"])
+def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind: str) -> None:
+    config = configs(gpt2)["bapna_firat"]
+    before = state_hash(gpt2.model)
+    first, second = measured(gpt2, config, kind)[1], measured(gpt2, config, kind)[1]
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    broken = {name: torch.full_like(tensor, float("inf")) for name, tensor in tensors_of(gpt2, config).items()}
+    with pytest.raises(InvalidSample, match="NaN or infinity"):
+        measured(gpt2, config, kind, load=lambda _: broken)
+    with pytest.raises(InvalidSample, match="no token"):
+        measured(gpt2, config, kind, texts=("",))
+
+    def stop(done: int, _total: int, message: str) -> None:
+        assert message == "computing what mixing needs to know"
+        if done == 1:
+            raise Cancelled("Enough.")
+
+    with pytest.raises(Cancelled):
+        measured(gpt2, config, kind, progress=stop)
+    assert state_hash(gpt2.model) == before
+    measured(gpt2, config, kind)  # nothing is attached any more
