@@ -1,0 +1,132 @@
+"""The pages in Chromium: by keyboard alone, in both schemes and widths, with their scripts, under their policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.http.pages.assets import VENDORED
+from tests.browser import Browser, Page
+from tests.service.http.pages.looked_at import AXE, findings, look_at
+from tests.service.servers import Live
+
+HOSTILE = '"><script>console.error("ran")</script><img src=x onerror=console.error("ran")>'
+
+
+@pytest.fixture(scope="module")
+def stocked(live: Live) -> Live:
+    world = live.world
+    world.push("acme/law", seed=1, domain="law", card={"tags": ["court", "eu"], "description": "of contracts"})
+    world.push("acme/food", seed=2, domain="recipes")
+    world.push("acme/hostile", seed=3, domain=HOSTILE, card={"description": HOSTILE, "license": HOSTILE})
+    world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
+    world.client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
+    return live
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Browser, stocked: Live) -> Iterator[Page]:
+    """A page that has signed in, by keyboard alone."""
+    with chrome.page(stocked.url) as page:
+        page.open("/models?kind=adapter")
+        assert page.path == "/sign-in?next=%2Fmodels%3Fkind%3Dadapter"
+        look_at(page, "/sign-in")
+        page.open("/sign-in?next=%2Fmodels%3Fkind%3Dadapter")
+        page.call("Input.insertText", text=stocked.world.key(["read", "write", "infer"], ["acme"]))  # it has the focus
+        page.press("Enter")
+        page.until("location.pathname === '/models' && document.readyState === 'complete'")
+        yield page
+
+
+@pytest.fixture(autouse=True)
+def _quiet(page: Page) -> Iterator[None]:
+    """Nothing is said, and nothing asked for elsewhere, in any test."""
+    yield
+    assert page.said == []
+    assert page.foreign == []
+
+
+def test_signing_in_by_keyboard_leads_to_the_page_that_was_asked_for(page: Page) -> None:
+    assert page.path == "/models?kind=adapter"
+    assert "acme/law@1" in page.text("main")
+
+
+def test_models(page: Page) -> None:
+    look_at(page, "/models")
+
+
+def test_the_checks_see_what_is_wrong(chrome: Browser, stocked: Live) -> None:
+    """A check that cannot fail says nothing: a field without a label, a style and a request that are not ours."""
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.evaluate("document.querySelector('label').remove()")
+        assert any(one.startswith("label") for one in findings(other))
+        other.evaluate("document.body.insertAdjacentHTML('beforeend', '<i style=color:red>x</i>')")
+        other.evaluate("fetch('https://elsewhere.test/').catch(() => 0)")
+        other.evaluate("console.log('said')")
+        assert any("Content Security Policy" in one and "style" in one for one in other.said)
+        assert any("Content Security Policy" in one and "elsewhere.test" in one for one in other.said)
+        assert "said" in other.said
+
+
+def test_a_list_follows_what_is_typed_and_its_address_too(page: Page) -> None:
+    page.open("/models")
+    page.fill("#q", "contr")
+    page.until("document.querySelectorAll('#found tbody tr').length === 1")
+    assert "acme/law@1" in page.text("#found")
+    assert page.path.startswith("/models?q=contr&")
+    assert page.evaluate("document.activeElement.id") == "q"
+    page.open(page.path)  # the address says it all
+    assert "acme/food" not in page.text("#found")
+
+
+def test_the_first_tab_skips_to_the_content_and_focus_is_seen(page: Page) -> None:
+    page.open("/models")
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.press("Enter")
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "q"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+
+
+def test_a_mistake_is_a_page(page: Page) -> None:
+    look_at_errors = page.said
+    page.open("/models?cursor=x")
+    assert "This was not done" in page.text("h1")
+    assert all("400" in one for one in look_at_errors)  # the browser says so of the page itself
+    look_at_errors.clear()
+
+
+def test_a_key_that_is_none_is_told_so_beside_the_field(chrome: Browser, stocked: Live) -> None:
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", "sk-soup-" + "0" * 43)
+        other.press("Enter")
+        other.until("document.querySelector('[role=alert]') !== null")
+        assert "unknown or revoked" in other.text("[role=alert]")
+        assert other.evaluate("document.querySelector('#key').value") == ""
+
+
+def test_signing_out_by_mouse(chrome: Browser, stocked: Live) -> None:
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", stocked.world.key(["read"], ["acme"]))
+        other.click("main button")
+        other.until("location.pathname === '/models'")
+        other.click(".me button")
+        other.until("location.pathname === '/sign-in' && document.readyState === 'complete'")
+        other.open("/models")
+        assert other.path == "/sign-in?next=%2Fmodels"
+
+
+@pytest.mark.parametrize("folder", [VENDORED, AXE])
+def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
+    told = json.loads((folder / "VENDORED.json").read_text())
+    found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
+    assert found.pop("VENDORED.json")
+    assert found == told["sha256"]
