@@ -15,7 +15,9 @@ SIGN_OUT = "/sign-in/out"
 ASSET = "/assets/{name}"
 MODELS = "/models"
 MODEL = "/models/{ns}/{name}"
+MODEL_FILE = "/models/{ns}/{name}/files/{file}"
 SOUP = "/soups/{ns}/{name}"
+SOUP_CSV = "/soups/{ns}/{name}/{table}.csv"
 COOK = "/cook"
 JOBS = "/jobs"
 JOB = "/jobs/{id}"
@@ -26,7 +28,7 @@ TWIN = ".json"
 
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
-    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, SOUP),
+    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
     *(COOK, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL),
 )
 """`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""

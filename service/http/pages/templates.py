@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from service.http.pages import assets, words
 
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
-    words.iso, words.in_words, words.seconds, words.size, words.count, words.short, words.signed, words.percent,
-)  # fmt: skip
+    *(words.iso, words.in_words, words.seconds, words.size, words.count),
+    *(words.short, words.signed, words.percent, words.figure),
+)
 
 
 @cache
@@ -25,7 +27,7 @@ def environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     found.filters |= {one.__name__: one for one in FILTERS}
-    found.filters["part"] = part
+    found.filters |= {"part": part, "pretty": pretty}
     found.globals |= {"asset": assets.address, "query": query, "lasted": words.lasted}
     return found
 
@@ -38,6 +40,11 @@ def drawn(name: str, **values: Any) -> str:
 def part(text: str) -> str:
     """A text as one part of a path."""
     return quote(text, safe="@:")
+
+
+def pretty(value: Any) -> str:
+    """A JSON value on many lines."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def query(path: str, **values: Any) -> str:

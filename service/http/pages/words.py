@@ -69,6 +69,13 @@ def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
 
 
+def figure(value: float) -> str:
+    """A number with as many places as say something: 0.344, 12.3, 1,234."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
+
+
 def percent(value: float) -> str:
     """A share: 12.3 %."""
     return f"{100 * value:.1f} %"
