@@ -23,13 +23,14 @@ JOBS = "/jobs"
 JOB = "/jobs/{id}"
 JOB_EVENTS = "/jobs/{id}/events"
 JOB_CANCEL = "/jobs/{id}/cancel"
+JOB_CSV = "/jobs/{id}/{table}.csv"
 CSV = ".csv"
 TWIN = ".json"
 
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
     *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
-    *(COOK, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL),
+    *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
 )
 """`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""
 _PATTERNS = [compile_path(one)[0] for one in TEMPLATES]

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 
 from registry.errors import SoupError
+from registry.names import KeyScope
 from service.http import problems
 from service.http.auth import allowed, scopes_of
 from service.http.bodies import CheckedRoute, Handler
@@ -32,7 +33,10 @@ HEADERS = {
     "referrer-policy": "same-origin",  # with none at all a browser does not say where a form comes from
     "cross-origin-opener-policy": "same-origin",
 }
-NAVIGATION = ((addresses.MODELS, "Models"),)
+NAVIGATION: tuple[tuple[str, str, KeyScope], ...] = (
+    (addresses.MODELS, "Models", "read"), (addresses.COOK, "Cook", "write"), (addresses.JOBS, "Jobs", "read"),
+)  # fmt: skip
+"""Place and name of each page that is there, and the scope that it needs."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -66,7 +70,7 @@ def shown(request: Request, template: str, *, status: int = 200, **values: Any) 
         "signed_in": who is not None and who is not NOBODY_IN_PARTICULAR,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": NAVIGATION,
+        "navigation": [(place, name) for place, name, scope in NAVIGATION if who is not None and who.has(scope)],
         "request_id": request.state.request_id,
     }
     answer = HTMLResponse(drawn(template, **frame, **values), status_code=status, headers=HEADERS)

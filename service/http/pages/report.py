@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -109,7 +109,9 @@ def _weights(report: SoupReport) -> Table | None:
         Column("Ingredient", "model"), Column("Domain"), Column("Weight", "number"), Column("Score", "number"),
         Column("Chosen again", "share"),
     )  # fmt: skip
-    return Table("weights", "What is in it, heaviest first", columns, tuple(rows))
+    by_site = report.recipe.ingredients[0].layers is not None
+    caption = "What is in it, heaviest first" + ("; a weight is the mean over the sites" if by_site else "")
+    return Table("weights", caption, columns, tuple(rows))
 
 
 def _layers(report: SoupReport) -> Table | None:
@@ -218,3 +220,12 @@ def layer_charts(report: SoupReport) -> dict[str, Stacked]:
     names = [column.name for column in table.columns[1:]]
     drawn = {name: stacked(labels, names, values, room) for name, room in ROOMS.items()}
     return {name: one for name, one in drawn.items() if one is not None}
+
+
+def drawn_report(report: SoupReport) -> dict[str, Any]:
+    """What the template of a report needs beside it."""
+    return {
+        "tables": {table.name: table for table in tables(report)},
+        "differences": difference_charts(report),
+        "layers": layer_charts(report),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -16,7 +16,7 @@ from service.http.auth import Reader
 from service.http.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
-from service.http.pages.report import SoupReport, difference_charts, layer_charts, named, tables
+from service.http.pages.report import SoupReport, drawn_report, named, tables
 from service.http.pages.tables import csv_of
 from service.keys import Principal
 from service.parts import Parts
@@ -46,15 +46,6 @@ def soup_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader
         request, "soup.html", report=report, row=row, number=number, count=count, **drawn_report(report),
         place=f"/soups/{row.namespace}/{row.name}@{row.version}", which=f"?evidence={number}" if count > 1 else "",
     )  # fmt: skip
-
-
-def drawn_report(report: SoupReport) -> dict[str, Any]:
-    """What the template of a report needs beside it."""
-    return {
-        "tables": {table.name: table for table in tables(report)},
-        "differences": difference_charts(report),
-        "layers": layer_charts(report),
-    }
 
 
 def _soup(parts: Parts, who: Principal, ns: str, name: str) -> AdapterRow:

@@ -31,9 +31,10 @@ def look_at(page: Page, path: str) -> None:
     page.open(path)
     for width, dark in LOOKS:
         page.look(width=width, dark=dark)
-        assert findings(page) == [], (path, width, dark)
+        found = findings(page)
+        assert not found, (path, width, dark, found)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, (path, width, wide)
     page.look()
-    assert page.said == []
-    assert page.foreign == []
+    assert not page.said, page.said
+    assert not page.foreign, page.foreign

@@ -11,6 +11,7 @@ import pytest
 
 from service.http.pages.assets import VENDORED
 from tests.browser import Browser, Page
+from tests.service.http.pages.cooked import evidence
 from tests.service.http.pages.looked_at import AXE, findings, look_at
 from tests.service.servers import Live
 
@@ -130,3 +131,79 @@ def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
     found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
     assert found.pop("VENDORED.json")
     assert found == told["sha256"]
+
+
+# --- the other pages --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cooked(stocked: Live) -> str:
+    """A soup whose evidence says all that there is to say."""
+    client = stocked.world.client
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
+    soup = client.post("/v1/soups", json={"recipe": recipe, "name": "acme/mix", "wait": 60}).json()["soup"]
+    with stocked.world.registry.database.write() as catalogue:
+        row = catalogue.adapters.list(None, name="acme/mix", limit=1, cursor=None).rows[0]
+        told = evidence(hostile=HOSTILE).model_dump(mode="json")
+        catalogue.soups.add_evidence(row.id, soup["recipe_digest"], told)
+    return "acme/mix@1"
+
+
+def test_one_model_and_why_a_soup_is_as_it_is(page: Page, cooked: str) -> None:
+    for path in ("/models/acme/hostile@1", f"/models/{cooked}", f"/soups/{cooked}"):
+        look_at(page, path)
+    page.click(".crumbs a:last-child")
+    page.until("location.pathname === '/models/acme/mix@1' && document.readyState === 'complete'")
+
+
+def test_what_is_wider_than_the_window_can_be_scrolled_by_keyboard(page: Page, cooked: str) -> None:
+    page.open(f"/soups/{cooked}")
+    page.look(width=320)
+    page.evaluate("document.querySelector('[aria-label^=\"Table: Adapters that were weighed\"]').focus()")
+    assert page.evaluate("document.activeElement.scrollWidth > document.activeElement.clientWidth")
+    page.press("ArrowRight")
+    page.until("document.activeElement.scrollLeft > 0")
+    page.look()
+
+
+def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, stocked: Live) -> None:
+    look_at(page, "/cook")
+    text = "\\n\\n".join(f"The court held contract {number} void." for number in range(20))
+    page.evaluate(
+        "(() => { const given = new DataTransfer();"
+        f" given.items.add(new File([\"{text}\"], 'contracts.txt', {{type: 'text/plain'}}));"
+        " document.querySelector('#sample').dispatchEvent(new DragEvent('drop', {dataTransfer: given, bubbles: true}));"
+        " })()"
+    )
+    page.until("document.querySelector('#sample').value.includes('contract 19')")
+    page.click("#effort-instant")
+    page.click(".cook button")
+    page.until("location.pathname.startsWith('/jobs/job-')")
+    page.until("document.querySelector('.state.succeeded, .state.failed') !== null")  # without a hand on it
+    job = stocked.world.client.get(f"/v1{page.path}").json()
+    assert page.text(".state") in {"✓ succeeded", "✕ failed"}
+    assert job["state"] in page.text(".state")
+    look_at(page, page.path)
+
+
+def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked: Live) -> None:
+    with stocked.world.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+    look_at(page, f"/jobs/{id}")
+    page.evaluate("document.querySelector('.running button').focus()")
+    page.press("Enter")
+    page.until("document.querySelector('.state.cancelled') !== null")
+    look_at(page, "/jobs")
+
+
+def test_a_job_that_ends_elsewhere_ends_on_the_page(page: Page, stocked: Live) -> None:
+    with stocked.world.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+    page.open(f"/jobs/{id}")
+    assert "It waits for its turn." in page.text("main")
+    stocked.world.client.post(f"/v1/jobs/{id}/cancel")
+    page.until("document.querySelector('.state.cancelled') !== null")

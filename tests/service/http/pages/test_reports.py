@@ -13,8 +13,7 @@ import pytest
 
 from registry.spec import Recipe, RecipeIngredient
 from service.http.pages.charts import IN_HAND, MOST_MARKS, ON_DESK, Measured, intervals, stacked
-from service.http.pages.report import SoupReport, difference_charts, layer_charts, measured, named, tables
-from service.http.pages.soup import drawn_report
+from service.http.pages.report import SoupReport, difference_charts, drawn_report, layer_charts, measured, named, tables
 from service.http.pages.tables import csv_of
 from service.http.pages.templates import environment
 from tests.service.http.pages.cooked import DIGESTS, evidence
