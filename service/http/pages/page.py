@@ -53,11 +53,13 @@ class PageRoute(CheckedRoute):
                 if limit is not None:
                     who = allowed(request, scopes) if scopes else None
                     await forms.read(request, "" if who is None else who.key_id, limit)
-                return await answer(request)
+                found = await answer(request)
             except Exception as error:
                 if request.url.path.endswith((addresses.TWIN, addresses.CSV, "/events")):
                     raise
                 return failed(request, error)
+            found.headers.setdefault("cache-control", "no-store")
+            return found
 
         return handler
 

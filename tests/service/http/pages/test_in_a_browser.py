@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from service.http.pages.assets import VENDORED
 from tests.browser import Browser, Page
 from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.looked_at import AXE, findings, look_at
+from tests.service.http.pages.looked_at import findings, look_at
 from tests.service.servers import Live
 
 HOSTILE = '"><script>console.error("ran")</script><img src=x onerror=console.error("ran")>'
@@ -125,12 +121,31 @@ def test_signing_out_by_mouse(chrome: Browser, stocked: Live) -> None:
         assert other.path == "/sign-in?next=%2Fmodels"
 
 
-@pytest.mark.parametrize("folder", [VENDORED, AXE])
-def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
-    told = json.loads((folder / "VENDORED.json").read_text())
-    found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
-    assert found.pop("VENDORED.json")
-    assert found == told["sha256"]
+def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: Page) -> None:
+    page.open("/models")
+    page.fill("#tag", "NO!")
+    page.press("Enter")
+    page.until("document.querySelector('#found h1') !== null")
+    assert "NO!" in page.text("#found")
+    page.evaluate("document.querySelector('#tag').value = ''")
+    page.press("Enter")
+    page.until("document.querySelector('#found tbody') !== null")
+    assert all("400" in one for one in page.said)
+    page.said.clear()
+
+
+def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
+    client = stocked.world.client
+    made = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", made["secret"])
+        other.press("Enter")
+        other.until("location.pathname === '/models' && document.readyState === 'complete'")
+        client.delete(f"/v1/keys/{made['id']}")
+        other.fill("#q", "law")
+        other.until("location.pathname === '/sign-in'")
+        assert "next=%2Fmodels%3Fq%3Dlaw" in other.path
 
 
 # --- the other pages --------------------------------------------------------------------------------
