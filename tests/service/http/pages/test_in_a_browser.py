@@ -11,17 +11,26 @@ from tests.service.http.pages.cooked import evidence
 from tests.service.http.pages.looked_at import findings, look_at
 from tests.service.servers import Live
 
+SAMPLES = {
+    "law": [f"The court held that contract number {number} was void." for number in range(25)],
+    "food": [f"Heat the oil, add {number} onions and stir." for number in range(25)],
+}
 HOSTILE = '"><script>console.error("ran")</script><img src=x onerror=console.error("ran")>'
 
 
 @pytest.fixture(scope="module")
 def stocked(live: Live) -> Live:
     world = live.world
-    world.push("acme/law", seed=1, domain="law", card={"tags": ["court", "eu"], "description": "of contracts"})
-    world.push("acme/food", seed=2, domain="recipes")
+    card = {"tags": ["court", "eu"], "description": "of contracts"}
+    pushed = [
+        world.push(f"acme/{name}", seed=seed, domain=name, card=card if seed == 1 else {}, sample={"texts": texts})
+        for seed, (name, texts) in enumerate(SAMPLES.items(), 1)
+    ]
     world.push("acme/hostile", seed=3, domain=HOSTILE, card={"description": HOSTILE, "license": HOSTILE})
     world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
     world.client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
+    for one in pushed:
+        world.client.get(f"/v1/jobs/{one['job']}/events")  # ends with it
     return live
 
 
@@ -195,9 +204,10 @@ def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, s
     page.click(".cook button")
     page.until("location.pathname.startsWith('/jobs/job-')")
     page.until("document.querySelector('.state.succeeded, .state.failed') !== null")  # without a hand on it
+    assert "The answer" in page.text("main"), page.text("main")
     job = stocked.world.client.get(f"/v1{page.path}").json()
-    assert page.text(".state") in {"✓ succeeded", "✕ failed"}
-    assert job["state"] in page.text(".state")
+    assert (job["state"], page.text(".state")) == ("succeeded", "✓ succeeded")
+    assert job["result"]["reason"] in page.text(".answer")
     look_at(page, page.path)
 
 
