@@ -98,7 +98,7 @@ def test_the_wheel_holds_every_module_of_the_four_packages(names: set[str]) -> N
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in SHIPPED
-        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*")
+        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*", "static/*", "templates/*", "vendored/*")
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected
