@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup browser test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,10 @@ $(VENV)/.demo: $(VENV)/.runtime
 	@touch $@
 
 setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
+
+browser:  ## install Debian's chromium, which looks at the pages in the tests, where there is none and apt-get can
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } \
+	  || echo "chromium cannot be installed here: the tests that need it are skipped, and fail where CI is set"
 
 test: $(VENV)/.dev  ## run every test, two files at a time (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)

@@ -123,7 +123,13 @@ def authenticate(
         return tokens.principal(secret)
     if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
         raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
-    hashed = secret_sha256(secret)
+    return known(database, secret_sha256(secret), watch=watch, clock=clock)
+
+
+def known(
+    database: Database, hashed: str, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
+) -> Principal:
+    """The principal of the key whose secret has this hash; raises Unauthenticated for one that is none any more."""
     with database.read() as catalogue:
         row, ends_at = catalogue.keys.by_secret(hashed), None
         if row is None and (former := catalogue.keys.by_former_secret(hashed)) is not None:

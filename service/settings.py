@@ -86,6 +86,13 @@ class Settings(BaseSettings):
     oidc_max_identities: int = Field(
         10_000, ge=1, le=1_000_000, description="Callers that may come with tokens, ever; a new one beyond it is 403."
     )
+    pages: bool = Field(True, description="Serve pages for a browser at /; false leaves them out.")
+    pages_session_seconds: float = Field(
+        43_200.0, ge=60, le=2_592_000, description="How long a browser that signed in stays so."
+    )
+    pages_secure: bool = Field(
+        False, description="Cookies go by TLS alone, also where a proxy does not say that a request did."
+    )
     docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
     metrics_public: bool = Field(
         False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."

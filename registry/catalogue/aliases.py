@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, select, tuple_, update
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import AliasRow
@@ -30,6 +31,11 @@ class Aliases(Repository[AliasRow]):
         """Every alias of a name, in alphabetical order."""
         query = select(aliases).where(aliases.c.namespace == namespace, aliases.c.name == name)
         return sorted(self._all(query), key=lambda row: row.alias)  # here: each database has an alphabet of its own
+
+    def of(self, names: Sequence[tuple[str, str]]) -> builtins.list[AliasRow]:
+        """Every alias of these (namespace, name), in alphabetical order."""
+        query = select(aliases).where(tuple_(aliases.c.namespace, aliases.c.name).in_(names))
+        return sorted(self._all(query), key=lambda row: (row.namespace, row.name, row.alias))
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
         """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.

@@ -31,6 +31,7 @@ from registry.catalogue.removals import Removals
 from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
+from registry.catalogue.sessions import Sessions
 from registry.catalogue.soups import Soups
 from registry.catalogue.statistics import Statistics
 from registry.catalogue.stores import Stores
@@ -95,6 +96,7 @@ class Catalogue:
         self.statistics = Statistics(connection)
         self.jobs = Jobs(connection, asked)
         self.keys = Keys(connection)
+        self.sessions = Sessions(connection)
         self.namespaces = NamespaceSettings(connection)
         self.audit = Audit(connection)
         self.blobs = Blobs(connection)

@@ -291,6 +291,17 @@ class KeyRow:
 
 
 @dataclass(frozen=True)
+class SessionRow:
+    """A browser that signed in: by the hash of what it holds, and of the secret that it signed in with."""
+
+    token_sha256: str
+    secret_sha256: str
+    key_id: str
+    created_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
 class UploadRow:
     """An upload in parts that is not whole yet, by the key that opened it; of `received` bytes all are durable.
 

@@ -333,6 +333,15 @@ former_secrets = Table(  # secrets that a key had before: one never comes back t
     Column("key_id", String(32), ForeignKey("keys.id"), nullable=False, index=True),
     Column("ends_at", Microseconds, nullable=False),
 )
+sessions = Table(  # of browsers: neither what the browser holds nor the key's secret can be told from a row
+    "sessions",
+    metadata,
+    Column("token_sha256", String(64), primary_key=True),
+    Column("secret_sha256", String(64), nullable=False),
+    Column("key_id", String(32), ForeignKey("keys.id"), nullable=False, index=True),
+    Column("created_at", Microseconds, nullable=False),
+    Column("expires_at", Microseconds, nullable=False, index=True),
+)
 audit = Table(
     "audit",
     metadata,

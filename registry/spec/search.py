@@ -29,6 +29,16 @@ those that lower the loss one after another; the best of these as narrow as one 
 recipe by hand, would; or of that by training.
 """
 
+WAYS: dict[Way, str] = {
+    "weighed": "The weighed soup",
+    "em": "The soup by a mixture of distributions",
+    "greedy": "The soup by greedy search",
+    "recompressed": "The best of these as narrow as one adapter",
+    "selected": "The soup as selected",
+    "tuned": "The tuned soup",
+}
+"""How a soup of each way is called, at the beginning of a sentence."""
+
 
 class Trial(Frozen):
     """One way of making a soup, tried on passages that had no part in making it.

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from registry.spec.search import WAYS
 from service.cli.output import columns, fields, table_width, talk
-
-WAYS = {
-    "weighed": "The weighed soup",
-    "em": "The soup by a mixture of distributions",
-    "greedy": "The soup by greedy search",
-    "recompressed": "The best of these as narrow as one adapter",
-    "selected": "The soup as selected",
-    "tuned": "The tuned soup",
-}
 
 
 def selection_table(selection: dict[str, Any]) -> str:

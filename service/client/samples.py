@@ -31,10 +31,20 @@ def read_texts(path: Path) -> list[str]:
         return _of_folder(path)
     text, called = read_text(path), called_of(path)
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    is_lines = suffixes[-1:] == [".jsonl"] or (suffixes[-1:] != [".txt"] and text.lstrip().startswith("{"))
-    found = decode_lines(text, name=lambda number: f"{called}, line {number},") if is_lines else _paragraphs(text)
+    known = {".jsonl": True, ".txt": False}.get(suffixes[-1]) if suffixes else None
+    return split_texts(text, what=called, is_lines=known)
+
+
+def split_texts(text: str, *, what: str, is_lines: bool | None = None) -> list[str]:
+    """The texts of JSON lines or of paragraphs, whichever the first character says where nothing else does.
+
+    Raises InvalidSample, about `what`, with the line that is wrong.
+    """
+    if is_lines is None:
+        is_lines = text.lstrip().startswith("{")
+    found = decode_lines(text, name=lambda number: f"{what}, line {number},") if is_lines else _paragraphs(text)
     if not found:
-        raise InvalidSample(f"{called} holds no text.", param="sample")
+        raise InvalidSample(f"{what} holds no text.", param="sample")
     return found
 
 

@@ -18,6 +18,7 @@ from service.http import docs_page, examples, problems
 from service.http.auth import Gate
 from service.http.bodies import Bodies
 from service.http.observe import Metrics, Observe
+from service.http.pages import site
 from service.http.readiness import Readiness
 from service.http.routes import (
     adapters,
@@ -89,11 +90,13 @@ def create_app(runtime: Runtime) -> FastAPI:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")
     docs_page.install(app, base=next(speaking, examples.BASE))
+    door = site.install(app, runtime)
     problems.install(app)
     # the last one added is the outermost
     app.add_middleware(
-        Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities
-    )
+        Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities,
+        door=door,
+    )  # fmt: skip
     app.add_middleware(Observe, metrics=metrics, traces=runtime.traces)
     return app
 

@@ -1,8 +1,9 @@
 """Who may pass: the layer that authenticates every request (Gate), and what a route needs of a key, as a type.
 
 Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
-and whatever the route declares. A route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or
-`Annotated[Principal, Depends(needs("read", "write"))]`.
+and whatever the route declares. Of pages, those that a Door calls open need none: the form to sign in, and files. A
+route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or `Annotated[Principal,
+Depends(needs("read", "write"))]`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
@@ -42,13 +43,31 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pr
 # --- the layer before the routes ------------------------------------------------------------------
 
 
+class Door(Protocol):
+    """How browsers pass, on a server that has pages: `service.http.pages.door`."""
+
+    def takes(self, scope: Scope) -> bool:
+        """Whether a request is for a page, and comes without a key of its own."""
+
+    def is_open(self, scope: Scope) -> bool:
+        """Whether it is for whoever has not signed in as well."""
+
+    def principal(self, scope: Scope) -> Principal:
+        """Who signed in; raises Unauthenticated."""
+
+    def refused(self, scope: Scope, error: SoupError) -> ASGIApp:
+        """What whoever may not go on is told."""
+
+
 class Gate:
     """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
 
     def __init__(
-        self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch, tokens: Tokens | None = None
-    ) -> None:
+        self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch, tokens: Tokens | None = None,
+        door: Door | None = None,
+    ) -> None:  # fmt: skip
         self._app = app
+        self._door = door
         self._settings = settings
         self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
         self._refusals = Refusals(problems.TOO_MUCH)
@@ -69,7 +88,9 @@ class Gate:
                 send = self._watched(send, principal.key_id)
             place = self._place(principal)
         except SoupError as error:
-            await problems.response_of(error)(scope, receive, send)
+            door = self._door_of(scope)
+            refusal = problems.response_of(error) if door is None else door.refused(scope, error)
+            await refusal(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
         with place:
@@ -99,7 +120,14 @@ class Gate:
             return NOBODY_IN_PARTICULAR
         if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
+        door = self._door_of(scope)
+        if door is not None:
+            return None if door.is_open(scope) else await run_in_threadpool(door.principal, scope)
         return await run_in_threadpool(self._authenticate, headers.get("authorization"))
+
+    def _door_of(self, scope: Scope) -> Door | None:
+        """The door that a request goes by; None for one with a key."""
+        return self._door if self._door is not None and self._door.takes(scope) else None
 
     def _public(self, path: str) -> bool:
         if path in PUBLIC or (path == "/metrics" and self._settings.metrics_public):

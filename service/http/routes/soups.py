@@ -31,6 +31,7 @@ from service.jobs.cook import check_pool, kind_of, request_bytes
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
+from service.parts import Parts
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 
@@ -49,7 +50,7 @@ async def cook_soup(
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
     left = await until_selectable(parts, lambda: check_pool(parts.registry, caller, body), seconds)
-    job = await in_thread(_enqueue, parts, who, body, request.state.request_id)
+    job = await in_thread(begin_cook, parts, who, body, request.state.request_id)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
@@ -59,8 +60,8 @@ async def cook_soup(
     return await in_thread(soup_of, parts, cooked)
 
 
-def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
-    """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
+def begin_cook(parts: Parts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
+    """The job that cooks: what needs no work to refuse is refused at once; its bytes come before the job."""
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
     if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:

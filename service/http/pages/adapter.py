@@ -1,0 +1,79 @@
+"""The page of one version of an adapter or soup: card, files, lineage, use, and how it is asked."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from registry.catalogue.rows import AdapterRow
+from service.http.answers.lineage import lineage_of
+from service.http.app_parts import AppParts
+from service.http.auth import Reader
+from service.http.named_models import adapter_named
+from service.http.pages import addresses
+from service.http.pages.lineage_picture import lineage_picture
+from service.http.pages.models import AliasChip, Use, aliases_of, use_of
+from service.http.pages.page import PageRoute, shown
+from service.http.pages.snippets import origin_of, snippets
+from service.http.routes.adapters import get_file, list_adapters, list_files
+from service.http.routes.usage import get_usage
+from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
+from service.http.schemas.usage import UsageList, UsageTotal
+from service.http.schemas.wire import Wire
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+VERSIONS = 20
+"""Of one name that are linked."""
+
+
+class ModelPage(Wire):
+    """What is known of one version of an adapter or soup."""
+
+    adapter: Adapter
+    aliases: list[AliasChip]
+    use: Use
+    versions: list[str]
+    """The newest live ones of the name, by ref."""
+    files: list[StoredFile]
+    lineage: Lineage
+    used: UsageTotal
+    """By this key, or with scope admin in its namespaces."""
+
+
+@pages.get(addresses.MODEL + addresses.TWIN)
+def model(ns: str, name: str, parts: AppParts, who: Reader) -> ModelPage:
+    """What the page shows."""
+    return of_row(parts, who, adapter_named(parts, who, ns, name))
+
+
+@pages.get(addresses.MODEL)
+def model_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader) -> Response:
+    """The page."""
+    found = of_row(parts, who, adapter_named(parts, who, ns, name))
+    ways = snippets(origin_of(request), found.adapter.ref, speaks=found.use in {"yes", "scope"})
+    return shown(request, "adapter.html", found=found, picture=lineage_picture(found.lineage), snippets=ways)
+
+
+@pages.get(addresses.MODEL_FILE)
+def file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
+    """One of its files, to be kept."""
+    return get_file(request, ns, name, file, parts, who)
+
+
+def of_row(parts: Parts, who: Principal, row: AdapterRow) -> ModelPage:
+    """Everything that the page shows of a row."""
+    body = adapter_body(row)
+    name = f"{row.name}@{row.version}"
+    versions = list_adapters(parts, who, name=f"{row.namespace}/{row.name}", limit=VERSIONS)
+    used = get_usage(parts, who, model=row.ref, by=["model"])
+    assert isinstance(used, UsageList)
+    return ModelPage(
+        adapter=body,
+        aliases=aliases_of(parts, [body]).get(row.ref, []),
+        use=use_of(parts, who, body),
+        versions=[one.ref for one in versions.data],
+        files=list_files(row.namespace, name, parts, who).data,
+        lineage=lineage_of(parts, who.namespaces, row),
+        used=used.total,
+    )

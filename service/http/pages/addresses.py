@@ -1,0 +1,60 @@
+"""Where the pages are, as path templates, and what is open to whoever has not signed in.
+
+These paths, and no others, are the pages'. One that ends with `.json` is the same page for programs.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.routing import compile_path
+
+HOME = "/"
+SIGN_IN = "/sign-in"
+SIGN_OUT = "/sign-in/out"
+ASSET = "/assets/{name}"
+MODELS = "/models"
+MODEL = "/models/{ns}/{name}"
+MODEL_FILE = "/models/{ns}/{name}/files/{file}"
+SOUP = "/soups/{ns}/{name}"
+SOUP_CSV = "/soups/{ns}/{name}/{table}.csv"
+COOK = "/cook"
+JOBS = "/jobs"
+JOB = "/jobs/{id}"
+JOB_EVENTS = "/jobs/{id}/events"
+JOB_CANCEL = "/jobs/{id}/cancel"
+JOB_CSV = "/jobs/{id}/{table}.csv"
+CSV = ".csv"
+TWIN = ".json"
+
+OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
+TEMPLATES = (
+    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
+    *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
+)
+"""`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""
+_PATTERNS = [compile_path(one)[0] for one in TEMPLATES]
+_ASSETS = compile_path(ASSET)[0]
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of the pages'."""
+    return any(pattern.match(path) for pattern in _PATTERNS)
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether that is for whoever has not signed in as well."""
+    return (method, path) in OPEN or (method in {"GET", "HEAD"} and _ASSETS.match(path) is not None)
+
+
+def place_of(text: str | None) -> str:
+    """Where to go after signing in: a page of ours that was asked for before, else the first one."""
+    if not text or len(text) > 2000 or not text.isascii() or not text.isprintable() or "\\" in text:
+        return HOME
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return HOME
+    if parts.scheme or parts.netloc or parts.path in {SIGN_IN, SIGN_OUT} or not is_page(parts.path):
+        return HOME
+    return parts.path + (f"?{parts.query}" if parts.query else "")

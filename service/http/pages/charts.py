@@ -1,0 +1,164 @@
+"""Charts that the server draws as SVG: where each mark is. Beside each stands a table that says all of it in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_MARKS = 50
+TOP = 8.0
+"""Pixels above the first row."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How a chart is laid out, in pixels: the labels' part, what is drawn, a row, and how many ticks there are.
+
+    Without a part for labels these are above what they name, for narrow screens.
+    """
+
+    labels: float
+    wide: float
+    row: float
+    ticks: int
+
+    def label_y(self, number: int) -> float:
+        """The baseline of a label."""
+        return TOP + self.row * number + (self.row / 2 + 4 if self.labels else 12)
+
+    def mark_y(self, number: int) -> float:
+        """The middle of what is drawn in a row."""
+        return TOP + self.row * (number + 0.5) + (0 if self.labels else 9)
+
+
+ON_DESK = Room(300, 400, 30, 5)
+IN_HAND = Room(0, 226, 46, 3)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Something that was measured: a difference, and from where to where it may be."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A measured row where it is drawn."""
+
+    label: str
+    label_y: float
+    y: float
+    x: float
+    low: float
+    high: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A number on the axis."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """A chart of differences with their intervals, and a line at zero."""
+
+    width: float
+    height: float
+    marks: tuple[Mark, ...]
+    ticks: tuple[Tick, ...]
+    zero: float
+
+
+def intervals(rows: Sequence[Measured], room: Room = ON_DESK) -> Intervals | None:
+    """The chart of some rows; None for none, and for more than are read as a chart."""
+    if not rows or len(rows) > MOST_MARKS:
+        return None
+    low, high = min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows))
+    step = _step((high - low) / room.ticks)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    edge = room.labels or 20.0
+
+    def at(value: float) -> float:
+        return edge + room.wide * (value / step - first) / max(1, last - first)
+
+    marks = [
+        Mark(row.label, room.label_y(n), room.mark_y(n), at(row.value), at(row.low), at(row.high), row.chosen)
+        for n, row in enumerate(rows)
+    ]
+    ticks = [Tick(at(number * step), _number(number * step, step)) for number in range(first, last + 1)]
+    height = TOP + room.row * len(rows) + 34
+    return Intervals(edge + room.wide + 24, height, tuple(marks), tuple(ticks), at(0.0))
+
+
+def _step(rough: float) -> float:
+    """From one tick to the next, at least so much: 1, 2 or 5 times a power of ten."""
+    rough = max(rough, 1e-7)
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
+
+
+def _number(value: float, step: float) -> str:
+    places = max(0, -math.floor(math.log10(step)))
+    return "0" if value == 0 else f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+# --- shares -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One part of a row; `kind` tells parts apart, and the legend names them."""
+
+    x: float
+    width: float
+    kind: int
+    title: str
+
+
+@dataclass(frozen=True)
+class BarRow:
+    """What is added at one place, part by part."""
+
+    label: str
+    label_y: float
+    y: float
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Bars of several parts, one below the other."""
+
+    width: float
+    height: float
+    rows: tuple[BarRow, ...]
+    names: tuple[str, ...]
+
+
+def stacked(
+    labels: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]], room: Room = ON_DESK
+) -> Stacked | None:
+    """The chart of `values`, a row for each label and in it a part for each name; None for too many."""
+    if not labels or len(labels) * len(names) > MOST_MARKS:
+        return None
+    longest = max(max(sum(row) for row in values), 1e-9)
+    rows = []
+    for number, (label, row) in enumerate(zip(labels, values, strict=True)):
+        x, bars = room.labels, []
+        for kind, (name, value) in enumerate(zip(names, row, strict=True)):
+            width = room.wide * value / longest
+            if width:
+                bars.append(Bar(x, width, kind, f"{label}, {name}: {value:.3f}"))
+            x += width
+        rows.append(BarRow(label, room.label_y(number), room.mark_y(number) - 11, tuple(bars)))
+    return Stacked(room.labels + room.wide + 10, TOP + room.row * len(labels), tuple(rows), tuple(names))

@@ -1,0 +1,123 @@
+"""The page to cook: a sample of text, how much may be spent on it, and a name; what comes of it is a job's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from registry.errors import InvalidSample, SoupError
+from registry.samples import prepare
+from registry.spec import Effort, SampleSource
+from service.client.samples import split_texts
+from service.http import problems
+from service.http.app_parts import AppParts
+from service.http.auth import Writer
+from service.http.body_limits import BodyLimit
+from service.http.pages import addresses
+from service.http.pages.forms import Form, takes_form
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.routes.soups import begin_cook
+from service.http.schemas.soups import SoupRequest
+from service.http.schemas.wire import Wire
+from service.jobs.cook import check_pool
+from service.keys import Principal
+from service.parts import Parts
+from service.settings import Settings
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+ENCODED = 9
+"""Bytes of a form for one character of most languages: three of UTF-8, each as `%E2`."""
+WHAT: dict[Effort, str] = {
+    "instant": "Compares your text with the samples of the adapters. Seconds.",
+    "quick": "Weighs the best candidates by their gradients on most of your text, and checks on the rest. Some ten "
+    "passes over your text.",
+    "thorough": "Weighs more of them for longer, and tries other ways to mix. Some thirty passes.",
+    "tune": "Trains the soup on your text, and checks on what was held out. It has then learnt from your text, and is "
+    "marked so everywhere.",
+}
+"""What an effort does, and about how long it takes."""
+
+
+def _room(settings: Settings) -> int:
+    return ENCODED * settings.max_sample_chars + 64 * 1024
+
+
+SAMPLE = BodyLimit(_room)
+
+
+class CookForm(Wire):
+    """What can be asked for."""
+
+    object: Literal["cook_form"] = "cook_form"
+    base_models: list[str]
+    efforts: dict[Effort, str]
+    default_effort: Effort
+    fewest_passages: int
+    good_passages: int
+
+
+@pages.get(addresses.COOK + addresses.TWIN)
+def cook_form(parts: AppParts, who: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
+    """What the page shows."""
+    sample = parts.registry.limits.sample
+    return CookForm(
+        base_models=sorted(parts.bases), efforts=WHAT, default_effort=parts.settings.default_effort,
+        fewest_passages=min(sample.novel, sample.minimum), good_passages=sample.good,
+    )  # fmt: skip
+
+
+@pages.get(addresses.COOK)
+def cook_page(request: Request, parts: AppParts, who: Writer) -> Response:
+    """The form."""
+    return _form(request, parts, who, {})
+
+
+@pages.post(addresses.COOK)
+@takes_form(SAMPLE)
+def cook(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+    """Begin to cook, and show how it goes on; where that cannot be, the form again, with what is wrong."""
+    try:
+        asked, request_id = _asked(form, parts), request.state.request_id
+        check_pool(parts.registry, who.caller(request_id), asked)
+        job = begin_cook(parts, who, asked, request_id)
+    except SoupError as error:
+        return _form(request, parts, who, form, error)
+    parts.jobs.wake()
+    return gone_to(f"/jobs/{job.id}")
+
+
+def _form(
+    request: Request, parts: Parts, who: Principal, given: Mapping[str, str], error: SoupError | None = None
+) -> Response:
+    """The form as it was given, and what is wrong with it."""
+    about: dict[str, Any] = {"form": cook_form(parts, who), "given": given, "problem": None}
+    if error is None:
+        return shown(request, "cook.html", **about)
+    said = problems.body_of(error).error
+    request.state.error_code = said.code
+    return shown(request, "cook.html", status=problems.status_of(error), **about | {"problem": said})
+
+
+def _asked(form: Mapping[str, str], parts: Parts) -> SoupRequest:
+    """The request that a form makes; raises InvalidSample, or InvalidParameter for any other field."""
+    given = {name: value.strip() for name, value in form.items()}
+    if not given.get("sample"):
+        raise InvalidSample("Paste some text, or drop a file of it.", param="sample")
+    texts = split_texts(given["sample"], what="The sample")
+    prepare(texts, parts.registry.limits.sample, novel=True)  # to be told at once, and not by a job
+    effort = given.get("effort") or None
+    try:
+        return SoupRequest.model_validate(
+            {
+                "sample": SampleSource(texts=tuple(texts)),
+                "effort": effort,
+                "name": given.get("name") or None,
+                "pool": {"base_model": given.get("base_model") or None},
+                "control": "control" in given and effort in {"quick", "thorough"},
+            }
+        )
+    except ValidationError as error:
+        raise problems.from_validation(error.errors()) from None

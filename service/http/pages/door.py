@@ -1,0 +1,62 @@
+"""How Gate lets a browser in: who signed in, by the session that it holds, and what it is told where nobody did."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Scope
+
+from registry.errors import SoupError, Unauthenticated
+from service.http import problems
+from service.http.pages import addresses
+from service.http.pages.cookies import SESSION, cookie_name, held, is_secure
+from service.keys import Principal
+from service.sessions import Sessions
+from service.settings import Settings
+
+SCRIPTED = "hx-request"
+"""Header of a request that a page's script makes for a part of a page."""
+
+
+class Door:
+    """The pages' part of Gate."""
+
+    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+        self._sessions = sessions
+        self._settings = settings
+
+    def takes(self, scope: Scope) -> bool:
+        """Whether a request is for a page, and comes without a key of its own."""
+        return addresses.is_page(scope["path"]) and "authorization" not in Headers(scope=scope)
+
+    def is_open(self, scope: Scope) -> bool:
+        """Whether it is for whoever has not signed in as well."""
+        return addresses.is_open(scope["method"], scope["path"])
+
+    def principal(self, scope: Scope) -> Principal:
+        """Who signed in, whose session is left in the request's state; raises Unauthenticated."""
+        token = held(scope, SESSION, self._settings)
+        if token is None:
+            raise Unauthenticated("Sign in with a key of this server, or send 'Authorization: Bearer sk-soup-...'.")
+        who = self._sessions.principal(token)
+        scope.setdefault("state", {})["session"] = token
+        return who
+
+    def refused(self, scope: Scope, error: SoupError) -> Response:
+        """What whoever may not go on is told: a browser without a session goes to where one signs in."""
+        path: str = scope["path"]
+        if not isinstance(error, Unauthenticated) or path.endswith((addresses.TWIN, addresses.CSV, "/events")):
+            return problems.response_of(error)
+        query = scope.get("query_string", b"").decode("latin-1")
+        asked = path + (f"?{query}" if query else "") if scope["method"] == "GET" else ""
+        place = addresses.SIGN_IN + (f"?next={quote(asked, safe='')}" if asked not in {"", addresses.HOME} else "")
+        if SCRIPTED in Headers(scope=scope):
+            return problems.response_of(error, {"hx-redirect": place})
+        answer = RedirectResponse(place, status_code=303, headers={"cache-control": "no-store"})
+        if held(scope, SESSION, self._settings) is not None:
+            secure = is_secure(scope, self._settings)
+            name = cookie_name(SESSION, secure=secure)
+            answer.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="strict")
+        return answer

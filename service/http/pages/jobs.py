@@ -1,0 +1,97 @@
+"""The pages of jobs: all of them, and one: how far it is, how to stop it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from registry.catalogue.jobs import COOKS
+from registry.errors import NotFound
+from service.http.app_parts import AppParts
+from service.http.auth import Reader, Writer
+from service.http.pages import addresses
+from service.http.pages.forms import FEW, Form, takes_form
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages.report import SoupReport, drawn_report, of_job, tables
+from service.http.pages.tables import csv_of
+from service.http.paging import Cursor, Limit
+from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
+from service.http.schemas.jobs import Job, JobList
+from service.http.schemas.soups import Soup
+from service.jobs.kinds import KINDS
+from service.jobs.runner import FINAL
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+Text = Annotated[str | None, Query(max_length=100)]
+
+
+@pages.get(addresses.JOBS + addresses.TWIN)
+def jobs(
+    parts: AppParts, who: Reader, kind: Text = None, state: Text = None, limit: Limit = None, cursor: Cursor = None
+) -> JobList:
+    """What the page shows."""
+    return list_jobs(parts, who, kind=kind or None, state=state or None, limit=limit, cursor=cursor)
+
+
+@pages.get(addresses.JOBS)
+def jobs_page(
+    request: Request, parts: AppParts, who: Reader, kind: Text = None, state: Text = None, limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response:  # fmt: skip
+    """The page."""
+    found = jobs(parts, who, kind, state, limit, cursor)
+    asked = {"kind": kind or "", "state": state or ""}
+    return shown(
+        request, "jobs.html", found=found, asked=asked, kinds=sorted(KINDS), states=STATES, limit=limit, cursor=cursor
+    )
+
+
+@pages.get(addresses.JOB + addresses.TWIN)
+def job(id: str, parts: AppParts, who: Reader) -> Job:
+    """What the page shows."""
+    return get_job(id, parts, who)
+
+
+@pages.get(addresses.JOB_EVENTS, response_class=StreamingResponse)
+async def job_events(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
+    """How it goes on, as it does."""
+    return await follow_job(id, request, parts, who)
+
+
+@pages.get(addresses.JOB_CSV)
+def job_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
+    """One of the tables of what a cook gave."""
+    report = report_of(get_job(id, parts, who))
+    if report is None:
+        raise NotFound("This job has no report: it did not cook, or has not ended.")
+    return csv_of(tables(report), table)
+
+
+@pages.get(addresses.JOB)
+def job_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
+    """The page."""
+    found = get_job(id, parts, who)
+    report = report_of(found)
+    drawn: dict[str, Any] = {} if report is None else drawn_report(report)
+    return shown(
+        request, "job.html", job=found, report=report, is_final=found.state in FINAL, place=f"/jobs/{found.id}",
+        which="", cooks=found.kind in COOKS, **drawn,
+    )  # fmt: skip
+
+
+@pages.post(addresses.JOB_CANCEL)
+@takes_form(FEW)
+def cancel(id: str, request: Request, form: Form, parts: AppParts, who: Writer) -> Response:  # noqa: ARG001
+    """Cancel it."""
+    return gone_to(f"/jobs/{cancel_job(id, request, parts, who).id}")
+
+
+def report_of(found: Job) -> SoupReport | None:
+    """The report of what a job has cooked; None where it cooks nothing, has not, or the key is not to see it."""
+    if found.kind not in COOKS or found.result is None:
+        return None
+    return of_job(Soup.model_validate_json(json.dumps(found.result)), found.finished_at)

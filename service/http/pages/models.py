@@ -1,0 +1,144 @@
+"""The page of models: adapters and soups that a key sees, searched and filtered as `GET /v1/adapters` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+
+from registry.catalogue.rows import Kind
+from registry.errors import InvalidParameter
+from registry.spec import UNION_MEMBERS
+from service.engine.served import not_speaking
+from service.http.app_parts import AppParts
+from service.http.auth import Reader
+from service.http.pages import addresses
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.paging import Cursor, Limit
+from service.http.routes.adapters import list_adapters
+from service.http.schemas.adapters import ListedAdapter
+from service.http.schemas.wire import Wire
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+Text = Annotated[str | None, Query(max_length=500)]
+Use = Literal["yes", "scope", "base", "text"]
+"""Whether a key may ask for a model: if not, it lacks the scope `infer`, the base model is not served, or the model
+gives no text."""
+
+
+class Filters(Wire):
+    """What is looked for, as `GET /v1/adapters` takes it; what a form leaves empty is not asked for."""
+
+    q: str | None = None
+    base_model: str | None = None
+    method: str | None = None
+    domain: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    tag: list[str] = Field(default_factory=list)
+    kind: Kind | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are asked for."""
+        return {name: value for name, value in self.model_dump().items() if value}
+
+
+def filters(
+    q: Text = None, base_model: Text = None, method: Text = None, domain: Text = None, namespace: Text = None,
+    name: Text = None, tag: Annotated[list[str] | None, Query()] = None, kind: Text = None,
+) -> Filters:  # fmt: skip
+    """The filters of a query; a tag field may have several, with blanks between them."""
+    kinds = {one: one for one in get_args(Kind)}
+    if kind and kind not in kinds:
+        raise InvalidParameter(f"'kind' is one of {', '.join(kinds)}.", param="kind")
+    texts = {"q": q, "base_model": base_model, "method": method, "domain": domain, "namespace": namespace, "name": name}
+    given = {field: value.strip() or None for field, value in texts.items() if value is not None}
+    return Filters(**given, tag=[one for text in tag or () for one in text.split()], kind=kinds[kind] if kind else None)
+
+
+Asked = Annotated[Filters, Depends(filters)]
+
+
+class AliasChip(Wire):
+    """An alias that points at a version, and whether only an admin moves it."""
+
+    alias: str
+    protected: bool
+
+
+class ListedModel(Wire):
+    """An adapter or soup as the page lists it."""
+
+    adapter: ListedAdapter
+    aliases: list[AliasChip]
+    """Those that point at this version."""
+    use: Use
+
+
+class ModelList(Wire):
+    """One page of models, newest first."""
+
+    object: Literal["list"] = "list"
+    filters: Filters
+    data: list[ListedModel]
+    next_cursor: str | None
+
+
+@pages.get(addresses.HOME)
+def home(who: Reader) -> Response:  # noqa: ARG001  # whoever may read
+    """The first page."""
+    return gone_to(addresses.MODELS)
+
+
+@pages.get(addresses.MODELS + addresses.TWIN)
+def models(parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> ModelList:
+    """What the page shows."""
+    found = list_adapters(parts, who, **asked.model_dump(), limit=limit, cursor=cursor)
+    aliases = aliases_of(parts, found.data)
+    listed = [
+        ListedModel(adapter=one, aliases=aliases.get(one.ref, []), use=use_of(parts, who, one)) for one in found.data
+    ]
+    return ModelList(filters=asked, data=listed, next_cursor=found.next_cursor)
+
+
+@pages.get(addresses.MODELS)
+def models_page(
+    request: Request, parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+) -> Response:
+    """The page."""
+    found = models(parts, who, asked, limit, cursor)
+    return shown(
+        request, "models.html", found=found, asked=asked, limit=limit, cursor=cursor, bases=sorted(parts.bases),
+        methods=sorted(UNION_MEMBERS["config"]), kinds=get_args(Kind),
+    )  # fmt: skip
+
+
+# --- what is found out for a row ------------------------------------------------------------------
+
+
+def aliases_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
+    """The aliases that point at these versions, by ref."""
+    found: dict[str, list[AliasChip]] = {}
+    names = sorted({(row.namespace, row.name) for row in rows})
+    with parts.registry.database.read() as catalogue:
+        protected = {
+            namespace: catalogue.namespaces.get(namespace).protected_aliases for namespace in {ns for ns, _ in names}
+        }
+        for one in catalogue.aliases.of(names):
+            chip = AliasChip(alias=one.alias, protected=one.alias in protected[one.namespace])
+            found.setdefault(f"{one.namespace}/{one.name}@{one.version}", []).append(chip)
+    return found
+
+
+def use_of(parts: Parts, who: Principal, row: ListedAdapter) -> Use:
+    """Whether a key may ask for a model."""
+    if row.base_model not in parts.bases:
+        return "base"
+    if not_speaking(parts.bases[row.base_model].shape, row.config) is not None:
+        return "text"
+    return "yes" if who.has("infer") else "scope"

@@ -1,0 +1,36 @@
+"""Puts the pages into an application, and gives Gate their door. Called by `app`, where the settings have pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from service.http.pages import adapter, addresses, assets, cook, jobs, models, sign_in, soup
+from service.http.pages.door import Door
+from service.http.pages.page import PageRoute
+from service.sessions import Sessions
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+files = APIRouter(route_class=PageRoute, include_in_schema=False)
+PAGES = (files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages)
+
+
+@files.get(addresses.ASSET)
+async def asset(request: Request, name: str) -> Response:
+    """A style sheet, script or picture."""
+    return assets.answer(request, name)
+
+
+def install(app: FastAPI, runtime: Runtime) -> Door | None:
+    """Add the pages to `app`; None where the settings leave them out."""
+    settings = runtime.settings
+    if not settings.pages:
+        return None
+    sessions = Sessions(runtime.database, runtime.key_watch, seconds=settings.pages_session_seconds)
+    app.state.sessions = sessions
+    for router in PAGES:
+        app.include_router(router)
+    return Door(sessions, settings)

@@ -1,0 +1,216 @@
+"""Debian's Chromium, driven by tests over a pipe in its own protocol (DevTools), without a library in between.
+
+A browser is started once a module. Each page has cookies of its own, is as wide and as dark as it is told, and writes
+down what a person would see in the console: messages, policy violations, errors, and every address that it asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 30.0
+"""Seconds after which what a test waits for has failed."""
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+    "--disable-features=Translate,OptimizationHints,MediaRouter,AutofillServerCommunication", "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
+)  # fmt: skip
+KEYS = {"Tab": ("\t", 9), "Enter": ("\r", 13), "Escape": ("", 27), "ArrowDown": ("", 40), "ArrowRight": ("", 39)}
+NAVIGATED = ("Execution context was destroyed", "Inspected target navigated", "Cannot find context", "uniqueContextId")
+
+
+def chromium() -> str | None:
+    """The browser's program; None where there is none."""
+    return shutil.which("chromium")
+
+
+class BrowserError(Exception):
+    """What the browser answers to a command that it could not do."""
+
+
+class Browser:
+    """One running browser."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        ours_out, theirs_in = os.pipe()[::-1]
+        theirs_out, ours_in = os.pipe()[::-1]
+        self._in, self._out = ours_in, ours_out
+        arguments = [program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        ends = [(os.POSIX_SPAWN_DUP2, theirs_in, 3), (os.POSIX_SPAWN_DUP2, theirs_out, 4)]
+        quiet = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
+        environment = {**os.environ, "HOME": str(folder)}
+        self._process = os.posix_spawn(program, arguments, environment, file_actions=[*ends, quiet], setpgroup=0)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._held = b""
+        self._number = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self.pages: dict[str, Page] = {}
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> Any:
+        """What the browser answers to a command; raises BrowserError."""
+        self._number += 1
+        number = self._number
+        command = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
+        os.write(self._out, json.dumps(command).encode() + b"\0")
+        deadline = time.monotonic() + PATIENCE
+        while number not in self._answers:
+            self._read(deadline)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']['message']}")
+        return answer["result"]
+
+    def _read(self, deadline: float) -> None:
+        """Take what the browser has said, waiting for it until the deadline."""
+        ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError("the browser said nothing for too long")
+        piece = os.read(self._in, 1 << 20)
+        if not piece:
+            raise BrowserError("the browser has ended")
+        *whole, self._held = (self._held + piece).split(b"\0")
+        for one in whole:
+            said = json.loads(one)
+            if "id" in said:
+                self._answers[said["id"]] = said
+            elif said.get("sessionId") in self.pages:
+                self.pages[said["sessionId"]].heard(said["method"], said["params"])
+
+    @contextmanager
+    def page(self, origin: str, *, width: int = 1280, dark: bool = False) -> Iterator[Page]:
+        """A page with cookies of its own, closed afterwards."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = self.pages[session] = Page(self, session, origin)
+        try:
+            for domain in ("Page", "Runtime", "Network", "Log"):
+                page.call(f"{domain}.enable")
+            page.look(width=width, dark=dark)
+            yield page
+        finally:
+            del self.pages[session]
+            self.call("Target.disposeBrowserContext", browserContextId=context)
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(BrowserError, OSError, TimeoutError):
+            self.call("Browser.close")
+        os.close(self._out)
+        os.close(self._in)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+class Page:
+    """One page of a browser; `origin` is the server that it may talk to."""
+
+    def __init__(self, browser: Browser, session: str, origin: str) -> None:
+        self._browser = browser
+        self._session = session
+        self._origin = origin
+        self.said: list[str] = []
+        """Messages of the console, errors of scripts, violations of the policy."""
+        self.asked: list[str] = []
+        """Addresses that were asked for."""
+
+    def call(self, method: str, **params: Any) -> Any:
+        """What the page answers to a command."""
+        return self._browser.call(method, self._session, **params)
+
+    def heard(self, method: str, params: dict[str, Any]) -> None:
+        """Something happened on the page."""
+        if method == "Runtime.consoleAPICalled":
+            self.said.append(" ".join(str(one.get("value", one.get("description"))) for one in params["args"]))
+        elif method == "Runtime.exceptionThrown":
+            self.said.append(str(params["exceptionDetails"]))
+        elif method == "Log.entryAdded":
+            self.said.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif method == "Network.requestWillBeSent":
+            self.asked.append(params["request"]["url"])
+
+    @property
+    def foreign(self) -> list[str]:
+        """What was asked for elsewhere."""
+        return [url for url in self.asked if not url.startswith((f"{self._origin}/", "about:", "data:"))]
+
+    def look(self, *, width: int = 1280, dark: bool = False) -> None:
+        """Be so wide, and dark or light."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression, awaited where it is a promise."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise BrowserError(str(found["exceptionDetails"]))
+        return found["result"].get("value")
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression is true, on whatever page there is by then."""
+        waiting = (
+            f"new Promise(done => {{ const look = () => ({condition}) ? done(1) : setTimeout(look, 20); look() }})"
+        )
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.evaluate(waiting)
+            except BrowserError as error:
+                if time.monotonic() > deadline or not any(one in str(error) for one in NAVIGATED):
+                    raise
+            else:
+                return
+
+    def open(self, path: str) -> None:
+        """Go to a page of the server, and wait until it is there with all that it loads."""
+        self.call("Page.navigate", url=self._origin + path)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    @property
+    def path(self) -> str:
+        """Where the page is."""
+        return str(self.evaluate("location.pathname + location.search"))
+
+    def text(self, selector: str = "body") -> str:
+        """What is to be read there."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type into a field."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str, times: int = 1) -> None:
+        """Press a key."""
+        text, code = KEYS[key]
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        for _ in range(times):
+            self.call("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text == "\r" else {}))
+            self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def click(self, selector: str) -> None:
+        """Press the mouse in the middle of something, and let go."""
+        found = f"const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView({{block: 'center'}});"
+        middle = "const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]"
+        x, y = self.evaluate(f"(() => {{ {found} {middle} }})()")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def picture(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        path.write_bytes(base64.b64decode(data))

@@ -1,0 +1,22 @@
+"""Debian's Chromium for the tests of a module; where it is missing they are skipped, and fail where CI is set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser import Browser, chromium
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser."""
+    program = chromium()
+    if program is None:
+        why = "There is no chromium, which looks at the pages: `make browser` installs it where that is possible."
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    browser = Browser(program, tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()

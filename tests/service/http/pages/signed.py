@@ -1,0 +1,81 @@
+"""A browser without a screen: signs in, keeps cookies, sends forms with the token that the page carries."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+from fastapi.testclient import TestClient
+from httpx2 import Response
+
+from tests.service.servers import World
+
+TOKEN = re.compile(r'name="form" value="([0-9a-f]{64})"')
+
+
+class Signed:
+    """What a person does with pages, without running their scripts; redirects are not followed."""
+
+    def __init__(self, world: World, secret: str | None = None, **client: Any) -> None:
+        self.client = TestClient(world.app, follow_redirects=False, **client)
+        if secret is not None:
+            answer = self.sign_in(secret)
+            assert answer.status_code == 303, answer.text
+
+    def get(self, path: str, **options: Any) -> Response:
+        return self.client.get(path, **options)
+
+    def page(self, path: str) -> str:
+        """A page that has to be there."""
+        answer = self.get(path)
+        assert answer.status_code == 200, (path, answer.status_code, answer.headers.get("location"))
+        return answer.text
+
+    def token(self, path: str) -> str:
+        """The token of the forms of a page."""
+        found = TOKEN.search(self.page(path))
+        assert found is not None
+        return found[1]
+
+    def send(self, path: str, page: str, **fields: str) -> Response:
+        """Send a form of `page` to `path`."""
+        return self.client.post(path, data={"form": self.token(page), **fields})
+
+    def sign_in(self, secret: str, **fields: str) -> Response:
+        return self.send("/sign-in", "/sign-in", key=secret, **fields)
+
+
+def read(html: str) -> str:
+    """What is to be read of a page, without its markup."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
+
+
+class _Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+
+
+def elements(html: str) -> list[tuple[str, dict[str, str]]]:
+    """Every element of a page and its attributes, as a browser reads them."""
+    parser = _Elements()
+    parser.feed(html)
+    return parser.found
+
+
+def active(html: str) -> list[str]:
+    """What of a page would run or style something, but for files of ours: there must be nothing."""
+    found = []
+    for tag, attributes in elements(html):
+        ours = tag == "script" and attributes.get("src", "").startswith("/assets/")
+        wrong = [name for name in attributes if name.startswith("on") or name == "style"]
+        leads = [attributes[name] for name in ("href", "src", "action") if name in attributes]
+        away = [place for place in leads if not place.startswith(("/", "#", "?")) or place.startswith("//")]
+        if tag in {"style", "iframe", "object", "embed", "base"} or (tag == "script" and not ours) or wrong or away:
+            found.append(f"{tag} {attributes}")
+    return found

@@ -1,0 +1,73 @@
+"""Files of the pages: who gets them, for how long they are kept, that others' are as published, how large they are."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from service.http.pages.assets import FILES, VENDORED
+from tests.service.http.pages.looked_at import AXE
+from tests.service.http.pages.signed import Signed, elements
+from tests.service.servers import World
+
+MOST = 150_000
+"""Bytes of the first page with all that it loads, packed."""
+
+
+@pytest.mark.parametrize("folder", [VENDORED, AXE])
+def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
+    told = json.loads((folder / "VENDORED.json").read_text())
+    found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
+    assert found.pop("VENDORED.json")
+    assert found == told["sha256"]
+
+
+def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(world: World) -> None:
+    browser = Signed(world)
+    places = [
+        at.get("href") or at["src"] for tag, at in elements(browser.page("/sign-in")) if tag in {"link", "script"}
+    ]
+    assert {re.split(r"[/?]", place)[2] for place in places} == set(FILES)
+    for place in places:
+        answer = browser.get(place)
+        assert answer.status_code == 200
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert answer.content == FILES[re.split(r"[/?]", place)[2]][0].read_bytes()
+        plain = browser.get(place.partition("?")[0], headers={"accept-encoding": "identity"})
+        assert plain.headers["cache-control"] == "no-cache"
+        assert "content-encoding" not in plain.headers
+        assert plain.content == answer.content
+        known = browser.get(place, headers={"if-none-match": answer.headers["etag"]})
+        assert (known.status_code, known.content) == (304, b"")
+
+
+@pytest.mark.parametrize("name", ["nothing", "..%2Fassets.py", "%2e%2e%2f", "VENDORED.json", "soup.css%00"])
+def test_no_other_file_is_one(world: World, name: str) -> None:
+    assert Signed(world).get(f"/assets/{name}").status_code in {401, 404}
+
+
+def test_the_first_page_is_small(world: World) -> None:
+    page = Signed(world).page("/sign-in").encode()
+    files = sum(len(gzip.compress(path.read_bytes())) for path, _ in FILES.values())
+    assert len(gzip.compress(page)) + files < MOST
+
+
+def test_nothing_but_files_is_kept(world: World) -> None:
+    browser = Signed(world, world.key(["read", "write"], ["acme"]))
+    for path in (
+        "/",
+        "/models",
+        "/models.json",
+        "/jobs",
+        "/jobs.json",
+        "/cook",
+        "/cook.json",
+        "/sign-in",
+        "/models/a/b",
+    ):
+        assert browser.get(path).headers["cache-control"] == "no-store", path

@@ -1,0 +1,235 @@
+"""Cooking by a form, and the pages of jobs: what is asked for, what is refused, what came of it, who sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any, get_args
+
+import pytest
+
+from registry.errors import InvalidSample
+from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
+from service.client.samples import split_texts
+from service.http.pages.cook import WHAT
+from tests.service.http.pages.cooked import evidence
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World
+
+SETTINGS = {"job_workers": 0}  # what is asked for waits, and nothing is computed
+PASSAGES = [f"The court held that contract number {number} was void for want of consideration." for number in range(25)]
+TEXT = "\r\n\r\n".join(PASSAGES)
+HOSTILE = "</textarea><script>alert(1)</script>\"'<b>{{7*7}}"
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    world.push("acme/law", seed=1, domain="law")
+    return world
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read", "write"], ["acme"]))
+
+
+def cook(browser: Signed, **fields: str) -> Any:
+    return browser.send("/cook", "/cook", **fields)
+
+
+def ended(world: World, place: str, *, abstained: bool = True) -> str:
+    """A job of a cook, ended with what one that weighed adapters gives: a browser sees a real one to its end."""
+    about = {"model": "base/tiny", "digest": None, "soup_id": None} if abstained else _of_law(world)
+    given = Cooked(abstained=abstained, reason="Because.", evidence=evidence(), spent=Spent(seconds=7.4), **about)
+    sql = "UPDATE jobs SET state = 'succeeded', result = ?, started_at = 1, finished_at = 8400001 WHERE id = ?"
+    with world.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql(sql, (given.model_dump_json(), place.rpartition("/")[2]))
+    return place
+
+
+def _of_law(world: World) -> dict[str, Any]:
+    with world.registry.database.read() as catalogue:
+        row = catalogue.adapters.list(None, name="acme/law", limit=1, cursor=None).rows[0]
+    recipe = Recipe(
+        base_fingerprint=row.base_fingerprint, ingredients=(RecipeIngredient(digest=row.digest, weight="1"),)
+    )
+    return {"model": row.ref, "digest": row.digest, "soup_id": row.id, "recipe": recipe}
+
+
+@pytest.fixture(scope="module")
+def cooked(stocked: World, browser: Signed) -> str:
+    """Where the job of a cook is, which has ended."""
+    answer = cook(browser, sample=TEXT, effort="instant", name="acme/contracts")
+    assert answer.status_code == 303, read(answer.text)
+    return ended(stocked, str(answer.headers["location"]))
+
+
+def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Signed) -> None:
+    place = cook(browser, sample=TEXT, effort="quick", control="yes", name="acme/contracts").headers["location"]
+    job = stocked.client.get(f"/v1{place}").json()
+    assert (job["kind"], job["state"]) == ("search", "queued")
+    audit = stocked.client.get("/v1/audit", params={"subject": job["id"]}).json()["data"]
+    assert [(one["action"], one["detail"]["name"]) for one in audit] == [("soup.ask", "acme/contracts")]
+    with stocked.registry.database.read() as catalogue:
+        arguments = catalogue.jobs.get(None, job["id"]).arguments
+    request = json.loads(stocked.registry.blobs.read(arguments["request"]))["request"]
+    assert (request["effort"], request["control"], request["sample"]["texts"]) == ("quick", True, PASSAGES)
+    assert arguments["scope"] == ["acme"]
+    assert browser.get(f"{place}.json").json()["id"] == job["id"]
+
+
+@pytest.mark.parametrize("abstained", [True, False])
+def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained: bool) -> None:
+    asked = cook(browser, sample=TEXT, effort="quick").headers["location"]
+    place = ended(stocked, asked, abstained=abstained)
+    events = browser.get(f"{place}/events")
+    assert events.headers["content-type"].startswith("text/event-stream")
+    assert events.text.startswith("event: done\ndata: ")
+    page = browser.page(place)
+    said = read(page)
+    assert ("The base model is the answer" in said) == abstained
+    assert ("nothing that was tried is known to do better" in said) == abstained
+    assert ('href="/models/acme/law@1"' in page) == (not abstained or "acme/law@1" in said)
+    assert "Because." in said
+    assert "Took 7.4 s" in said
+    assert "after 8.4 s" in said
+    assert "Cancel it" not in said
+    assert active(page) == []
+    names = re.findall(rf'href="{place}/([a-z-]+)\.csv"', page)
+    assert {"differences", "candidates", "left-out"} <= set(names)
+    for name in names:
+        assert browser.get(f"{place}/{name}.csv").status_code == 200
+
+
+def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
+    told = browser.get("/cook.json").json()
+    assert told["base_models"] == ["tiny"]
+    assert list(told["efforts"]) == list(get_args(Effort)) == list(WHAT)
+    page = browser.page("/cook")
+    assert 'id="effort-instant" value="instant" checked' in page
+    assert active(page) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "why"),
+    [
+        ({"sample": ""}, 422, "Paste some text"),
+        ({"sample": " \r\n\r\n "}, 422, "Paste some text"),
+        ({"sample": "One paragraph."}, 422, "at least 5 are needed"),
+        ({"sample": '{"text": 1}'}, 422, "The sample, line 1,"),
+        ({"sample": TEXT, "effort": "huge"}, 400, "effort"),
+        ({"sample": TEXT, "name": "no-namespace"}, 400, "has no namespace"),
+        ({"sample": TEXT, "name": "other/x"}, 403, "may not write in namespace"),
+        ({"sample": TEXT, "base_model": "nothing"}, 400, "is not on the allowlist"),
+    ],
+)
+def test_what_cannot_be_cooked_is_said_beside_the_form(
+    browser: Signed, fields: dict[str, str], status: int, why: str
+) -> None:
+    answer = cook(browser, **{"effort": "instant", **fields})
+    assert answer.status_code == status, read(answer.text)
+    assert why in read(answer.text)
+    assert 'role="alert"' in answer.text
+    if fields["sample"].strip():
+        assert fields["sample"].splitlines()[0] in unescape(answer.text)  # nobody types it twice
+
+
+def test_what_was_typed_comes_back_as_text(browser: Signed) -> None:
+    answer = cook(browser, sample=HOSTILE, name=HOSTILE, effort=HOSTILE)
+    assert active(answer.text) == []
+    assert HOSTILE in unescape(answer.text)
+
+
+def test_json_lines_and_paragraphs_are_told_apart_as_files_are() -> None:
+    assert split_texts('{"text": "a"}\r\n{"text": "b"}', what="x") == ["a", "b"]
+    assert split_texts("a\r\n \r\nb\nc", what="x") == ["a", "b\nc"]
+    with pytest.raises(InvalidSample, match="x holds no text"):
+        split_texts(" \n", what="x")
+
+
+def test_cooking_needs_the_scope_and_a_form_of_ours(stocked: World, browser: Signed) -> None:
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert reader.get("/cook").status_code == 403
+    assert 'href="/cook"' not in reader.page("/models")
+    for path in ("/cook", "/jobs/job-0000000000000000/cancel"):
+        answer = reader.client.post(path, data={"form": reader.token("/models"), "sample": TEXT})
+        assert answer.status_code == 403
+        assert "lacks the scope" in read(answer.text)
+        forged = browser.client.post(path, data={"form": "0" * 64, "sample": TEXT})
+        assert forged.status_code == 403
+        assert "not of this session" in read(forged.text)
+
+
+# --- jobs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(stocked: World) -> str:
+    """A job that waits for an hour."""
+    with stocked.registry.database.write() as catalogue:
+        return catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+
+
+def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> None:
+    listed = browser.get("/jobs.json").json()["data"]
+    page = browser.page("/jobs")
+    assert re.findall(r'href="/jobs/(job-\w+)"', page) == [one["id"] for one in listed]
+    queued = browser.get("/jobs.json?kind=fit&state=queued").json()["data"]
+    assert waiting in {one["id"] for one in queued}
+    assert {(one["kind"], one["state"]) for one in queued} == {("fit", "queued")}
+    older = re.search(r'rel="next" href="([^"]+)"', browser.page("/jobs?limit=1"))
+    assert older is not None
+    assert browser.get(unescape(older[1])).status_code == 200
+    assert "No such job" in read(browser.page("/jobs?state=failed&kind=train"))
+
+
+def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: Signed, waiting: str) -> None:
+    page = browser.page(f"/jobs/{waiting}")
+    assert "It waits for its turn." in read(page)
+    assert f'data-follow="/jobs/{waiting}/events"' in page
+    assert '<noscript><meta http-equiv="refresh"' in page
+    answer = browser.send(f"/jobs/{waiting}/cancel", f"/jobs/{waiting}")
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{waiting}")
+    page = browser.page(f"/jobs/{waiting}")
+    assert "cancelled" in read(page)
+    assert "data-follow" not in page
+    assert "refresh" not in page
+
+
+def test_a_job_of_another_namespace_does_not_exist(stocked: World, cooked: str, waiting: str) -> None:
+    outside = Signed(stocked, stocked.key(["read", "write"], ["other"]))
+    for place in (cooked, f"/jobs/{waiting}", "/jobs/job-0000000000000000"):
+        for path in (place, f"{place}.json", f"{place}/events", f"{place}/weights.csv"):
+            assert outside.get(path).status_code == 404, path
+        form = {"form": outside.token("/jobs")}
+        assert outside.client.post(f"{place}/cancel", data=form).status_code == 404
+    assert outside.get("/jobs.json").json()["data"] == []
+
+
+def test_a_job_that_worked_with_wider_rights_shows_no_names(stocked: World) -> None:
+    """The result of a cook over more than a key sees is not shown, as over the API."""
+    admin = Signed(stocked, stocked.admin)
+    place = str(cook(admin, sample=TEXT, effort="quick", name="acme/wide").headers["location"])
+    ended(stocked, place)
+    narrow = Signed(stocked, stocked.key(["read"], ["acme"]))
+    page = narrow.page(place)
+    assert "The answer" not in page
+    assert narrow.get(f"{place}.json").json()["result"] is None
+    assert narrow.get(f"{place}/left-out.csv").status_code == 404
+    assert "The answer" in admin.page(place)
+
+
+def test_a_job_that_failed_says_why(stocked: World, browser: Signed) -> None:
+    with stocked.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+    sql = "UPDATE jobs SET state = 'failed', error = ? WHERE id = ?"
+    with stocked.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql(sql, ('{"code": "invalid_sample", "message": "<b>No text</b> was left."}', id))
+    page = browser.page(f"/jobs/{id}")
+    assert "<b>No text</b> was left." in unescape(page)
+    assert "<b>" not in page

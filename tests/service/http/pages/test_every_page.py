@@ -1,0 +1,144 @@
+"""Deny by default, page by page: without a session, with one whose key has ended, with those of other namespaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from registry.names import RESERVED_NAMESPACES
+from service.http.app import ROUTES
+from service.http.pages import addresses
+from service.http.pages.site import PAGES
+from tests.service.http.pages.signed import Signed
+from tests.service.servers import World
+
+UNKNOWN = {
+    "ns": "nobody",
+    "name": "unknown-name",
+    "id": "job-0000000000000000",
+    "file": "README.md",
+    "table": "weights",
+}
+OPEN = {("GET", addresses.SIGN_IN), ("POST", addresses.SIGN_IN), ("GET", addresses.ASSET)}
+ANYBODY = {("POST", addresses.SIGN_OUT)}
+"""Every key may sign out."""
+
+
+def operations() -> list[tuple[str, str]]:
+    """Every (method, path template) of the pages."""
+    routes = [route for router in PAGES for route in router.routes if isinstance(route, Route)]
+    return sorted((method, route.path) for route in routes for method in route.methods or () if method != "HEAD")
+
+
+def filled(path: str, values: dict[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], path)
+
+
+@pytest.fixture(scope="module")
+def there(world: World) -> dict[str, str]:
+    """What stands for the parts of a path: a soup, and a job, of the namespace `foreign`."""
+    for number, name in enumerate(("one", "two")):
+        world.push(f"foreign/{name}", seed=number, domain="confidential")
+    recipe = {"ingredients": [{"ref": "foreign/one"}, {"ref": "foreign/two"}]}
+    assert world.client.post("/v1/soups", json={"recipe": recipe, "name": "foreign/mix", "wait": 60}).status_code == 201
+    job = world.client.get("/v1/jobs").json()["data"][0]["id"]
+    return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": job}
+
+
+@pytest.fixture(scope="module")
+def ended(world: World) -> dict[str, Signed]:
+    """Browsers whose key was revoked, and has expired, since they signed in with it."""
+    found = {}
+    for kind in ("revoked", "expired"):
+        made = world.client.post("/v1/keys", json={"name": kind, "scopes": ["admin"], "namespaces": None}).json()
+        found[kind] = Signed(world, made["secret"])
+        if kind == "revoked":
+            world.client.delete(f"/v1/keys/{made['id']}")
+        else:
+            with world.runtime.database.engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE keys SET expires_at = 1 WHERE id = ?", (made["id"],))
+    return found
+
+
+def asked(browser: Signed, method: str, path: str, **headers: str) -> Any:
+    jar = browser.client.cookies.jar
+    held = list(jar)  # a refusal may have the browser give its session up
+    data = {"form": "0" * 64, "sample": "x"} if method == "POST" else None
+    answer = browser.client.request(method, path, data=data, headers=headers)
+    for cookie in held:
+        jar.set_cookie(cookie)
+    return answer
+
+
+def test_every_page_is_one_that_gate_knows() -> None:
+    """And every template that it knows is a page, so that this file walks all of them."""
+    walked = operations()
+    for _, path in walked:
+        assert addresses.is_page(filled(path, UNKNOWN)), path
+    assert set(addresses.TEMPLATES) <= {path for _, path in walked}
+    assert {(method, path) for method, path in walked if addresses.is_open(method, filled(path, UNKNOWN))} == OPEN
+    assert len(walked) >= 20
+
+
+def test_pages_take_no_path_of_the_api() -> None:
+    paths = {route.path for module in ROUTES for route in module.router.routes if isinstance(route, Route)}
+    assert not [path for path in paths if addresses.is_page(re.sub(r"\{\w+\}", "x", path))]
+    assert "models" in RESERVED_NAMESPACES
+
+
+@pytest.mark.parametrize("kind", ["nobody", "malformed", "revoked", "expired"])
+def test_whoever_is_not_signed_in_sees_nothing(
+    world: World, there: dict[str, str], ended: dict[str, Signed], kind: str
+) -> None:
+    browser = ended.get(kind) or Signed(world)
+    headers = {"cookie": "soup-session=malformed; soup-form=x"} if kind == "malformed" else {}
+    for method, path in operations():
+        if (method, path) in OPEN:
+            continue
+        here, nowhere = (asked(browser, method, filled(path, one), **headers) for one in (there, UNKNOWN))
+        for_programs = path.endswith((".json", ".csv", "/events"))
+        for answer in (here, nowhere):
+            assert answer.status_code == (401 if for_programs else 303), (kind, method, path)
+            assert for_programs or answer.headers["location"].startswith("/sign-in")
+            assert "confidential" not in answer.text
+
+
+KEYS: dict[str, tuple[list[str], list[str]]] = {
+    "of another namespace": (["read", "write", "infer"], ["ours"]),
+    "an admin of another namespace": (["admin"], ["ours"]),
+    "too small a scope": (["infer"], ["foreign"]),
+}
+
+
+@pytest.mark.parametrize("kind", list(KEYS))
+@pytest.mark.parametrize("by", ["session", "key"])
+def test_every_page_with_every_kind_of_key_leaks_nothing(
+    world: World, there: dict[str, str], kind: str, by: str, record_property: Callable[[str, object], None]
+) -> None:
+    """What is another's is told as what is not: by status and by text. By a session, and by the key itself."""
+    secret = world.key(*KEYS[kind])
+    browser = Signed(world, secret if by == "session" else None)
+    headers = {} if by == "session" else {"authorization": f"Bearer {secret}"}
+    leaks = []
+    for method, path in operations():
+        if (method, path) in OPEN | ANYBODY:
+            continue
+        here, nowhere = (asked(browser, method, filled(path, one), **headers) for one in (there, UNKNOWN))
+        told = [_plain(answer.text, there, UNKNOWN) for answer in (here, nowhere)]
+        wrong = here.status_code != nowhere.status_code or told[0] != told[1] or "confidential" in here.text
+        wrong |= "{" in path and here.status_code < 400
+        wrong |= kind == "too small a scope" and here.status_code != 403
+        leaks += [(method, path, here.status_code, nowhere.status_code)] * wrong
+    record_property("pages_walked", len(operations()))
+    assert not leaks
+
+
+def _plain(text: str, *named: dict[str, str]) -> str:
+    """A page without what was asked for, and without what differs in every answer."""
+    for part, value in (pair for values in named for pair in values.items()):
+        text = text.replace(value, f"<{part}>")
+    return re.sub(r"\b[0-9a-f]{32}\b|\b[0-9a-f]{64}\b|job-[0-9a-f]+", "<new>", text)

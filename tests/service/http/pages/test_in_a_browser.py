@@ -1,0 +1,234 @@
+"""The pages in Chromium: by keyboard alone, in both schemes and widths, with their scripts, under their policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser import Browser, Page
+from tests.service.http.pages.cooked import evidence
+from tests.service.http.pages.looked_at import findings, look_at
+from tests.service.servers import Live
+
+SAMPLES = {
+    "law": [f"The court held that contract number {number} was void." for number in range(25)],
+    "food": [f"Heat the oil, add {number} onions and stir." for number in range(25)],
+}
+HOSTILE = '"><script>console.error("ran")</script><img src=x onerror=console.error("ran")>'
+
+
+@pytest.fixture(scope="module")
+def stocked(live: Live) -> Live:
+    world = live.world
+    card = {"tags": ["court", "eu"], "description": "of contracts"}
+    pushed = [
+        world.push(f"acme/{name}", seed=seed, domain=name, card=card if seed == 1 else {}, sample={"texts": texts})
+        for seed, (name, texts) in enumerate(SAMPLES.items(), 1)
+    ]
+    world.push("acme/hostile", seed=3, domain=HOSTILE, card={"description": HOSTILE, "license": HOSTILE})
+    world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
+    world.client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
+    for one in pushed:
+        world.client.get(f"/v1/jobs/{one['job']}/events")  # ends with it
+    return live
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Browser, stocked: Live) -> Iterator[Page]:
+    """A page that has signed in, by keyboard alone."""
+    with chrome.page(stocked.url) as page:
+        page.open("/models?kind=adapter")
+        assert page.path == "/sign-in?next=%2Fmodels%3Fkind%3Dadapter"
+        look_at(page, "/sign-in")
+        page.open("/sign-in?next=%2Fmodels%3Fkind%3Dadapter")
+        page.call("Input.insertText", text=stocked.world.key(["read", "write", "infer"], ["acme"]))  # it has the focus
+        page.press("Enter")
+        page.until("location.pathname === '/models' && document.readyState === 'complete'")
+        yield page
+
+
+@pytest.fixture(autouse=True)
+def _quiet(page: Page) -> Iterator[None]:
+    """Nothing is said, and nothing asked for elsewhere, in any test."""
+    yield
+    assert page.said == []
+    assert page.foreign == []
+
+
+def test_signing_in_by_keyboard_leads_to_the_page_that_was_asked_for(page: Page) -> None:
+    assert page.path == "/models?kind=adapter"
+    assert "acme/law@1" in page.text("main")
+
+
+def test_models(page: Page) -> None:
+    look_at(page, "/models")
+
+
+def test_the_checks_see_what_is_wrong(chrome: Browser, stocked: Live) -> None:
+    """A check that cannot fail says nothing: a field without a label, a style and a request that are not ours."""
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.evaluate("document.querySelector('label').remove()")
+        assert any(one.startswith("label") for one in findings(other))
+        other.evaluate("document.body.insertAdjacentHTML('beforeend', '<i style=color:red>x</i>')")
+        other.evaluate("fetch('https://elsewhere.test/').catch(() => 0)")
+        other.evaluate("console.log('said')")
+        assert any("Content Security Policy" in one and "style" in one for one in other.said)
+        assert any("Content Security Policy" in one and "elsewhere.test" in one for one in other.said)
+        assert "said" in other.said
+
+
+def test_a_list_follows_what_is_typed_and_its_address_too(page: Page) -> None:
+    page.open("/models")
+    page.fill("#q", "contr")
+    page.until("document.querySelectorAll('#found tbody tr').length === 1")
+    assert "acme/law@1" in page.text("#found")
+    assert page.path.startswith("/models?q=contr&")
+    assert page.evaluate("document.activeElement.id") == "q"
+    page.open(page.path)  # the address says it all
+    assert "acme/food" not in page.text("#found")
+
+
+def test_the_first_tab_skips_to_the_content_and_focus_is_seen(page: Page) -> None:
+    page.open("/models")
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.press("Enter")
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "q"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+
+
+def test_a_mistake_is_a_page(page: Page) -> None:
+    look_at_errors = page.said
+    page.open("/models?cursor=x")
+    assert "This was not done" in page.text("h1")
+    assert all("400" in one for one in look_at_errors)  # the browser says so of the page itself
+    look_at_errors.clear()
+
+
+def test_a_key_that_is_none_is_told_so_beside_the_field(chrome: Browser, stocked: Live) -> None:
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", "sk-soup-" + "0" * 43)
+        other.press("Enter")
+        other.until("document.querySelector('[role=alert]') !== null")
+        assert "unknown or revoked" in other.text("[role=alert]")
+        assert other.evaluate("document.querySelector('#key').value") == ""
+
+
+def test_signing_out_by_mouse(chrome: Browser, stocked: Live) -> None:
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", stocked.world.key(["read"], ["acme"]))
+        other.click("main button")
+        other.until("location.pathname === '/models'")
+        other.click(".me button")
+        other.until("location.pathname === '/sign-in' && document.readyState === 'complete'")
+        other.open("/models")
+        assert other.path == "/sign-in?next=%2Fmodels"
+
+
+def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: Page) -> None:
+    page.open("/models")
+    page.fill("#tag", "NO!")
+    page.press("Enter")
+    page.until("document.querySelector('#found h1') !== null")
+    assert "NO!" in page.text("#found")
+    page.evaluate("document.querySelector('#tag').value = ''")
+    page.press("Enter")
+    page.until("document.querySelector('#found tbody') !== null")
+    assert all("400" in one for one in page.said)
+    page.said.clear()
+
+
+def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
+    client = stocked.world.client
+    made = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    with chrome.page(stocked.url) as other:
+        other.open("/sign-in")
+        other.fill("#key", made["secret"])
+        other.press("Enter")
+        other.until("location.pathname === '/models' && document.readyState === 'complete'")
+        client.delete(f"/v1/keys/{made['id']}")
+        other.fill("#q", "law")
+        other.until("location.pathname === '/sign-in'")
+        assert "next=%2Fmodels%3Fq%3Dlaw" in other.path
+
+
+# --- the other pages --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cooked(stocked: Live) -> str:
+    """A soup whose evidence says all that there is to say."""
+    client = stocked.world.client
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
+    soup = client.post("/v1/soups", json={"recipe": recipe, "name": "acme/mix", "wait": 60}).json()["soup"]
+    with stocked.world.registry.database.write() as catalogue:
+        row = catalogue.adapters.list(None, name="acme/mix", limit=1, cursor=None).rows[0]
+        told = evidence(hostile=HOSTILE).model_dump(mode="json")
+        catalogue.soups.add_evidence(row.id, soup["recipe_digest"], told)
+    return "acme/mix@1"
+
+
+def test_one_model_and_why_a_soup_is_as_it_is(page: Page, cooked: str) -> None:
+    for path in ("/models/acme/hostile@1", f"/models/{cooked}", f"/soups/{cooked}"):
+        look_at(page, path)
+    page.click(".crumbs a:last-child")
+    page.until("location.pathname === '/models/acme/mix@1' && document.readyState === 'complete'")
+
+
+def test_what_is_wider_than_the_window_can_be_scrolled_by_keyboard(page: Page, cooked: str) -> None:
+    page.open(f"/soups/{cooked}")
+    page.look(width=320)
+    page.evaluate("document.querySelector('[aria-label^=\"Table: Adapters that were weighed\"]').focus()")
+    assert page.evaluate("document.activeElement.scrollWidth > document.activeElement.clientWidth")
+    page.press("ArrowRight")
+    page.until("document.activeElement.scrollLeft > 0")
+    page.look()
+
+
+def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, stocked: Live) -> None:
+    look_at(page, "/cook")
+    text = "\\n\\n".join(f"The court held contract {number} void." for number in range(20))
+    page.evaluate(
+        "(() => { const given = new DataTransfer();"
+        f" given.items.add(new File([\"{text}\"], 'contracts.txt', {{type: 'text/plain'}}));"
+        " document.querySelector('#sample').dispatchEvent(new DragEvent('drop', {dataTransfer: given, bubbles: true}));"
+        " })()"
+    )
+    page.until("document.querySelector('#sample').value.includes('contract 19')")
+    page.click("#effort-instant")
+    page.click(".cook button")
+    page.until("location.pathname.startsWith('/jobs/job-')")
+    page.until("document.querySelector('.state.succeeded, .state.failed') !== null")  # without a hand on it
+    assert "The answer" in page.text("main"), page.text("main")
+    job = stocked.world.client.get(f"/v1{page.path}").json()
+    assert (job["state"], page.text(".state")) == ("succeeded", "✓ succeeded")
+    assert job["result"]["reason"] in page.text(".answer")
+    look_at(page, page.path)
+
+
+def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked: Live) -> None:
+    with stocked.world.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+    look_at(page, f"/jobs/{id}")
+    page.evaluate("document.querySelector('.running button').focus()")
+    page.press("Enter")
+    page.until("document.querySelector('.state.cancelled') !== null")
+    look_at(page, "/jobs")
+
+
+def test_a_job_that_ends_elsewhere_ends_on_the_page(page: Page, stocked: Live) -> None:
+    with stocked.world.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue(
+            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
+        ).id
+    page.open(f"/jobs/{id}")
+    assert "It waits for its turn." in page.text("main")
+    stocked.world.client.post(f"/v1/jobs/{id}/cancel")
+    page.until("document.querySelector('.state.cancelled') !== null")

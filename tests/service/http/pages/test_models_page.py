@@ -1,0 +1,154 @@
+"""The page of models and its twin: filters, pages, aliases, use, and that nothing a person wrote is markup."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> {{7*7}} \u202e'&amp;"
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    """Two versions of a name with aliases, a soup, one of another namespace, and a hostile card."""
+    world.push("acme/law", seed=1, domain="law", card={"tags": ["court", "eu"], "description": "of contracts"})
+    world.push("acme/law", seed=2, domain="law", card={"tags": ["court"]})
+    world.push("acme/food", seed=3, domain="recipes")
+    world.push("other/secret", seed=4, domain="hidden-domain")
+    world.push("acme/hostile", seed=5, domain=HOSTILE[:200], card={"description": HOSTILE, "license": HOSTILE})
+    client = world.client
+    recipe = {"ingredients": [{"ref": "acme/law@1"}, {"ref": "acme/food"}]}
+    made = client.post("/v1/soups", json={"recipe": recipe, "name": "acme/mix", "wait": 60})
+    assert made.status_code == 201, made.text
+    client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
+    client.put("/v1/adapters/acme/law/aliases/next", json={"version": 2})
+    client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
+    return world
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read", "infer"], ["acme"]))
+
+
+def refs(browser: Signed, path: str) -> list[str]:
+    return [one["adapter"]["ref"] for one in browser.get(path).json()["data"]]
+
+
+def test_the_page_and_its_twin_show_what_the_api_lists(stocked: World, browser: Signed) -> None:
+    there = [one["ref"] for one in stocked.client.get("/v1/adapters", params={"namespace": "acme"}).json()["data"]]
+    assert refs(browser, "/models.json") == there
+    page = browser.page("/models")
+    assert re.findall(r'href="/models/([^"?]+)"', page) == there
+    assert "secret" not in page
+    assert "hidden-domain" not in page
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=contr", ["acme/law@1"]),
+        ("q=law&base_model=&kind=adapter&method=&domain=++", ["acme/law@2", "acme/law@1"]),
+        ("domain=recipes", ["acme/food@1"]),
+        ("tag=court+eu", ["acme/law@1"]),
+        ("tag=court&tag=eu", ["acme/law@1"]),
+        ("kind=soup", ["acme/mix@1"]),
+        ("name=acme/food", ["acme/food@1"]),
+        ("method=lora", []),
+        ("base_model=nothing", []),
+        ("namespace=other", []),
+    ],
+)
+def test_filters_are_the_apis(browser: Signed, query: str, found: list[str]) -> None:
+    assert refs(browser, f"/models.json?{query}") == found
+    page = browser.page(f"/models?{query}")
+    assert re.findall(r'href="/models/([^"?]+)"', page) == found
+    assert ("Nothing that this key sees matches" in page) == (not found)
+
+
+def test_a_filter_is_kept_in_the_form_and_on_the_next_page(browser: Signed) -> None:
+    page = browser.page("/models?q=law&kind=adapter&tag=court&limit=1")
+    assert 'value="law"' in page
+    assert "<option selected>adapter</option>" in page
+    older = re.search(r'rel="next" href="([^"]+)"', page)
+    assert older is not None
+    place = older[1].replace("&amp;", "&")
+    assert refs(browser, place.replace("/models", "/models.json", 1)) == ["acme/law@1"]
+    last = browser.page(place)
+    assert 'rel="next"' not in last
+    assert "First page" in last
+
+
+@pytest.mark.parametrize("query", ["kind=cake", "cursor=x", "limit=0", "limit=9999", "tag=NO", "tag=a+b+c+d+e+f+g+h+i"])
+def test_what_cannot_be_asked_for_is_said_on_a_page(browser: Signed, query: str) -> None:
+    answer = browser.get(f"/models?{query}")
+    assert answer.status_code == 400
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "This was not done" in answer.text
+    twin = browser.get(f"/models.json?{query}")
+    assert (twin.status_code, twin.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_aliases_are_beside_the_version_they_point_at_protected_ones_with_a_lock(browser: Signed) -> None:
+    rows = {one["adapter"]["ref"]: one["aliases"] for one in browser.get("/models.json").json()["data"]}
+    assert rows["acme/law@1"] == [{"alias": "prod", "protected": True}]
+    assert rows["acme/law@2"] == [{"alias": "next", "protected": False}]
+    page = browser.page("/models?q=contr")
+    assert page.count('class="lock"') == 1
+    assert "prod (protected: only an admin moves it)" in read(page)
+
+
+def test_it_says_whether_the_key_may_use_a_model(stocked: World, browser: Signed) -> None:
+    assert {one["use"] for one in browser.get("/models.json").json()["data"]} == {"yes"}
+    looks = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert {one["use"] for one in looks.get("/models.json").json()["data"]} == {"scope"}
+    assert "Your key lacks the scope infer" in read(looks.page("/models"))
+
+
+def test_a_key_that_may_not_read_is_told_so(stocked: World) -> None:
+    uses = Signed(stocked, stocked.key(["infer"], ["acme"]))
+    answer = uses.get("/models")
+    assert answer.status_code == 403
+    assert "lacks the scope" in answer.text
+    assert uses.get("/models.json").status_code == 403
+
+
+def test_nothing_that_a_person_wrote_is_markup(browser: Signed) -> None:
+    for page in (browser.page("/models"), browser.page("/models?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E")):
+        assert active(page) == []
+        assert "49" not in read(page)
+        assert "<script>alert(1)</script>" in unescape(page)  # it is there, as text
+    for field in ("q", "base_model", "method", "domain", "namespace", "name", "tag", "kind", "cursor", "limit"):
+        answer = browser.get("/models", params={field: HOSTILE})
+        assert active(answer.text) == [], field
+
+
+def test_every_page_forbids_what_it_does_not_need(browser: Signed) -> None:
+    for answer in (browser.get("/models"), browser.get("/models?kind=x"), browser.get("/sign-in")):
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_program_may_come_with_its_key_instead(stocked: World) -> None:
+    answer: Any = stocked.client.get("/models.json")
+    assert answer.status_code == 200
+    assert stocked.client.get("/models").status_code == 200
+    bad = {"authorization": "Bearer sk-soup-" + "0" * 43}
+    assert stocked.client.get("/models.json", headers=bad).status_code == 401
+
+
+def test_the_api_takes_no_cookie(browser: Signed) -> None:
+    """Else a page of another site could call it."""
+    for path in ("/v1/adapters", "/v1/keys", "/metrics", "/v1/models"):
+        assert browser.get(path).status_code == 401

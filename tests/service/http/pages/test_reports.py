@@ -1,0 +1,205 @@
+"""Reports of soups: what is said of an answer and of none, the charts beside their tables, and who sees which names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from registry.spec import Recipe, RecipeIngredient
+from service.http.pages.charts import IN_HAND, MOST_MARKS, ON_DESK, Measured, intervals, stacked
+from service.http.pages.report import SoupReport, difference_charts, drawn_report, layer_charts, measured, named, tables
+from service.http.pages.tables import csv_of
+from service.http.pages.templates import environment
+from tests.service.http.pages.cooked import DIGESTS, evidence
+from tests.service.http.pages.signed import Signed, active, elements, read
+from tests.service.servers import World
+
+HOSTILE = '=cmd|"><script>alert(1)</script>'
+
+
+def report(
+    *, difference: float = -0.03, abstained: bool = False, hostile: str = "too far", sites: int = 2
+) -> SoupReport:
+    found = evidence(difference=difference, hostile=hostile)
+    layers = [{f"layers.{n}.ffn": factor for n in range(sites)} for factor in ("1", "0.5")]
+    parts = [
+        RecipeIngredient(digest=DIGESTS[name], weight=weight, layers=at)
+        for (name, weight), at in zip((("law", "0.4"), ("food", "0.1")), layers, strict=True)
+    ]
+    recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(parts))
+    return SoupReport(
+        model="base/tiny" if abstained else "acme/mix@1", abstained=abstained, reason="Because.", cooked_at=None,
+        recipe=recipe, mixing=None, evidence=found, names=named(found),
+    )  # fmt: skip
+
+
+def drawn(one: SoupReport) -> str:
+    template = environment().get_template("report.html")
+    return template.render(report=one, place="/soups/acme/mix@1", which="", **drawn_report(one))
+
+
+def test_an_answer_is_said_in_words_and_numbers() -> None:
+    said = read(drawn(report()))
+    assert "A soup of 2 adapters , acme/mix@1" in said
+    lower = f"{100 * (1 - math.exp(-0.03)):.1f} % lower"
+    assert f"It has {lower} perplexity than the base model on 6 held-out passages" in said
+    assert "(−0.030 mean NLL per token, 90 % interval −0.040 to −0.020)" in said
+    assert "the best of 2 soups has to be 2.20 standard errors below the base; this one is 6.00 below" in said
+
+
+def test_an_abstention_is_as_readable() -> None:
+    said = read(drawn(report(difference=0.004, abstained=True)))
+    assert "The base model , base/tiny : nothing that was tried is known to do better. Because." in said
+    assert "What was tried had 0.4 % higher perplexity than the base model on 6 held-out passages" in said
+    assert "Is it better than doing nothing?" in said
+    assert "Adapters that were weighed" in said
+    assert "What is in it" not in said
+
+
+def test_what_was_taken_is_not_said_to_be_left_out() -> None:
+    found = {table.name: table for table in tables(report())}
+    assert [row[0] for row in found["weights"].rows] == ["acme/law@1", "acme/food@1"]
+    assert [row[0] for row in found["candidates"].rows] == ["acme/law@1", "acme/food@1", "acme/news@1"]
+    assert [row[0] for row in found["left-out"].rows] == ["acme/poems@1", "7 more"]
+
+
+def test_weights_by_layer_are_what_is_added_there() -> None:
+    (table,) = [one for one in tables(report()) if one.name == "layers"]
+    assert [column.name for column in table.columns] == ["Site", "acme/law@1", "acme/food@1"]
+    assert table.rows[0] == ("layers.0.ffn", 0.4, 0.05)
+    assert set(layer_charts(report())) == {"desk", "hand"}
+    assert layer_charts(report(sites=MOST_MARKS)) == {}  # the table has it
+    assert "<rect" not in drawn(report(sites=MOST_MARKS))
+
+
+def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
+    """Student's t of five degrees leaves a twentieth beyond 2.015 standard errors."""
+    rows = {one.label: one for one in measured(report())}
+    assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(
+        2.015 * 0.005, rel=1e-3
+    )
+    assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
+    assert "Adapters of noise (control)" in rows
+
+
+def test_a_chart_has_a_mark_for_each_row_of_its_table() -> None:
+    one = report()
+    (table,) = [found for found in tables(one) if found.name == "differences"]
+    for chart in difference_charts(one).values():
+        assert [mark.label for mark in chart.marks] == [row[0] for row in table.rows]
+    page = drawn(one)
+    figures = [at for tag, at in elements(page) if tag == "svg" and at.get("role") == "img"]
+    assert len(figures) == 4
+    assert all(at["aria-label"] for at in figures)
+    assert active(page) == []
+
+
+@pytest.mark.parametrize("room", [ON_DESK, IN_HAND])
+@pytest.mark.parametrize("scale", [1e-9, 0.001, 1.0, 12345.0])
+def test_a_chart_has_everything_within_and_zero_among_it(room: Any, scale: float) -> None:
+    rows = [Measured("a", -scale, -2 * scale, 0.5 * scale), Measured("b", 3 * scale, 2 * scale, 4 * scale)]
+    chart = intervals(rows, room)
+    assert chart is not None
+    places = [x for mark in chart.marks for x in (mark.low, mark.x, mark.high)]
+    assert 0 <= min(places) <= chart.zero <= max(places) <= chart.width
+    assert all(mark.low <= mark.x <= mark.high for mark in chart.marks)
+    assert 2 <= len(chart.ticks) <= 13
+    assert "0" in {tick.text for tick in chart.ticks}
+    assert all(0 <= mark.y <= chart.height for mark in chart.marks)
+
+
+def test_charts_of_nothing_and_of_too_much_are_not_drawn() -> None:
+    assert intervals([]) is None
+    assert intervals([Measured("a", 0, 0, 0)] * (MOST_MARKS + 1)) is None
+    assert intervals([Measured("a", 0, 0, 0)]) is not None
+    assert stacked([], [], []) is None
+    assert stacked(["a"] * 26, ["b", "c"], [[1, 2]] * 26) is None
+    empty = stacked(["a"], ["b"], [[0.0]])
+    assert empty is not None
+    assert empty.rows[0].bars == ()
+
+
+def test_nothing_in_a_report_is_markup_or_a_formula() -> None:
+    page = drawn(report(hostile=HOSTILE))
+    assert active(page) == []
+    assert HOSTILE in unescape(page)
+    (table,) = [one for one in tables(report(hostile=HOSTILE)) if one.name == "left-out"]
+    text = bytes(csv_of([table], "left-out").body).decode()
+    assert list(csv.reader(io.StringIO(text)))[1][3] == f"'{HOSTILE}"
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    """A soup by hand, an adapter, and a soup in `acme` whose evidence names an adapter of `other`."""
+    for number, name in enumerate(("acme/law", "acme/food", "other/news")):
+        world.push(name, seed=number + 1, domain=name[5:])
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
+    assert world.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/mix", "wait": 60}).status_code == 201
+    with world.registry.database.write() as catalogue:
+        row = catalogue.adapters.list(None, name="acme/mix", limit=1, cursor=None).rows[0]
+        assert row.recipe_digest is not None
+        for hostile in ("too far", HOSTILE):
+            told = evidence(hostile=hostile).model_dump(mode="json")
+            catalogue.soups.add_evidence(row.id, row.recipe_digest, told)
+        foreign = evidence().model_dump(mode="json")
+        foreign["selection"]["left_out"][0]["ref"] = "other/news@1"
+        catalogue.soups.add_evidence(row.id, row.recipe_digest, foreign)
+    return world
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read"], ["acme"]))
+
+
+def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: Signed) -> None:
+    newest = browser.get("/soups/acme/mix@1.json").json()
+    assert newest["object"] == "soup_report"
+    count = int(re.search(r"the answer (\d) times", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
+    assert browser.get(f"/soups/acme/mix@1.json?evidence={count}").json() == newest
+    second = browser.get("/soups/acme/mix@1.json?evidence=2").json()
+    assert second["evidence"]["verification"]["passages"] == 6
+    assert second["names"][DIGESTS["law"]] == ["acme/law@1", "law"]
+    assert browser.get(f"/soups/acme/mix@1?evidence={count + 1}").status_code == 404
+    assert browser.get("/soups/acme/mix@1?evidence=0").status_code == 400
+
+
+def test_names_of_namespaces_that_the_key_does_not_see_are_left_out(stocked: World, browser: Signed) -> None:
+    page = browser.page("/soups/acme/mix@1")
+    assert "other/news" not in page
+    assert "other" not in browser.get("/soups/acme/mix@1.json").text
+    assert "other/news" in Signed(stocked, stocked.admin).page("/soups/acme/mix@1")
+    outside = Signed(stocked, stocked.key(["read", "write", "infer"], ["other"]))
+    for path in ("/soups/acme/mix@1", "/soups/acme/mix@1.json", "/soups/acme/mix@1/weights.csv"):
+        assert outside.get(path).status_code == 404
+
+
+def test_every_table_is_a_csv(browser: Signed) -> None:
+    page = browser.page("/soups/acme/mix@1?evidence=2")
+    names = set(re.findall(r'href="/soups/acme/mix@1/([a-z-]+)\.csv\?evidence=2"', page))
+    assert {"weights", "differences", "candidates", "left-out"} <= names
+    for name in names:
+        answer = browser.get(f"/soups/acme/mix@1/{name}.csv?evidence=2")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/csv")
+        rows = list(csv.reader(io.StringIO(answer.text)))
+        assert len(rows) > 1
+        assert len({len(row) for row in rows}) == 1
+    missing = browser.get("/soups/acme/mix@1/nothing.csv")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_an_adapter_has_no_report(browser: Signed) -> None:
+    answer = browser.get("/soups/acme/law")
+    assert answer.status_code == 404
+    assert "acme/law@1 is an adapter and not a soup" in read(answer.text)
+    assert active(browser.get("/soups/acme/mix@1?evidence=3").text) == []

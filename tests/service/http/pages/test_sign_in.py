@@ -1,0 +1,185 @@
+"""Signing in and out: what the browser holds, which forms are taken, and what ends a session."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from service.http.pages.addresses import place_of
+from service.settings import Settings
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World, open_world, write_bases
+
+WRONG = "sk-soup-" + "0" * 43
+
+
+@pytest.fixture(scope="module")
+def reader(world: World) -> str:
+    return world.key(["read"], ["acme"])
+
+
+def test_whoever_has_not_signed_in_goes_to_where_one_does(world: World) -> None:
+    browser = Signed(world)
+    for path, place in {
+        "/": "/sign-in",
+        "/models": "/sign-in?next=%2Fmodels",
+        "/models?q=law&tag=a": "/sign-in?next=%2Fmodels%3Fq%3Dlaw%26tag%3Da",
+    }.items():
+        answer = browser.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, place)
+        assert answer.headers["cache-control"] == "no-store"
+    assert browser.get("/models.json").status_code == 401
+    scripted = browser.get("/models?q=law", headers={"hx-request": "true"})
+    assert (scripted.status_code, scripted.headers["hx-redirect"]) == (401, "/sign-in?next=%2Fmodels%3Fq%3Dlaw")
+
+
+def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) -> None:
+    browser = Signed(world)
+    answer = browser.sign_in(reader, next="/models?q=law")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/models?q=law")
+    assert "acme" in read(browser.page("/models"))
+    assert browser.get("/").headers["location"] == "/models"
+
+
+def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: World, reader: str) -> None:
+    browser = Signed(world)
+    cookie = browser.sign_in(reader).headers["set-cookie"]
+    value = re.fullmatch(r"soup-session=([\w-]{43}); HttpOnly; Path=/; SameSite=strict", cookie)
+    assert value is not None, cookie
+    assert reader not in cookie
+    assert reader[8:20] not in cookie
+
+
+@pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {}])
+def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, reader: str, headers: Any) -> None:
+    secure = Signed(world, base_url="https://soup.test" if not headers else "http://soup.test", headers=headers)
+    page = secure.get("/sign-in")
+    assert page.headers["set-cookie"].startswith("__Host-soup-form=")
+    assert "; Secure" in page.headers["set-cookie"]
+    token = re.search(r'name="form" value="(\w+)"', page.text)
+    assert token is not None
+    held = page.headers["set-cookie"].partition(";")[0]
+    answer = secure.client.post("/sign-in", data={"form": token[1], "key": reader}, headers={"cookie": held})
+    assert answer.headers["set-cookie"].startswith("__Host-soup-session=")
+    assert "; Secure" in answer.headers["set-cookie"]
+
+
+def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> None:
+    browser = Signed(world)
+    for secret in (WRONG, "", "hunter2", '"><script>alert(1)</script>', "sk-soup-" + "é" * 43):
+        answer = browser.sign_in(secret)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+        assert 'role="alert"' in answer.text
+        assert not secret or secret not in answer.text
+        assert active(answer.text) == []
+    world.runtime.key_watch.write(last=True)
+    refused = world.client.get("/v1/audit", params={"action": "key.refuse", "limit": 1}).json()["data"][0]
+    assert refused["detail"]["reason"] == "unknown"
+
+
+def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> None:
+    browser = Signed(world, reader)
+    held = browser.client.cookies["soup-session"]
+    answer = browser.send("/sign-in/out", "/models")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
+    assert 'soup-session=""; HttpOnly; Max-Age=0' in answer.headers["set-cookie"]
+    again = Signed(world)
+    assert again.get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
+
+
+def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
+    made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    browser = Signed(world, made["secret"])
+    browser.page("/models")
+    world.client.delete(f"/v1/keys/{made['id']}")
+    answer = browser.get("/models")
+    assert answer.headers["location"] == "/sign-in?next=%2Fmodels"
+    assert "soup-session" not in browser.client.cookies  # it has given up what is worth nothing
+    assert browser.get("/models.json").status_code == 401
+
+
+def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
+    browser = Signed(world, reader)
+    token, other = browser.token("/models"), Signed(world, reader).token("/models")
+    wrong = {
+        "no token": ({}, {}),
+        "an empty one": ({"form": ""}, {}),
+        "another session's": ({"form": other}, {}),
+        "from another site": ({"form": token}, {"sec-fetch-site": "cross-site"}),
+        "from a neighbour": ({"form": token}, {"sec-fetch-site": "same-site"}),
+        "from another origin": ({"form": token}, {"origin": "https://evil.test"}),
+        "from nowhere": ({"form": token}, {"origin": "null"}),
+    }
+    for kind, (fields, headers) in wrong.items():
+        headers = {"content-type": "application/x-www-form-urlencoded", **headers}
+        answer = browser.client.post("/sign-in/out", data=fields, headers=headers)
+        assert answer.status_code == 403, kind
+        assert "This was not done" in answer.text
+    ours = {"sec-fetch-site": "same-origin", "origin": "http://testserver"}
+    assert browser.client.post("/sign-in/out", data={"form": token}, headers=ours).status_code == 303
+
+
+def test_a_page_of_another_site_cannot_sign_a_browser_in(world: World, reader: str) -> None:
+    """Who looks at the pages of an attacker's key may tell it what is not the attacker's."""
+    elsewhere = Signed(world).token("/sign-in")
+    answer = Signed(world).client.post("/sign-in", data={"form": elsewhere, "key": reader})
+    assert answer.status_code == 403
+    assert "soup-session" not in answer.headers.get("set-cookie", "")
+
+
+def test_what_is_no_form_is_refused_before_it_is_gathered(world: World) -> None:
+    browser = Signed(world)
+    token = browser.token("/sign-in")
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    for body, headers, status in (
+        (b"{}", {"content-type": "application/json"}, 400),
+        (b"x", {"content-type": "multipart/form-data; boundary=x"}, 400),
+        (b"key=" + b"x" * 5000, kind, 413),
+        (b"&".join(b"f%d=1" % number for number in range(60)), kind, 400),
+        (f"form={token}&key=a&key=b".encode(), kind, 400),
+        (f"form={token}&key=%ff%fe".encode(), kind, 400),
+        (b"\xff=1", kind, 400),
+    ):
+        assert browser.client.post("/sign-in", content=body, headers=headers).status_code == status, body[:30]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("https://evil.test/", "//evil.test/models", "/\\evil.test", "javascript:alert(1)", "models", "/v1/keys"),
+        *("/docs", "/sign-in", "/sign-in/out", "/models\r\nx: y", "/models#x\x00", "/mod\u00e9", "/" + "a" * 3000),
+        *("", "http:///models", "/%2f/evil.test"),
+    ],
+)
+def test_signing_in_leads_to_pages_of_ours_alone(text: str) -> None:
+    assert place_of(text) == "/"
+
+
+@pytest.mark.parametrize("text", ["/models", "/models?q=a%20b&tag=x", "/models/acme/law@2"])
+def test_signing_in_leads_to_pages(text: str) -> None:
+    assert place_of(text) == text
+
+
+def test_pages_can_be_left_out(world: World, tmp_path: Any, served: Any) -> None:
+    bases = write_bases(tmp_path / "bases.toml", served)
+    for without in open_world(tmp_path / "data", bases, pages=False, preload=False):
+        for path in ("/", "/models", "/sign-in", "/assets/soup.css"):
+            assert without.client.get(path).status_code == 404
+            assert without.client.get(path, headers={"authorization": ""}).status_code == 401
+
+
+def test_without_keys_there_is_nothing_to_sign_in_to(tmp_path: Any, served: Any) -> None:
+    bases = write_bases(tmp_path / "bases.toml", served)
+    for alone in open_world(tmp_path / "data", bases, no_auth=True, preload=False):
+        browser = Signed(alone, base_url="http://localhost")
+        assert browser.get("/sign-in").headers["location"] == "/"
+        page = browser.page("/models")
+        assert "Sign out" not in page
+        assert browser.get("/models", headers={"host": "evil.test"}).status_code == 403
+
+
+def test_the_settings_have_bounds() -> None:
+    assert (Settings().pages, Settings().pages_session_seconds, Settings().pages_secure) == (True, 43_200.0, False)

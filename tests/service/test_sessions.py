@@ -1,0 +1,135 @@
+"""Sessions of browsers: what ends one, what is stored of it, and how many a key may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from registry.catalogue import Database
+from registry.errors import Unauthenticated
+from service.key_watch import KeyWatch
+from service.keys import new_secret, secret_sha256
+from service.sessions import MOST_OF_A_KEY, Sessions, token_hash
+
+
+@pytest.fixture
+def watch(database: Database) -> KeyWatch:
+    return KeyWatch(database)
+
+
+@pytest.fixture
+def sessions(database: Database, watch: KeyWatch) -> Sessions:
+    return Sessions(database, watch, seconds=3600)
+
+
+@pytest.fixture
+def key(database: Database) -> Callable[..., tuple[str, str]]:
+    """A new key: its secret, and its id."""
+
+    def make(**about: object) -> tuple[str, str]:
+        secret = new_secret()
+        with database.write() as catalogue:
+            row = catalogue.keys.add(
+                "browser", secret_sha256(secret), namespaces=("acme",), scopes=["read"], prefix="sk", **about
+            )
+        return secret, row.id
+
+    return make
+
+
+def refused(sessions: Sessions, token: str) -> str:
+    with pytest.raises(Unauthenticated) as error:
+        sessions.principal(token)
+    return error.value.message
+
+
+def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, key) -> None:
+    secret, key_id = key()
+    token, who = sessions.begin(secret, "request-1")
+    assert sessions.principal(token) == who
+    assert (who.key_id, who.namespaces, who.scopes) == (key_id, ("acme",), frozenset({"read"}))
+    with database.read() as catalogue:
+        row = catalogue.sessions.find(token_hash(token))
+        audit = catalogue.audit.list(None, limit=5, cursor=None).rows
+    assert row is not None
+    assert token not in str(row)
+    assert secret not in str(row)
+    assert [(one.action, one.key_id, one.request_id) for one in audit] == [("session.begin", key_id, "request-1")]
+
+
+def test_what_was_never_given_out_is_refused(sessions) -> None:
+    for token in ("", "x" * 43, "sk-soup-" + "0" * 43):
+        assert refused(sessions, token) == "You were signed out: sign in again."
+
+
+def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> None:
+    secret, _ = key()
+    (one, who), (other, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
+    sessions.end(one, who, "r")
+    refused(sessions, one)
+    assert sessions.principal(other) == who
+    with database.read() as catalogue:
+        assert catalogue.audit.list(None, limit=1, cursor=None).rows[0].action == "session.end"
+
+
+def test_a_revoked_key_ends_its_sessions_at_once(sessions, database, watch, key) -> None:
+    secret, key_id = key()
+    token, _ = sessions.begin(secret, "r")
+    with database.write() as catalogue:
+        catalogue.keys.revoke(key_id)
+    assert refused(sessions, token) == "This key is unknown or revoked."
+    watch.write(last=True)
+    with database.read() as catalogue:
+        told = catalogue.audit.list(None, action="key.refuse", limit=1, cursor=None).rows[0]
+    assert (told.subject, told.detail) == (key_id, {"reason": "revoked", "count": 1})
+
+
+def test_a_key_that_expires_ends_its_sessions(database, watch, key) -> None:
+    moment = datetime.now(UTC)
+    secret, _ = key(expires_at=moment + timedelta(minutes=5))
+    token, _ = Sessions(database, watch, seconds=3600).begin(secret, "r")
+    later = Sessions(database, watch, seconds=3600, clock=lambda: moment + timedelta(minutes=6))
+    assert "expired" in refused(later, token)
+
+
+def test_a_secret_that_is_replaced_ends_its_sessions_when_it_ends(sessions, database, key) -> None:
+    """With a grace the session goes on for as long as the secret does."""
+    secret, key_id = key()
+    token, who = sessions.begin(secret, "r")
+    with database.write() as catalogue:
+        ends_at = datetime.now(UTC) + timedelta(minutes=5)
+        catalogue.keys.rotate(key_id, secret_sha256(new_secret()), prefix="sk", ends_at=ends_at)
+    assert sessions.principal(token) == who
+    with database.write() as catalogue:
+        catalogue.keys.rotate(key_id, secret_sha256(new_secret()), prefix="sk", ends_at=datetime.now(UTC))
+    assert "was replaced" in refused(sessions, token)
+
+
+def test_a_session_has_an_end_and_goes_with_the_next_one_that_begins(database, watch, key) -> None:
+    secret, _ = key()
+    token, _ = Sessions(database, watch, seconds=-1).begin(secret, "r")
+    lasting = Sessions(database, watch, seconds=60)
+    refused(lasting, token)
+    lasting.begin(secret, "r")
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar_one() == 1
+
+
+def test_a_key_has_only_so_many_sessions_and_the_oldest_end(sessions, key) -> None:
+    (secret, _), (others, _) = key(), key()
+    theirs, _ = sessions.begin(others, "r")
+    tokens = [sessions.begin(secret, "r")[0] for _ in range(MOST_OF_A_KEY + 2)]
+    for token in tokens[:2]:
+        refused(sessions, token)
+    for token in (*tokens[2:], theirs):
+        sessions.principal(token)
+
+
+def test_what_is_no_key_does_not_begin_a_session(sessions, watch, database) -> None:
+    for secret in ("", "admin", new_secret(), f"Bearer {new_secret()}", "sk-soup-\x00"):
+        with pytest.raises(Unauthenticated):
+            sessions.begin(secret, "r")
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar_one() == 0
