@@ -1,7 +1,8 @@
 """Who may pass: the layer that authenticates every request (Gate), and what a route needs of a key, as a type.
 
 Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
-and whatever the route declares. A route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or
+and whatever the route declares. Of pages, those that a Door calls open need none: the form to sign in, and files.
+A route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or
 `Annotated[Principal, Depends(needs("read", "write"))]`.
 """
 
