@@ -21,6 +21,7 @@ RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['p
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt -r requirements.txt \
  && python -m pip install -c constraints.txt setuptools
 COPY README.md LICENSE ./
+COPY adaptersoup adaptersoup
 COPY registry registry
 COPY training training
 COPY service service

@@ -16,6 +16,6 @@ Everything a server does is done here by the same code, in this process: a folde
 from __future__ import annotations
 
 from adaptersoup.store import Store
-from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Soup
+from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Soup
 
-__all__ = ["Adapter", "Adapters", "Perplexity", "Selection", "Soup", "Store"]
+__all__ = ["Adapter", "Adapters", "Listed", "Perplexity", "Selection", "Soup", "Store"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -32,27 +33,44 @@ class AppTransport(httpx2.BaseTransport):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="soup-store", daemon=True)
         self._lifespan = _Lifespan(app)
+        self._lock = threading.Lock()
+        self._exchanges: set[_Exchange] = set()
+        self._closed = False
 
     def start(self) -> None:
-        """Start the loop, and the application on it."""
+        """Start the loop, and the application on it; raises Unavailable where that cannot start."""
         self._thread.start()
         self._wait(self._lifespan.start())
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The answer, once it has begun; its body is read from a stream. Raises what the application raises."""
-        exchange = _Exchange(self._app, request, self._loop)
-        return exchange.begin()
+        with self._lock:
+            if self._closed:
+                raise Unavailable("This store is closed.")
+            exchange = _Exchange(self._app, request, self._loop, self._exchanges.discard)
+            self._exchanges.add(exchange)
+            exchange.begin()
+        return exchange.answer()
 
     def close(self) -> None:
-        """Stop the application, then the loop; again is nothing."""
+        """End what is being answered, then the application and the loop; again is nothing."""
+        with self._lock:
+            self._closed = True
         if self._thread.is_alive():
-            self._wait(self._lifespan.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            try:
+                self._wait(self._end())
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
         if not self._loop.is_closed():
             self._loop.close()
 
-    def _wait(self, work: Any) -> None:
+    async def _end(self) -> None:
+        """Whoever waits for an answer hears that there will be none."""
+        await asyncio.gather(*(one.end() for one in list(self._exchanges)))
+        await self._lifespan.stop()
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
@@ -67,22 +85,29 @@ class _Lifespan:
         self._started = False
 
     async def start(self) -> None:
-        """Raises Unavailable where the application says that it cannot."""
+        """Raises Unavailable where the application says that it cannot, or ends."""
         scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
         self._task = asyncio.ensure_future(self._app(scope, self._said.get, self._heard.put))
         await self._tell("startup")
         self._started = True
 
     async def stop(self) -> None:
-        """Wait until it has ended."""
+        """Wait until it has ended; what goes wrong there was said, or changes nothing any more."""
         if self._started:
-            await self._tell("shutdown")
+            with suppress(Unavailable):
+                await self._tell("shutdown")
         if self._task is not None:
-            await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _tell(self, what: str) -> None:
+        assert self._task is not None
         await self._said.put({"type": f"lifespan.{what}"})
-        answer = await self._heard.get()
+        heard = asyncio.ensure_future(self._heard.get())
+        await asyncio.wait((heard, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not heard.done():
+            heard.cancel()
+            raise Unavailable(f"The application ended at its {what}.") from self._task.exception()
+        answer = heard.result()
         if answer["type"] != f"lifespan.{what}.complete":
             raise Unavailable(f"The application failed at its {what}: {answer.get('message', '')}")
 
@@ -90,46 +115,71 @@ class _Lifespan:
 class _Exchange(httpx2.SyncByteStream):
     """One request and its answer, whose body this is."""
 
-    def __init__(self, app: App, request: httpx2.Request, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, app: App, request: httpx2.Request, loop: asyncio.AbstractEventLoop, done: Callable[[_Exchange], None]
+    ) -> None:
         self._app = app
         self._request = request
         self._loop = loop
+        self._done = done
         self._body: Iterator[bytes] | None = iter(request.stream)  # type: ignore[arg-type]  # a sync client's
         self._begun: Future[tuple[int, list[tuple[bytes, bytes]]]] = Future()
         self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._taken = asyncio.Event()
         self._gone = asyncio.Event()
-        self._run: Future[None] | None = None
-        self._whole = False
-        """All of the answer is there, whatever the application does after it."""
+        self._task: asyncio.Task[None] | None = None
+        self._failed: BaseException | None = None
 
-    def begin(self) -> httpx2.Response:
-        """The answer as soon as status and headers are there."""
-        self._run = asyncio.run_coroutine_threadsafe(self._answer(), self._loop)
-        status, headers = self._begun.result()
+    def begin(self) -> None:
+        """Have the application answer."""
+        asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+
+    def answer(self) -> httpx2.Response:
+        """The answer as soon as status and headers are there; where waiting for it is broken off, nobody is there."""
+        try:
+            status, headers = self._begun.result()
+        except BaseException:
+            self.close()
+            raise
         return httpx2.Response(status, headers=headers, stream=self, request=self._request)
 
     def __iter__(self) -> Iterator[bytes]:
         while (piece := self._pieces.get()) is not None:
-            self._loop.call_soon_threadsafe(self._taken.set)
+            self._tell(self._taken)
             yield piece
-        if self._run is not None and not self._whole:
-            self._run.result()  # raises what went wrong after the answer had begun
+        if self._failed is not None:
+            raise self._failed
 
     def close(self) -> None:
         """Nobody reads on: the application hears that the client is gone."""
-        if self._run is not None and not self._run.done():
-            self._loop.call_soon_threadsafe(self._gone.set)
+        self._tell(self._gone)
 
-    async def _answer(self) -> None:
+    async def end(self) -> None:
+        """Break off, and wait for that."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there nobody waits
+            self._loop.call_soon_threadsafe(event.set)
+
+    async def _run(self) -> None:
+        self._task = asyncio.current_task()
         try:
             await self._app(self._scope(), self._receive, self._send)
-        except BaseException as error:
-            if not self._begun.done():
-                self._begun.set_exception(error)
-            raise
+        except asyncio.CancelledError:
+            self._fail(Unavailable("The store was closed before the answer was whole."))
+        except Exception as error:
+            self._fail(error)
         finally:
             self._pieces.put(None)
+            self._done(self)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = error
+        if not self._begun.done():
+            self._begun.set_exception(error)
 
     def _scope(self) -> MutableMapping[str, Any]:
         url = self._request.url
@@ -159,14 +209,15 @@ class _Exchange(httpx2.SyncByteStream):
         if message.get("body"):
             await self._hand_over(bytes(message["body"]))
         if not message.get("more_body", False):
-            self._whole = True
-            self._pieces.put(None)
+            self._pieces.put(None)  # whatever the application does after it
 
     async def _hand_over(self, piece: bytes) -> None:
         """Wait until somebody takes it, or is gone."""
         self._taken.clear()
         self._pieces.put(piece)
         taken, gone = asyncio.ensure_future(self._taken.wait()), asyncio.ensure_future(self._gone.wait())
-        _, waiting = await asyncio.wait((taken, gone), return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
+        try:
+            await asyncio.wait((taken, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taken.cancel()
+            gone.cancel()

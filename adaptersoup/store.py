@@ -7,6 +7,7 @@ here that holds of a server: the same checks, the same bytes, the same folder.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,13 +17,13 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from adaptersoup.in_process import AppTransport
-from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Soup
+from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Soup
 from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Incompatible, InvalidParameter
-from registry.files import replace_file
+from registry.errors import Incompatible, InvalidParameter, Unavailable
+from registry.files import sync_directory
 from registry.names import is_part, parse_ref
 from registry.progress import Progress
 from registry.spec import CookRequest
@@ -30,6 +31,7 @@ from registry.stored_adapters import loadable
 from service.client.client import SoupClient
 from service.client.transfer import name_of, push_folder
 from service.http.app import create_app
+from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.selectors import SelectRequest
 from service.runtime import Runtime
 from service.settings import Settings
@@ -37,7 +39,7 @@ from service.settings import Settings
 ALLOWLIST = "bases.toml"
 ADDRESS = "http://127.0.0.1"
 Value = TypeVar("Value", bound=BaseModel)
-Model = str | Adapter | Soup
+Model = str | Listed | Adapter | Soup
 """What answers: the name of an adapter, a soup or a base model (`base/...`), or a value of one."""
 
 
@@ -62,28 +64,30 @@ class Store:
         revision: str | None = None,
         **settings: Any,
     ) -> None:
-        if unknown := sorted(settings.keys() - Settings.model_fields.keys()):
-            raise InvalidParameter(f"A server has no setting {', '.join(unknown)}.", param=unknown[0])
         self.folder = Path(folder).expanduser()
         self.folder.mkdir(parents=True, exist_ok=True)
         allowlist = self.folder / ALLOWLIST
-        if base is not None:
-            _remember(allowlist, base, base_id, revision)
-        given = {"preload": False, **settings, "data": self.folder}
-        if allowlist.exists():
-            given["bases"] = allowlist
-        self._runtime = Runtime(Settings(**given))
+        added = None if base is None else _entry(allowlist, base, base_id, revision)
+        candidate = allowlist if added is None else _beside(allowlist, added)
         with ExitStack() as stack:
+            stack.callback(_forget, candidate, allowlist)
+            given = _settings(settings, self.folder, candidate if candidate.exists() else None)
+            self._runtime = Runtime(given)
+            cores.remember()
+            stack.callback(cores.set_back)
             self._runtime.start()
-            stack.callback(cores.together)
             stack.callback(self._runtime.stop)
-            stack.callback(self._runtime.begin_stop)
+            if added is not None:  # nobody else writes there while the folder is ours
+                candidate.replace(allowlist)
+                sync_directory(self.folder)
             transport = AppTransport(create_app(self._runtime))
             stack.callback(transport.close)
             transport.start()
             key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
-            self.client = stack.enter_context(SoupClient(ADDRESS, key, transport=transport))
+            self._client = stack.enter_context(SoupClient(ADDRESS, key, transport=transport))
+            stack.callback(self._runtime.begin_stop)
             self._embedding: list[str] = []
+            self._closed = False
             self._open = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -96,7 +100,15 @@ class Store:
 
     def close(self) -> None:
         """Stop what runs, and give the folder free; again is nothing. Jobs that run go on when it is opened again."""
+        self._closed = True
         self._open.close()
+
+    @property
+    def client(self) -> SoupClient:
+        """The client of the server inside, for all that a store has no method for; raises Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("This store is closed.")
+        return self._client
 
     # --- what is stored ---------------------------------------------------------------------------------------
 
@@ -125,12 +137,12 @@ class Store:
         return self.adapter(str(pushed["ref"]))
 
     def adapter(self, model: Model) -> Adapter:
-        """A stored adapter or soup."""
+        """A stored adapter or soup, with how it came to be."""
         return _value(Adapter, self.client.adapter(_name(model)))
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
         """Stored adapters and soups, newest first; filters are those of `SoupClient.adapters`."""
-        return Adapters([_value(Adapter, one) for one in self.client.adapters(limit=limit, **filters)])
+        return Adapters([_value(Listed, one) for one in self.client.adapters(limit=limit, **filters)])
 
     # --- soups ------------------------------------------------------------------------------------------------
 
@@ -163,7 +175,8 @@ class Store:
         """
         sample = None if texts is None else self._sample(texts)
         request = _request(CookRequest, sample=sample, effort=effort, name=name, selector=_selector(selector), **more)
-        self._embedded(progress)
+        if request.recipe is None:
+            self._embedded(progress)
         return _value(Soup, self.client.cook(request, progress=progress))
 
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
@@ -198,10 +211,12 @@ class Store:
             return catalogue.adapters.resolve(None, ref)
 
     def _embedded(self, progress: Progress | None) -> None:
-        """Wait for the samples of what was pushed here: a pool has an adapter once its sample is embedded."""
+        """Wait for the samples of what was pushed here: a pool has an adapter once its sample is embedded.
+
+        Raises what is wrong with one, once: its adapter is there, and is in no pool.
+        """
         while self._embedding:
-            self.client.wait_job(self._embedding[-1], progress=progress)
-            self._embedding.pop()
+            self.client.wait_job(self._embedding.pop(0), progress=progress)
 
     def _sample(self, texts: Sequence[str]) -> dict[str, Any]:
         if isinstance(texts, str):
@@ -212,7 +227,7 @@ class Store:
 def _name(model: Model) -> str:
     if isinstance(model, Soup):
         return model.model
-    return model.ref if isinstance(model, Adapter) else model
+    return model.ref if isinstance(model, ListedAdapter) else model
 
 
 def _selector(given: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -233,8 +248,18 @@ def _value(kind: type[Value], answer: Mapping[str, Any]) -> Value:
     return kind.model_validate_json(json.dumps(answer))
 
 
-def _remember(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> None:
-    """Add a base model to the allowlist; raises InvalidParameter where its id stands for another already."""
+def _settings(given: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:
+    """Those of the store's server; raises InvalidParameter for what is none, or has another value."""
+    if unknown := sorted(given.keys() - Settings.model_fields.keys()):
+        raise InvalidParameter(f"A server has no setting {', '.join(unknown)}.", param=unknown[0])
+    own = {"data": folder} | ({} if allowlist is None else {"bases": allowlist})
+    if taken := sorted(given.keys() & own.keys()):
+        raise InvalidParameter(f"{', '.join(taken)} of a store are in its folder.", param=taken[0])
+    return _request(Settings, **{"preload": False, **given, **own})
+
+
+def _entry(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> str | None:
+    """What the allowlist lacks of a base model; raises InvalidParameter where its id stands for another already."""
     local = Path(base).expanduser()
     source = str(local.resolve()) if local.is_dir() else str(base)
     named = base_id or name_of(Path(source))
@@ -246,9 +271,25 @@ def _remember(allowlist: Path, base: Path | str, base_id: str | None, revision: 
             raise InvalidParameter(
                 f"{named} is {known[named].source} in this store: give {source} another base_id.", param="base_id"
             )
-        return
-    lines = [f"[bases.{json.dumps(named)}]", f"source = {json.dumps(source)}"]
-    lines += [f"revision = {json.dumps(revision)}"] if revision else []
-    before = allowlist.read_bytes() if allowlist.exists() else b""
-    added = before + (b"\n" if before else b"") + "\n".join([*lines, ""]).encode()
-    replace_file(allowlist, added, beside=allowlist.with_suffix(".toml.new"))
+        return None
+    lines = [f"[bases.{_toml(named)}]", f"source = {_toml(source)}"]
+    lines += [f"revision = {_toml(revision)}"] if revision else []
+    return "\n".join([*lines, ""])
+
+
+def _toml(text: str) -> str:
+    """A basic string of TOML, which has JSON's escapes, but no surrogates and no DEL as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _beside(allowlist: Path, added: str) -> Path:
+    """The allowlist with what it lacks, in a file of its own that is read where the allowlist would be."""
+    before = allowlist.read_text(encoding="utf-8") if allowlist.exists() else ""
+    candidate = allowlist.with_name(f"{allowlist.name}.{secrets.token_hex(4)}")
+    candidate.write_text(before + ("\n" if before else "") + added, encoding="utf-8")
+    return candidate
+
+
+def _forget(candidate: Path, allowlist: Path) -> None:
+    if candidate != allowlist:
+        candidate.unlink(missing_ok=True)

@@ -7,14 +7,14 @@ look at first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, overload
 
-from pydantic import ConfigDict
-
 from registry.errors import Unavailable
+from service.cli.output import columns, one_line
+from service.http.schemas.adapters import Adapter as AdapterBody
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.selectors import Selected
@@ -35,11 +35,9 @@ class Table:
     sentences: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """In columns, for a terminal."""
-        cells = [self.columns, *([_text(cell) for cell in row] for row in self.rows)]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join([*self.sentences, *(line.rstrip() for line in (lines if self.rows else ()))])
+        """In columns, for a terminal; what people wrote forges no lines there."""
+        table = [columns(self.columns, self.rows)] if self.rows else []
+        return "\n".join([*map(one_line, self.sentences), *table])
 
     def html(self) -> str:
         """As HTML; whatever people wrote is shown as text."""
@@ -75,42 +73,47 @@ class Shown(ABC):
         return pd.DataFrame(list(self.table.rows), columns=list(self.table.columns))
 
 
-class Adapter(Shown, ListedAdapter):
-    """A stored adapter or soup."""
-
-    model_config = ConfigDict(extra="ignore")  # provenance is long, and lists leave it out
+class Listed(Shown, ListedAdapter):
+    """A stored adapter or soup, as lists have it."""
 
     @property
     def table(self) -> Table:
         """One row of a list."""
-        return Adapters([self]).table
+        return _table([self])
 
 
-class Adapters(Shown, Sequence[Adapter]):
+class Adapter(Shown, AdapterBody):
+    """A stored adapter or soup, with how it came to be."""
+
+    @property
+    def table(self) -> Table:
+        """One row of a list."""
+        return _table([self])
+
+
+class Adapters(Shown, Sequence[Listed]):
     """A list of adapters, newest first."""
 
-    def __init__(self, found: Sequence[Adapter]) -> None:
+    def __init__(self, found: Sequence[Listed]) -> None:
         self._found = tuple(found)
 
     @overload
-    def __getitem__(self, place: int) -> Adapter: ...
+    def __getitem__(self, place: int) -> Listed: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Adapter]: ...
-    def __getitem__(self, place: int | slice) -> Adapter | Sequence[Adapter]:
+    def __getitem__(self, place: slice) -> Sequence[Listed]: ...
+    def __getitem__(self, place: int | slice) -> Listed | Sequence[Listed]:
         return self._found[place]
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def __iter__(self) -> Iterator[Adapter]:
+    def __iter__(self) -> Iterator[Listed]:
         return iter(self._found)
 
     @property
     def table(self) -> Table:
         """A row for each."""
-        rows = ((one.ref, one.kind, one.domain, one.config.method, one.parameters, ", ".join(one.card.tags))
-                for one in self)  # fmt: skip
-        return Table(("adapter", "kind", "domain", "method", "parameters", "tags"), tuple(rows))
+        return _table(self._found)
 
 
 class Selection(Shown, Selected):
@@ -165,6 +168,13 @@ class Perplexity(Shown, PerplexityAnswer):
                 f"{self.baseline.standard_error:.4f}, {len(self.texts)} texts).",
             )
         return Table(("model", "perplexity", "nats a token", "standard error"), tuple(rows), sentences)
+
+
+def _table(adapters: Iterable[ListedAdapter]) -> Table:
+    rows = (
+        (one.ref, one.kind, one.domain, one.config.method, one.parameters, ", ".join(one.card.tags)) for one in adapters
+    )
+    return Table(("adapter", "kind", "domain", "method", "parameters", "tags"), tuple(rows))
 
 
 def _text(cell: Cell) -> str:

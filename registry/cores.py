@@ -45,6 +45,8 @@ _state = threading.Lock()
 _serving = 0
 _lent = False
 _all = ALL
+_remembered = 0
+_before = ALL
 
 
 def one_each(cores: int | None = None) -> None:
@@ -61,11 +63,23 @@ def one_each(cores: int | None = None) -> None:
     send_helpers_away()
 
 
-def together() -> None:
-    """The end of `one_each`: threads use all cores again, those that said otherwise excepted."""
-    global _all
-    _all = ALL
-    torch.set_num_threads(ALL)
+def remember() -> None:
+    """Remember what threads use now, before `one_each` in a process that has other work as well."""
+    global _remembered, _before
+    with _state:
+        if not _remembered:
+            _before = torch.get_num_threads()
+        _remembered += 1
+
+
+def set_back() -> None:
+    """The other end of `remember`: the last of several sets threads back to what was there before the first."""
+    global _all, _remembered
+    with _state:
+        _remembered -= 1
+        if not _remembered:
+            _all = ALL
+            torch.set_num_threads(_before)
 
 
 def alone() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
 
 from adaptersoup.in_process import AppTransport
 from registry.errors import Unavailable
@@ -46,6 +49,11 @@ class Said:
             await send({"type": "http.response.body", "body": b"%d," % number, "more_body": True})
             self.sent = number + 1
         await send({"type": "http.response.body", "body": b"end"})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+
+    async def silent(self, receive: Any, _send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.gone.set()
@@ -111,6 +119,52 @@ def test_it_starts_and_ends_and_ends_again(said: Said) -> None:
     transport.close()
     transport.close()
     assert said.life == ["lifespan.startup", "lifespan.shutdown"]
+
+
+def test_whoever_is_interrupted_while_waiting_is_heard(client: httpx2.Client, said: Said) -> None:
+    def broken_off(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, broken_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            client.get("/silent")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert said.gone.wait(30)
+
+
+def test_an_end_is_heard_by_whoever_waits(said: Said) -> None:
+    transport = AppTransport(said)
+    transport.start()
+    with httpx2.Client(base_url="http://127.0.0.1", transport=transport) as client:
+        answer = client.send(client.build_request("GET", "/pieces"), stream=True)
+        read = answer.iter_raw()
+        assert next(read) == b"0,"
+        transport.close()
+        with pytest.raises(Unavailable, match="closed before"):
+            list(read)
+        answer.close()
+        with pytest.raises(Unavailable, match="is closed"):
+            client.get("/count")
+
+
+@pytest.mark.parametrize("lifespan", ["raises", "ends"])
+def test_an_application_that_ends_at_its_start_is_no_wait_without_end(lifespan: str) -> None:
+    @asynccontextmanager
+    async def raising(_app: Starlette) -> AsyncIterator[None]:
+        raise OSError("no room")
+        yield
+
+    async def ending(_scope: Any, _receive: Any, _send: Any) -> None:
+        return
+
+    transport = AppTransport(Starlette(lifespan=raising) if lifespan == "raises" else ending)
+    with pytest.raises(Unavailable):
+        transport.start()
+    transport.close()
+    assert "soup-store" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_application_that_does_not_start_says_why() -> None:

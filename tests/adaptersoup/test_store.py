@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptersoup import Store
-from registry.errors import Incompatible, InvalidParameter, NotFound, Unavailable
+from registry.errors import Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
 from service.settings import Settings
@@ -20,7 +21,7 @@ from tests.service.servers import CONFIG, adapter_weights
 
 pytestmark = pytest.mark.slow
 QUICK = {"default_effort": "instant", "threads": 1}  # effort quick would start a process
-EVIL = "<script>alert(1)</script>"
+EVIL = "<script>alert(1)</script>\x1b[31m"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ class TestNotebook:
         assert found[0].card.tags == ("code",)
         assert [one.name for one in store.adapters(tag="court")] == ["court"]
         assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
-        assert str(found).splitlines()[0].split() == ["adapter", "kind", "domain", "method", "parameters", "tags"]
+        assert str(found).splitlines()[0].split() == ["ADAPTER", "KIND", "DOMAIN", "METHOD", "PARAMETERS", "TAGS"]
 
     def test_a_selection_right_after_pushing_has_all_that_was_pushed(self, store: Store) -> None:
         found = store.select(passages("court", 20, seed=1))
@@ -100,7 +101,7 @@ class TestNotebook:
         stream = store.client.stream("team/code", "0 1", max_tokens=60)
         next(stream)
         stream.close()
-        assert store.generate("team/code", "0 1", max_tokens=2)
+        assert isinstance(store.generate("team/code", "0 1", max_tokens=2), str)
 
     def test_an_attached_model_computes_what_the_store_serves(self, store: Store, tiny_base_dir: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tiny_base_dir).eval()
@@ -122,6 +123,8 @@ class TestNotebook:
     def test_what_people_wrote_is_shown_as_text(self, store: Store, folders: Path) -> None:
         named = store.push(folders / "code", name="team/evil", domain=EVIL)
         assert EVIL not in named._repr_html_()
+        assert "\x1b" not in str(named)
+        assert len(str(named).splitlines()) == 2
         assert "&lt;script&gt;" in named._repr_html_()
 
     def test_errors_are_those_of_the_registry(self, store: Store, folders: Path) -> None:
@@ -141,6 +144,43 @@ class TestNotebook:
             store.adapters().to_frame()
 
 
+class TestInterrupted:
+    def test_whoever_waits_when_it_is_closed_hears_of_it(
+        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
+    ) -> None:
+        store = Store(tmp_path / "closed", tiny_base_dir, base_id="tiny", **QUICK)
+        store.push(folders / "code", name="team/code")
+        stream = store.client.stream("team/code", "0 1", max_tokens=60)
+        next(stream)  # and no more is read: the application waits for that
+        asking = threading.Thread(
+            target=lambda: failed.append(raised(lambda: store.evaluate("team/code", ["a"] * 5_000)))
+        )
+        failed: list[BaseException | None] = []
+        asking.start()
+        while not store._runtime.engine.counters()["requests"]:
+            pass
+        store.close()
+        asking.join(60)
+        assert not asking.is_alive()
+        assert isinstance(raised(lambda: list(stream)), Unavailable)
+        with pytest.raises(Unavailable, match="closed"):
+            store.adapters()
+
+    def test_a_sample_that_could_not_be_embedded_is_told_once(self, store: Store) -> None:
+        store._embedding.append("job-none")
+        with pytest.raises(NotFound):
+            store.select(passages("court", 20, seed=1))
+        assert store.select(passages("court", 20, seed=1)).selection.selected
+
+
+def raised(work: Callable[[], object]) -> BaseException | None:
+    try:
+        work()
+    except SoupError as error:
+        return error
+    return None
+
+
 class TestFolder:
     def test_one_at_a_time_has_it_open_and_another_base_needs_another_id(
         self, store: Store, place: Path, tiny_base_dir: Path, tmp_path: Path
@@ -155,23 +195,33 @@ class TestFolder:
     def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
         self, tiny_base_dir: Path, folders: Path, tmp_path: Path
     ) -> None:
-        before = torch.get_num_threads()
         with Store(tmp_path / "here", tiny_base_dir, base_id="tiny", **QUICK) as first:
             first.push(folders / "code", name="team/code")
-        assert torch.get_num_threads() == before
         first.close()
         with Store(tmp_path / "here", **QUICK) as second:
             assert [one.ref for one in second.adapters()] == ["team/code@1"]
             assert second.base == "base/tiny"
         assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
 
-    def test_a_base_that_is_none_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidParameter, match="no name of a base model"):
-            Store(tmp_path / "a", tmp_path, base_id="Not A Name")
+    def test_a_base_that_is_none_leaves_nothing_behind(self, tiny_base_dir: Path, tmp_path: Path) -> None:
+        place, odd = tmp_path / "a", tmp_path / "\N{GRINNING FACE}"
+        odd.symlink_to(tiny_base_dir)
+        (tmp_path / "empty").mkdir()
+        for base, named, error in ((tmp_path, "Not A Name", "no name"), ("no/such/folder", "b", "not a folder")):
+            with pytest.raises(InvalidParameter, match=error):
+                Store(place, base, base_id=named)
+        with pytest.raises(Unavailable):
+            Store(place, tmp_path / "empty")
+        assert not list(place.glob("bases.toml*"))
+        with Store(place, **QUICK) as store, pytest.raises(InvalidParameter, match="0 base models"):
+            _ = store.base
+        with Store(place, odd, base_id="odd", **QUICK) as store:
+            assert store.base == "base/odd"
+
+    def test_settings_are_a_servers(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter, match="no setting thread"):
             Store(tmp_path / "a", thread=1)
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(Unavailable):
-            Store(tmp_path / "b", tmp_path / "empty")
-        with Store(tmp_path / "c", threads=1) as store, pytest.raises(InvalidParameter, match="0 base models"):
-            _ = store.base
+        with pytest.raises(InvalidParameter, match="threads"):
+            Store(tmp_path / "a", threads="many")
+        with pytest.raises(InvalidParameter, match="in its folder"):
+            Store(tmp_path / "a", data=tmp_path)

@@ -34,7 +34,7 @@ from tests.service.servers import open_live, open_world, write_bases
 pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-PACKAGES = {"registry", "training", "service", "migrations"}
+PACKAGES = {"adaptersoup", "registry", "training", "service", "migrations"}
 
 Found = list[str]
 
@@ -238,7 +238,7 @@ def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in PACKAGES
-        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*", "soup.1")
+        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*", "soup.1", "static/*", "templates/*", "vendored/*")
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected

@@ -1,0 +1,32 @@
+"""What a store does to torch's threads in a process that has other work: it is set back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptersoup import Store
+from registry.errors import Unavailable
+
+pytestmark = pytest.mark.slow
+
+
+def test_threads_are_set_back_when_the_last_store_is_closed(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Store(tmp_path / "a"):
+            with Store(tmp_path / "b"):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with (
+            pytest.raises(Unavailable),
+            Store(tmp_path / "a", database_url="postgresql+psycopg://nobody@127.0.0.1:1/x"),
+        ):
+            pass
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
