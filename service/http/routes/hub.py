@@ -183,7 +183,8 @@ def _file(request: Request, revision: Revision, path: str) -> Response:
 
 
 def _no_file(revision: Revision, path: str) -> NotFound:
-    return NotFound(f"{revision.row.ref} has no file '{path[:80]}'; it has {', '.join(revision.files)}.", param=FILE)
+    at, has = f"{revision.row.ref}, commit {revision.commit}", ", ".join(revision.files)
+    return NotFound(f"{at}, has no file '{path[:80]}'; it has {has}.", param=FILE)
 
 
 def _ref(kind: str, name: str, commit: str) -> HubRef:
@@ -217,7 +218,8 @@ def _has(row: ListedRow, parts: Parts, wanted: Sequence[str]) -> bool:
 def _next(request: Request, cursor: str) -> str:
     """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS.
 
-    Who lies about that sends but itself elsewhere.
+    The first of several proxies is the one that the client spoke to. Who lies about it sends but itself elsewhere.
     """
     url = request.url.include_query_params(cursor=cursor)
-    return str(url.replace(scheme="https") if request.headers.get("x-forwarded-proto") == "https" else url)
+    scheme = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return str(url.replace(scheme="https") if scheme == "https" else url)

@@ -214,17 +214,30 @@ def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSessi
     assert file.read_bytes() == whole
 
 
-def test_a_card_that_changes_is_seen_and_what_was_pinned_is_not_lost(law: World, hub: HubSession) -> None:
-    before = hub.ask("model_info", repo_id="acme/news")["sha"]
-    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}})
+def test_a_card_that_changes_is_another_commit_and_the_old_one_has_no_other_bytes(
+    law: World, hub: HubSession, tmp_path: Path
+) -> None:
+    """What is in a cache under a commit stays true of it, and what is downloaded anew has none of the newer card."""
+    cached = Path(hub.ask("snapshot_download", repo_id="acme/news"))
+    before = cached.name
+    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}, "domain": "news"})
     assert changed.status_code == 200
     after = hub.ask("model_info", repo_id="acme/news")["sha"]
     assert (before != after, before[:16], before[32:]) == (True, after[:16], after[32:])
     card = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD))
     assert "Corrected." in card.read_text()
     assert card.parent.name == after
-    pinned = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=WEIGHTS, revision=before))
-    assert (pinned.parent.name, pinned.read_bytes()) == (before, lora_weights(law, seed=3))
+    checked = hub.ask("verify_repo_checksums", repo_id="acme/news", revision=before)
+    assert (checked["mismatches"], checked["missing_paths"]) == ([], [])
+    assert (checked["checked_count"], checked["extra_paths"]) == (2, [CARD, "soup.json"])
+    anew = Path(hub.ask("snapshot_download", repo_id="acme/news", revision=before, cache_dir=str(tmp_path)))
+    assert anew.name == before
+    for name in (CONFIG, WEIGHTS):
+        assert (anew / name).read_bytes() == (cached / name).read_bytes()
+    assert sorted(one.name for one in anew.iterdir()) == [CONFIG, WEIGHTS]
+    with pytest.raises(HubError) as caught:
+        hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD, revision=before, cache_dir=str(tmp_path))
+    assert caught.value.kind == "RemoteEntryNotFoundError"
 
 
 def test_retired_in_the_middle_of_a_snapshot(law: World, hub: HubSession) -> None:
