@@ -6,11 +6,11 @@ in its cache. Only the files of an adapter directory are downloaded, whatever el
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx2
 from huggingface_hub import snapshot_download
@@ -25,8 +25,10 @@ from huggingface_hub.errors import (
     XetDownloadError,
 )
 
-from registry.errors import Forbidden, InvalidName, NotFound, SoupError, Unavailable
+from registry.errors import Forbidden, InvalidManifest, InvalidName, NotFound, SoupError, Unavailable
+from registry.files import loads_strict
 from registry.formats import CARD_FILE, CONFIG_FILE, EMBEDDINGS_FILE, SAMPLES_FILE, SOUP_FILE, WEIGHTS_FILE
+from registry.formats.directory import config_json
 from service.client.hub_names import is_hub, split_hub
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE, SOUP_FILE, CARD_FILE, SAMPLES_FILE, EMBEDDINGS_FILE)
@@ -57,16 +59,36 @@ def _directory(source: str, folder: Path) -> Path:
             (found / name).symlink_to((snapshot / name).resolve())
     if not any(found.iterdir()):
         raise NotFound(f"{source} has none of the files of an adapter directory ({', '.join(FILES)}).")
-    if _is_pefts_alone(found):
-        origin = {"provenance": {"training": {"imported_from": f"{repository}@{snapshot.name}"}}}
-        (found / SOUP_FILE).write_text(json.dumps(origin))
+    _say_origin(found, f"{repository}@{snapshot.name}")
     return found
 
 
-def _is_pefts_alone(found: Path) -> bool:
-    """Whether a directory is PEFT's and nobody has said where it is from."""
-    config = found / CONFIG_FILE
-    return not (found / SOUP_FILE).exists() and config.exists() and b'"peft_type"' in config.read_bytes()
+def _say_origin(found: Path, origin: str) -> None:
+    """Write into a directory where it is from, whatever its own files say of that.
+
+    One that cannot be read is left as it is: whoever reads it next refuses it, and says why.
+    """
+    config = _mapping(found / CONFIG_FILE)
+    if config is None:
+        return
+    target = found / (SOUP_FILE if "peft_type" in config else CONFIG_FILE)
+    said = _mapping(target) if target.exists() else {}
+    provenance = None if said is None else said.get("provenance", {})
+    training = provenance.get("training", {}) if isinstance(provenance, dict) else None
+    if said is None or not isinstance(provenance, dict) or not isinstance(training, dict):
+        return
+    said["provenance"] = {**provenance, "training": {**training, "imported_from": origin}}
+    target.unlink(missing_ok=True)  # a link into the client's cache
+    target.write_bytes(config_json(said))
+
+
+def _mapping(file: Path) -> dict[str, Any] | None:
+    """The values of a JSON file by name; None where it has none that can be read."""
+    try:
+        said = loads_strict(file.read_bytes())
+    except (InvalidManifest, FileNotFoundError):
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _snapshot(source: str, repository: str, revision: str | None) -> Path:

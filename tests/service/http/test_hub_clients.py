@@ -263,8 +263,11 @@ class TestOurOwnCommandLine:
         assert (code, out) == (0, "copied/law@1\n"), err
         there = law.client.get("/v1/adapters/acme/law@1").json()
         here = other.world.client.get("/v1/adapters/copied/law").json()
-        for field in ("digest", "config", "card", "domain", "provenance"):
+        for field in ("digest", "config", "card", "domain"):
             assert here[field] == there[field], field
+        commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
+        training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
+        assert here["provenance"] == {**there["provenance"], "training": training}
         assert here["sample"]["digest"] == there["sample"]["digest"]
         pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
         assert hub.ask("soup", arguments=pulled)[0] == 0
@@ -275,7 +278,9 @@ class TestOurOwnCommandLine:
         pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
         code, out, err = self.push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
         assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
-        assert other.world.client.get("/v1/adapters/default/pfeiffer").json()["config"]["method"] == "bottleneck"
+        pfeiffer = other.world.client.get("/v1/adapters/default/pfeiffer").json()
+        assert pfeiffer["config"]["method"] == "bottleneck"
+        assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
 
     @pytest.mark.parametrize(
         ("source", "says"),
