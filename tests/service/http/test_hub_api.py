@@ -20,6 +20,7 @@ from registry.formats import parse_card, read_directory
 from registry.formats.how_to_load import how_to_load
 from registry.spec import Card
 from service.http.hub_revisions import commit_of, revision_of
+from service.http.routes import hub
 from service.http.version_files import files_of
 from service.keys import NOBODY_IN_PARTICULAR
 from tests.service.lora_pushes import lora_weights, push_lora
@@ -184,6 +185,23 @@ class TestRevisions:
         assert [one["name"] for one in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
         gone = acme.client.get("/api/models/acme/two/revision/2")
         assert (gone.status_code, gone.headers["x-error-code"]) == (410, "RevisionNotFound")
+
+    def test_every_branch_leads_somewhere_however_many_versions_there_are(
+        self, acme: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for seed in (31, 32, 33):
+            push_lora(acme, "acme/many", seed=seed)
+        for alias in ("old", "ab" * 20):
+            acme.client.put(f"/v1/adapters/acme/many/aliases/{alias}", json={"version": 1}).raise_for_status()
+        monkeypatch.setattr(hub, "MOST_REFS", 2)
+        refs = acme.client.get("/api/models/acme/many/refs").json()
+        assert [one["name"] for one in refs["tags"]] == ["3", "2"]
+        assert [one["name"] for one in refs["branches"]] == ["main", "old"]
+        for one in [*refs["tags"], *refs["branches"]]:
+            found = acme.client.get(f"/api/models/acme/many/revision/{one['name']}").json()
+            assert found["sha"] == one["targetCommit"]
+        assert acme.client.get(f"/api/models/acme/many/revision/{'ab' * 20}").status_code == 404
+        acme.client.delete("/v1/adapters/acme/many").raise_for_status()
 
     def test_purged_in_the_middle_of_a_download(self, acme: World) -> None:
         """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
