@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from registry.adapters import attached, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
 from registry.spec import AdapterConfig, BaseEntry
+from service.client.hub_download import MOST_BYTES
+from service.settings import Settings
 from tests.service.hub_session import HubError, HubSession
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Live, World, open_live, open_world, write_bases
@@ -250,6 +256,49 @@ def test_retired_in_the_middle_of_a_snapshot(law: World, hub: HubSession) -> Non
     assert caught.value.kind == "RepositoryNotFoundError"
 
 
+SAID = {
+    "weights": (WEIGHTS, 2**30 + 1),
+    "config": (CONFIG, 2**24 + 1),
+    "samples": ("samples.jsonl", 2**40),
+    "silent": (WEIGHTS, None),
+}
+"""Repositories of a hub: a file, and how large it says that it is."""
+
+
+@contextmanager
+def little_hub(asked: list[str]) -> Iterator[str]:
+    """A hub that tells of `SAID` and notes the paths it is asked for; gives its address."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            name = self.path.partition("?")[0].rpartition("/")[2]
+            file, size = SAID.get(name, (CONFIG, 1))
+            sibling = {"rfilename": file} | ({} if size is None else {"size": size})
+            told = {
+                "id": f"big/{name}",
+                "sha": "../" * 20 if name == "odd" else "ab" * 20,
+                "siblings": [{"rfilename": "huge.bin", "size": 2**50}, sibling],
+            }
+            data = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class TestOurOwnCommandLine:
     """`soup push hub:...` takes an adapter from one server, as from any hub, to another."""
 
@@ -304,3 +353,29 @@ class TestOurOwnCommandLine:
             session.close()
         assert code == 1
         assert "hub:acme/law could not be downloaded" in err
+
+    def test_what_is_too_large_is_not_downloaded(self, other: Live, tmp_path: Path) -> None:
+        """A hub says how large its files are before any of them is asked for."""
+        asked: list[str] = []
+        with little_hub(asked) as url:
+            session = HubSession(url, "x", tmp_path)
+            try:
+                told = [self.push(session, other, f"hub:big/{name}") for name in SAID]
+                _, _, odd = self.push(session, other, "hub:big/odd")
+            finally:
+                session.close()
+        assert [(code, out) for code, out, _ in told] == [(1, "")] * len(SAID)
+        for (_, _, err), (file, size) in zip(told, SAID.values(), strict=True):
+            said = (
+                f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
+            )
+            assert said in " ".join(err.split())
+        assert "does not say which commit it is" in " ".join(odd.split())
+        paths = [path.partition("?")[0] for path in asked if "big" in path]
+        assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree
+
+    def test_files_are_bounded_as_servers_bound_them(self) -> None:
+        settings = Settings.model_fields
+        assert MOST_BYTES[WEIGHTS] == settings["max_weights_bytes"].default
+        assert MOST_BYTES["samples.jsonl"] == settings["max_sample_bytes"].default
+        assert MOST_BYTES["embeddings.safetensors"] == settings["max_embeddings_bytes"].default
