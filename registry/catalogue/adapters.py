@@ -29,7 +29,7 @@ from registry.catalogue.rows import (
     PooledRow,
     SampleState,
 )
-from registry.catalogue.tables import LIVE, adapter_tags, adapters, embeddings, purged_adapters
+from registry.catalogue.tables import LIVE, adapter_tags, adapters, aliases, embeddings, purged_adapters
 from registry.catalogue.word_tables import adapter_words
 from registry.catalogue.words import indexed
 from registry.errors import Internal, NotFound, PreconditionFailed, Retired
@@ -227,9 +227,15 @@ class Adapters(Repository[AdapterRow]):
         named = _named(ref.namespace, ref.name)
         return named if version is None else and_(named, adapters.c.version == version)
 
-    def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
-        """Every live version of a name, newest first."""
-        return self._all(_newest_first(select(adapters).where(_named(namespace, name), LIVE)))
+    def live_versions(self, namespace: str, name: str, *, limit: int | None = None) -> builtins.list[AdapterRow]:
+        """Every live version of a name, or the newest of them, newest first."""
+        return self._all(_newest_first(select(adapters).where(_named(namespace, name), LIVE)).limit(limit))
+
+    def aliased_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
+        """Every live version of a name that an alias points at, newest first."""
+        pointed = select(aliases.c.version).where(aliases.c.namespace == namespace, aliases.c.name == name)
+        query = select(adapters).where(_named(namespace, name), LIVE, adapters.c.version.in_(pointed))
+        return self._all(_newest_first(query))
 
     # --- finding many ---------------------------------------------------------------------------
 

@@ -44,7 +44,11 @@ class Use:
 
 
 USE = "<!-- what follows is the registry's, and no part of the card -->"
-"""The line under which a registry says how an adapter is loaded; what follows is its own text, and none of the card."""
+"""The line under which a registry says how an adapter is loaded: its own text, and none of the card."""
+USE_END = "<!-- here ends what is the registry's -->"
+"""The line that ends it; what people write below is the card's."""
+USES = re.compile(rf"\r?\n{USE}\r?\n(?:(?!{USE}).)*?\r?\n{USE_END}(?:\r?\n|\Z)", re.DOTALL)
+"""What a registry says of the use, from line to line."""
 
 
 def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None,
@@ -57,7 +61,7 @@ def format_card(card: Card, *, base_model: str | None = None, domain: str | None
     fields = card_fields(card, base_model=base_model, domain=domain, relation=relation, library=library)
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     body = f"\n{card.description}\n" if card.description else ""
-    below = "" if use is None else f"\n{USE}\n## Use\n\n{use.text}"
+    below = "" if use is None else f"\n{USE}\n## Use\n\n{use.text}\n{USE_END}\n"
     return "\n".join(["---", *lines, "---", body + below])
 
 
@@ -107,9 +111,14 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
 
 
 def _without_use(text: str) -> str:
-    """A README without what a registry said of its use, which stands at its end under the last such line."""
-    before, line, _ = text.rpartition(f"\n{USE}\n")
-    return before if line else text
+    """A README without what a registry said of its use, the last time that it did; where its end is missing, all of it.
+
+    Lines end as they did when the registry wrote them, where an editor has changed them all.
+    """
+    if "\r\n" in text and text.count("\r\n") == text.count("\n"):
+        text = text.replace("\r\n", "\n")
+    found = list(USES.finditer(text))
+    return text[: found[-1].start()] + text[found[-1].end() :] if found else text
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:

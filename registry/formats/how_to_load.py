@@ -1,6 +1,8 @@
 """What a README says of loading an adapter: with PEFT where PEFT knows its kind, else with this package.
 
 Called for the files of a version. The texts are run by tests; nothing of what people wrote is in them but names.
+Names of this registry are never given to a client as names of a hub, where anybody may have taken them: what is loaded
+are folders, which begin with `./` so that no client looks for them elsewhere, and base models by a pinned revision.
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ from registry.spec import AdapterConfig, BaseShape
 
 PEFT = "peft"
 OURS = "adaptersoup"
-_WITH_PEFT = """With PEFT, over its base model:
+_WITH_PEFT = """With PEFT, over its base model, from a folder of these files{beside}:
 
 ```python
 from peft import PeftModel
 from transformers import {auto}
 
-base = {auto}.from_pretrained("{base}")
-model = PeftModel.from_pretrained(base, "{name}", revision="{version}")
+base = {auto}.from_pretrained({base})
+model = PeftModel.from_pretrained(base, "./{folder}")
 ```
 """
 _WITH_OURS = """PEFT does not know this kind of adapter ({method}). With AdapterSoup, over its base model, from a
-folder of these files:
+folder of these files{beside}:
 
 ```python
 from pathlib import Path
@@ -34,7 +36,7 @@ from registry.formats import read_directory
 from registry.spec import BaseEntry
 
 folder = read_directory(Path("{folder}"))
-base = load_base(BaseEntry(id="base", source="{base}"))
+base = load_base(BaseEntry(id="base", source={source}))
 adapter = from_tensors(folder.config, base.shape, load_tensors(folder.weights.read_bytes()))
 with attached(base.model, adapter):
     logits = base.model(**base.tokenizer("Once upon a time", return_tensors="pt")).logits
@@ -47,11 +49,18 @@ def library_of(config: AdapterConfig) -> str:
     return PEFT if is_pefts(config) else OURS
 
 
-def how_to_load(config: AdapterConfig, *, ref: tuple[str, int], base: str, shape: BaseShape | None) -> Use:
-    """How the version `ref`, (namespace/name, number), is loaded over the base model that others know as `base`."""
-    name, version = ref
+def how_to_load(
+    config: AdapterConfig, *, name: str, base: str, revision: str | None = None, shape: BaseShape | None = None
+) -> Use:
+    """How an adapter called `name` is loaded over the base model that others know as `base`.
+
+    `revision` is the base model's on its hub; without one it is a folder, called `base` here.
+    """
+    beside = f", beside one of `{base}`" if revision is None else ""
     if not is_pefts(config):
-        folder = name.rpartition("/")[2]
-        return Use(library=OURS, text=_WITH_OURS.format(method=config.method, base=base, folder=folder))
+        source = f'str(Path("{base}").resolve())' if revision is None else f'"{base}", revision="{revision}"'
+        text = _WITH_OURS.format(method=config.method, beside=beside, source=source, folder=name)
+        return Use(library=OURS, text=text)
     auto = "AutoModel" if shape is not None and shape.kind == "encoder" else "AutoModelForCausalLM"
-    return Use(library=PEFT, text=_WITH_PEFT.format(auto=auto, base=base, name=name, version=version))
+    told = f'"./{base}"' if revision is None else f'"{base}", revision="{revision}"'
+    return Use(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=told, folder=name))

@@ -1,8 +1,8 @@
 """Versions as a hub has them: a name is a repository, and a version, an alias, `main` or a commit is a revision of it.
 
-A commit is 40 hex digits: 16 of the adapter's digest, 16 of all files' digests, and the number of the version. So a
-cache that knows a commit has its files; a card that is changed makes another commit; and the older one goes on leading
-to its version, whose tensors never change, so that what was pinned is not lost with a corrected card.
+A commit is 40 hex digits: 16 of the files that stay as they were pushed, 16 of those that tell of the card, and the
+number of the version. So one commit has the same bytes for ever, and a cache that knows it has its files. A card that
+is changed makes another commit; under the older one the files that stay are there, and those of its card are not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.errors import InvalidName, NotFound, Retired, SoupError
+from registry.formats import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE
 from registry.names import NameRef, digest_of, parse_ref
 from service.http.version_files import VersionFile, files_of
 from service.keys import Principal
@@ -27,13 +28,15 @@ CODES: Mapping[str | None, str] = {REPOSITORY: "RepoNotFound", REVISION: "Revisi
 """What an error is about -> the header `x-error-code`, by which a client tells them apart."""
 COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 MOST_VERSION = 999_999_999
+LASTING = frozenset({CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE})
+"""The files that stay as they were pushed; the others tell of the card, and change with it."""
 PIECE = slice(7, 23)
 """16 hex digits of a digest."""
 
 
 @dataclass(frozen=True)
 class Revision:
-    """A version as it was asked for, and its files; `commit` is the one that was named, else that of now."""
+    """A version as it was asked for; `commit` is the one that was named, else that of now, and `files` are its own."""
 
     row: AdapterRow
     commit: str
@@ -41,28 +44,30 @@ class Revision:
 
 
 def revision_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> Revision:
-    """The version that a revision of `ns/name` means now, with its files.
+    """The version that a revision of `ns/name` means now, with the files that it has under that commit.
 
     Raises NotFound or Retired, whose `param` says whether it is the repository or the revision that is not there.
     """
-    row = version_of(parts, who, ns, name, revision)
+    row = _version_of(parts, who, ns, name, revision)
     files = files_of(row, parts)
-    return Revision(row, revision if COMMIT.fullmatch(revision) else commit_of(row, files), files)
+    now = commit_of(row, files)
+    if not COMMIT.fullmatch(revision) or revision == now:
+        return Revision(row, now, files)
+    if revision[:16] != now[:16]:
+        raise NotFound(f"{ns}/{name} has no revision '{revision}'.", param=REVISION)
+    return Revision(row, revision, {name: file for name, file in files.items() if name in LASTING})
 
 
-def version_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> AdapterRow:
-    """The row that a revision of `ns/name` means now; raises as `revision_of` does."""
+def _version_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> AdapterRow:
+    """The row that a revision of `ns/name` means now, a commit by its last digits; raises as `revision_of` does."""
     with parts.registry.database.read() as catalogue:
         newest = repository(catalogue, who.namespaces, ns, name)
         if revision == MAIN:
             return newest
         try:
-            row = catalogue.adapters.resolve(who.namespaces, _ref(ns, name, revision))
+            return catalogue.adapters.resolve(who.namespaces, _ref(ns, name, revision))
         except (InvalidName, NotFound, Retired) as error:
             raise _absent(error, f"{ns}/{name} has no revision '{revision[:80]}'.", REVISION) from None
-    if COMMIT.fullmatch(revision) and row.digest[PIECE] != revision[:16]:
-        raise NotFound(f"{ns}/{name} has no revision '{revision}'.", param=REVISION)
-    return row
 
 
 def repository(catalogue: Catalogue, visible: Namespaces, ns: str, name: str) -> AdapterRow:
@@ -79,8 +84,9 @@ def repository(catalogue: Catalogue, visible: Namespaces, ns: str, name: str) ->
 
 def commit_of(row: AdapterRow, files: Mapping[str, VersionFile]) -> str:
     """The commit of a version with its files as they are now."""
-    digests = {name: file.digest for name, file in files.items()}
-    return f"{row.digest[PIECE]}{digest_of(digests)[PIECE]}{row.version:08x}"
+    lasting = {name: file.digest for name, file in files.items() if name in LASTING}
+    others = {name: file.digest for name, file in files.items() if name not in LASTING}
+    return f"{digest_of(lasting)[PIECE]}{digest_of(others)[PIECE]}{row.version:08x}"
 
 
 def git_oid(file: VersionFile) -> str:

@@ -53,7 +53,7 @@ def made_files(row: AdapterRow, parts: Parts) -> dict[str, bytes]:
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
     shape, name = _shape(row, parts), base_name(row, parts)
-    use = how_to_load(row.config, ref=(f"{row.namespace}/{row.name}", row.version), base=name, shape=shape)
+    use = how_to_load(row.config, name=row.name, base=name, revision=_base_revision(row, parts), shape=shape)
     card = format_card(row.card, base_model=name, relation=relation_of(row), use=use)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
@@ -77,6 +77,14 @@ def base_name(row: ListedRow, parts: Parts) -> str:
         return row.base_model
     source = parts.bases[row.base_model].entry.source
     return row.base_model if Path(source).is_absolute() else source
+
+
+def _base_revision(row: AdapterRow, parts: Parts) -> str | None:
+    """The pinned revision of a base model of a hub; None where it is a folder of the server, or no longer served."""
+    if row.base_model not in parts.bases:
+        return None
+    entry = parts.bases[row.base_model].entry
+    return None if Path(entry.source).is_absolute() else entry.revision
 
 
 def _shape(row: AdapterRow, parts: Parts) -> BaseShape | None:

@@ -22,6 +22,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.bodies import CheckedRoute
 from service.http.hub_revisions import (
+    COMMIT,
     FILE,
     MAIN,
     Revision,
@@ -122,16 +123,22 @@ def hub_check(ns: str, name: str, parts: AppParts, who: Reader) -> Response:
 
 @router.get("/api/models/{ns}/{name}/refs")
 def hub_refs(ns: str, name: str, parts: AppParts, who: Reader) -> HubRefs:
-    """The revisions of a repository: `main` and its aliases as branches, its live versions as tags."""
+    """The revisions of a repository: `main` and its aliases as branches, its newest live versions as tags.
+
+    An alias that is written like a commit means none as a revision, and is not among them.
+    """
     with parts.registry.database.read() as catalogue:
         newest = repository(catalogue, who.namespaces, ns, name)
-        versions = catalogue.adapters.live_versions(ns, name)[:MOST_REFS]
+        versions = catalogue.adapters.live_versions(ns, name, limit=MOST_REFS)
+        pointed = catalogue.adapters.aliased_versions(ns, name)
         aliases = {row.alias: row.version for row in catalogue.aliases.list(ns, name)}
-    commits = {row.version: commit_of(row, files_of(row, parts)) for row in versions}
-    moving = {MAIN: newest.version, **{alias: version for alias, version in aliases.items() if alias != MAIN}}
+    rows = {row.version: row for row in [newest, *versions, *pointed]}
+    commits = {version: commit_of(row, files_of(row, parts)) for version, row in rows.items()}
+    branches = {alias: at for alias, at in aliases.items() if alias != MAIN and not COMMIT.fullmatch(alias)}
+    moving = {MAIN: newest.version, **branches}
     return HubRefs(
         branches=[_ref("heads", name, commits[at]) for name, at in moving.items() if at in commits],
-        tags=[_ref("tags", str(version), commit) for version, commit in commits.items()],
+        tags=[_ref("tags", str(row.version), commits[row.version]) for row in versions],
         converts=[],
         pullRequests=[],
     )
@@ -183,7 +190,8 @@ def _file(request: Request, revision: Revision, path: str) -> Response:
 
 
 def _no_file(revision: Revision, path: str) -> NotFound:
-    return NotFound(f"{revision.row.ref} has no file '{path[:80]}'; it has {', '.join(revision.files)}.", param=FILE)
+    at, has = f"{revision.row.ref}, commit {revision.commit}", ", ".join(revision.files)
+    return NotFound(f"{at}, has no file '{path[:80]}'; it has {has}.", param=FILE)
 
 
 def _ref(kind: str, name: str, commit: str) -> HubRef:
@@ -217,7 +225,8 @@ def _has(row: ListedRow, parts: Parts, wanted: Sequence[str]) -> bool:
 def _next(request: Request, cursor: str) -> str:
     """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS.
 
-    Who lies about that sends but itself elsewhere.
+    The first of several proxies is the one that the client spoke to. Who lies about it sends but itself elsewhere.
     """
     url = request.url.include_query_params(cursor=cursor)
-    return str(url.replace(scheme="https") if request.headers.get("x-forwarded-proto") == "https" else url)
+    scheme = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return str(url.replace(scheme="https") if scheme == "https" else url)

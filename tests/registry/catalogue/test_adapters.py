@@ -74,6 +74,15 @@ class TestVersions:
         rows = [add(catalogue) for _ in range(3)]
         catalogue.adapters.retire(rows[1].id)
         assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [3, 1]
+        assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [3]
+
+    def test_versions_that_aliases_point_at(self, catalogue):
+        rows = [add(catalogue) for _ in range(4)]
+        for alias, version in (("old", 1), ("older", 1), ("gone", 2), ("prod", 3)):
+            catalogue.aliases.put("acme", "law", alias, version)
+        catalogue.aliases.put("acme", "lay", "other", 4)
+        catalogue.adapters.retire(rows[1].id)
+        assert [row.version for row in catalogue.adapters.aliased_versions("acme", "law")] == [3, 1]
 
     def test_a_config_of_a_newer_server_is_refused_in_words(self, catalogue):
         from sqlalchemy import text

@@ -116,21 +116,45 @@ def test_a_lora_that_is_even_keeps_its_tensors() -> None:
     assert torch.equal(found[names[3]], tensors[names[3]].float())
 
 
-def test_a_folder_of_peft_alone_says_where_it_is_from(
-    soup: Soup, stocked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def cached(soup: Soup, into: Path, commit: str) -> Path:
+    """The cache of the hub's client in a folder, with one repository of PEFT's files at a commit; gives its files."""
+    assert soup("export", "acme/news", into / "news", "--peft")[0] == 0
+    repository = into / "cache" / "models--Some--News-LoRA"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    return (into / "news").rename(repository / "snapshots" / commit)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        None,
+        "{}",
+        '{"provenance": {"training": {"imported_from": "Other/Work@1", "steps": 5}}}',
+        '{"provenance": {"training": []}}',
+        "{",
+    ],
+)
+def test_what_is_downloaded_is_from_where_it_was_downloaded(
+    soup: Soup, stocked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None
 ) -> None:
-    """The hub's client is offline here, as all tests are: it takes what its cache has."""
-    assert soup("export", "acme/news", tmp_path / "news", "--peft")[0] == 0
+    """Whatever it says itself; the hub's client is offline here, as all tests are: it takes what its cache has."""
     commit = "ab" * 20
-    cached = tmp_path / "cache" / "models--Some--News-LoRA"
-    (cached / "refs").mkdir(parents=True)
-    (cached / "refs" / "main").write_text(commit)
-    (cached / "snapshots").mkdir()
-    (tmp_path / "news").rename(cached / "snapshots" / commit)
-    (cached / "snapshots" / commit / "evil.bin").write_bytes(b"\x80\x04.")
+    files = cached(soup, tmp_path, commit)
+    (files / "evil.bin").write_bytes(b"\x80\x04.")
+    if says is not None:
+        (files / "soup.json").write_text(says)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    code, out, err = soup("push", "hub:Some/News-LoRA", "--namespace", "acme", "--domain", "news")
-    assert (code, out) == (0, "acme/news-lora@1\n"), err
-    row = stocked.client.get("/v1/adapters/acme/news-lora").json()
-    assert row["provenance"]["training"] == {"imported_from": f"Some/News-LoRA@{commit}"}
+    name = f"acme/news-{len(says or '')}"
+    code, out, err = soup("push", "hub:Some/News-LoRA", "--name", name, "--domain", "news")
+    if says is not None and (says.endswith("[]}}") or says == "{"):
+        assert (code, out, "soup.json" in err) == (1, "", True)  # what cannot be read is refused, and not made good
+        return
+    assert (code, out) == (0, f"{name}@1\n"), err
+    row = stocked.client.get(f"/v1/adapters/{name}").json()
+    more = {"steps": 5} if "steps" in (says or "") else {}
+    assert row["provenance"]["training"] == {"imported_from": f"Some/News-LoRA@{commit}", **more}
     assert row["digest"] == stocked.client.get("/v1/adapters/acme/news").json()["digest"]
+    assert (files / "soup.json").exists() == (says is not None)  # the cache stays as it was
+    assert says is None or (files / "soup.json").read_text() == says

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils._validators import validate_repo_id
 
 from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob
 from registry.files import loads_strict
 from registry.formats import parse_card, read_directory
+from registry.formats.how_to_load import how_to_load
 from registry.spec import Card
 from service.http.hub_revisions import commit_of, revision_of
+from service.http.routes import hub
 from service.http.version_files import files_of
 from service.keys import NOBODY_IN_PARTICULAR
 from tests.service.lora_pushes import lora_weights, push_lora
@@ -60,6 +64,17 @@ def row(world: World, ref: str) -> AdapterRow:
 
     with world.registry.database.read() as catalogue:
         return catalogue.adapters.resolve(None, parse_ref(ref))
+
+
+def told(world: World, repository: str, into: Path) -> tuple[Path, str]:
+    """The files of a repository as a folder beside one of its base model, and the code that its README tells."""
+    folder = into / repository.rpartition("/")[2]
+    folder.mkdir()
+    for one in world.client.get(f"/api/models/{repository}").json()["siblings"]:
+        data = world.client.get(f"/{repository}/resolve/main/{one['rfilename']}").content
+        (folder / one["rfilename"]).write_bytes(data)
+    (into / "tiny").symlink_to(world.runtime.bases[world.base_id].entry.source)
+    return folder, (folder / CARD).read_text().split("```python\n")[1].split("```")[0]
 
 
 class TestFiles:
@@ -148,6 +163,17 @@ class TestRevisions:
         assert acme.client.get(f"/api/models/acme/law/revision/{forged}").status_code == 404
         assert acme.client.get(f"/api/models/acme/pfeiffer/revision/{commit}").status_code == 404
 
+    def test_a_commit_whose_card_is_another_has_the_files_that_stay(self, acme: World) -> None:
+        commit = acme.client.get("/api/models/acme/law").json()["sha"]
+        other = commit[:16] + "d" * 16 + commit[32:]
+        for name in (CONFIG, WEIGHTS, "samples.jsonl"):
+            assert resolve(acme, f"{other}/{name}").content == resolve(acme, f"main/{name}").content
+        for name in (CARD, "soup.json"):
+            gone = resolve(acme, f"{other}/{name}")
+            assert (gone.status_code, gone.headers["x-error-code"]) == (404, "EntryNotFound")
+        listed = acme.client.get(f"/api/models/acme/law/tree/{other}").json()
+        assert [one["path"] for one in listed] == [CONFIG, WEIGHTS, "samples.jsonl"]
+
     def test_main_is_what_the_name_means_whatever_an_alias_is_called(self, acme: World) -> None:
         push_lora(acme, "acme/two", seed=7)
         push_lora(acme, "acme/two", seed=8)
@@ -159,6 +185,23 @@ class TestRevisions:
         assert [one["name"] for one in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
         gone = acme.client.get("/api/models/acme/two/revision/2")
         assert (gone.status_code, gone.headers["x-error-code"]) == (410, "RevisionNotFound")
+
+    def test_every_branch_leads_somewhere_however_many_versions_there_are(
+        self, acme: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for seed in (31, 32, 33):
+            push_lora(acme, "acme/many", seed=seed)
+        for alias in ("old", "ab" * 20):
+            acme.client.put(f"/v1/adapters/acme/many/aliases/{alias}", json={"version": 1}).raise_for_status()
+        monkeypatch.setattr(hub, "MOST_REFS", 2)
+        refs = acme.client.get("/api/models/acme/many/refs").json()
+        assert [one["name"] for one in refs["tags"]] == ["3", "2"]
+        assert [one["name"] for one in refs["branches"]] == ["main", "old"]
+        for one in [*refs["tags"], *refs["branches"]]:
+            found = acme.client.get(f"/api/models/acme/many/revision/{one['name']}").json()
+            assert found["sha"] == one["targetCommit"]
+        assert acme.client.get(f"/api/models/acme/many/revision/{'ab' * 20}").status_code == 404
+        acme.client.delete("/v1/adapters/acme/many").raise_for_status()
 
     def test_purged_in_the_middle_of_a_download(self, acme: World) -> None:
         """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
@@ -210,6 +253,14 @@ class TestLists:
             assert not url or url.startswith("https://testserver/api/models?author=acme&full=true&cursor=")
             url = url.replace("https:", "http:")
         assert found == ["acme/law", "acme/two", "acme/pfeiffer"]
+        for proxies, scheme in (
+            ("https,http", "https"),
+            ("HTTPS , http", "https"),
+            ("http,https", "http"),
+            ("", "http"),
+        ):
+            first = acme.client.get("/api/models?limit=1", headers={"x-forwarded-proto": proxies})
+            assert first.links["next"]["url"].startswith(f"{scheme}://"), proxies
         assert len(acme.client.get("/api/models?limit=100000").json()) == 3
         assert acme.client.get("/api/models?cursor=x").status_code == 400
 
@@ -224,25 +275,41 @@ class TestOtherKinds:
         self, acme: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The code of the README is run, over the files as they come."""
-        folder = tmp_path / "pfeiffer"
-        folder.mkdir()
-        for one in acme.client.get("/api/models/acme/pfeiffer").json()["siblings"]:
-            data = acme.client.get(f"/acme/pfeiffer/resolve/main/{one['rfilename']}").content
-            (folder / one["rfilename"]).write_bytes(data)
+        folder, code = told(acme, "acme/pfeiffer", tmp_path)
         assert (folder / WEIGHTS).read_bytes() == adapter_weights(acme.runtime, seed=4)
         assert read_directory(folder).config.method == "bottleneck"
-        text = (folder / CARD).read_text()
-        assert 'library_name: "adaptersoup"' in text
-        code = text.split("```python\n")[1].split("```")[0]
-        source = acme.runtime.bases[acme.base_id].entry.source
+        assert 'library_name: "adaptersoup"' in (folder / CARD).read_text()
         monkeypatch.chdir(tmp_path)
         said: dict[str, Any] = {}
-        exec(code.replace('source="tiny"', f"source={source!r}"), said)
+        exec(code, said)
         plain = said["base"].model(**said["base"].tokenizer("Once upon a time", return_tensors="pt")).logits
         assert not torch.allclose(said["logits"], plain, atol=0.1)
 
+    def test_a_folder_of_pefts_with_a_readme_that_works(
+        self, acme: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It loads the folder: `acme/law` may be anybody's on the hub that a reader's client asks."""
+        folder, code = told(acme, "acme/law", tmp_path)
+        assert "acme/law" not in (folder / CARD).read_text()
+        monkeypatch.chdir(tmp_path)
+        said: dict[str, Any] = {}
+        exec(code, said)
+        ids = torch.tensor([[0, 30, 31, 32, 33]])
+        with torch.inference_mode(), said["model"].disable_adapter():
+            plain = said["model"](ids).logits
+        assert not torch.allclose(said["model"](ids).logits, plain, atol=0.01)
+        for path in re.findall(r'from_pretrained\(.*"(.*)"', code):
+            with pytest.raises(HFValidationError):  # where the folder is not there, no hub is asked for it
+                validate_repo_id(path)
+
+    def test_a_base_model_of_a_hub_is_loaded_by_its_pinned_revision(self, acme: World) -> None:
+        for ref in ("acme/law", "acme/pfeiffer"):
+            use = how_to_load(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
+            assert f'"org/tiny", revision="{"ab" * 20}")' in use.text
+            assert "./org" not in use.text
+
     def test_what_a_readme_says_of_its_use_is_none_of_the_card(self, acme: World) -> None:
         text = resolve(acme, f"1/{CARD}").text
-        assert 'PeftModel.from_pretrained(base, "acme/law", revision="1")' in text
+        assert 'PeftModel.from_pretrained(base, "./law")' in text
         assert parse_card(text) == Card(description="Judgements.")
         assert loads_strict(resolve(acme, f"1/{CONFIG}").content)["peft_type"] == "LORA"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from registry.adapters import attached, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
 from registry.spec import AdapterConfig, BaseEntry
+from service.client.hub_download import MOST_BYTES
+from service.settings import Settings
 from tests.service.hub_session import HubError, HubSession
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Live, World, open_live, open_world, write_bases
@@ -214,17 +220,30 @@ def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSessi
     assert file.read_bytes() == whole
 
 
-def test_a_card_that_changes_is_seen_and_what_was_pinned_is_not_lost(law: World, hub: HubSession) -> None:
-    before = hub.ask("model_info", repo_id="acme/news")["sha"]
-    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}})
+def test_a_card_that_changes_is_another_commit_and_the_old_one_has_no_other_bytes(
+    law: World, hub: HubSession, tmp_path: Path
+) -> None:
+    """What is in a cache under a commit stays true of it, and what is downloaded anew has none of the newer card."""
+    cached = Path(hub.ask("snapshot_download", repo_id="acme/news"))
+    before = cached.name
+    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}, "domain": "news"})
     assert changed.status_code == 200
     after = hub.ask("model_info", repo_id="acme/news")["sha"]
     assert (before != after, before[:16], before[32:]) == (True, after[:16], after[32:])
     card = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD))
     assert "Corrected." in card.read_text()
     assert card.parent.name == after
-    pinned = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=WEIGHTS, revision=before))
-    assert (pinned.parent.name, pinned.read_bytes()) == (before, lora_weights(law, seed=3))
+    checked = hub.ask("verify_repo_checksums", repo_id="acme/news", revision=before)
+    assert (checked["mismatches"], checked["missing_paths"]) == ([], [])
+    assert (checked["checked_count"], checked["extra_paths"]) == (2, [CARD, "soup.json"])
+    anew = Path(hub.ask("snapshot_download", repo_id="acme/news", revision=before, cache_dir=str(tmp_path)))
+    assert anew.name == before
+    for name in (CONFIG, WEIGHTS):
+        assert (anew / name).read_bytes() == (cached / name).read_bytes()
+    assert sorted(one.name for one in anew.iterdir()) == [CONFIG, WEIGHTS]
+    with pytest.raises(HubError) as caught:
+        hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD, revision=before, cache_dir=str(tmp_path))
+    assert caught.value.kind == "RemoteEntryNotFoundError"
 
 
 def test_retired_in_the_middle_of_a_snapshot(law: World, hub: HubSession) -> None:
@@ -235,6 +254,49 @@ def test_retired_in_the_middle_of_a_snapshot(law: World, hub: HubSession) -> Non
     with pytest.raises(HubError) as caught:
         hub.ask("hf_hub_download", repo_id="acme/gone", filename=WEIGHTS, revision=pinned)
     assert caught.value.kind == "RepositoryNotFoundError"
+
+
+SAID = {
+    "weights": (WEIGHTS, 2**30 + 1),
+    "config": (CONFIG, 2**24 + 1),
+    "samples": ("samples.jsonl", 2**40),
+    "silent": (WEIGHTS, None),
+}
+"""Repositories of a hub: a file, and how large it says that it is."""
+
+
+@contextmanager
+def little_hub(asked: list[str]) -> Iterator[str]:
+    """A hub that tells of `SAID` and notes the paths it is asked for; gives its address."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            name = self.path.partition("?")[0].rpartition("/")[2]
+            file, size = SAID.get(name, (CONFIG, 1))
+            sibling = {"rfilename": file} | ({} if size is None else {"size": size})
+            told = {
+                "id": f"big/{name}",
+                "sha": "../" * 20 if name == "odd" else "ab" * 20,
+                "siblings": [{"rfilename": "huge.bin", "size": 2**50}, sibling],
+            }
+            data = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class TestOurOwnCommandLine:
@@ -250,8 +312,11 @@ class TestOurOwnCommandLine:
         assert (code, out) == (0, "copied/law@1\n"), err
         there = law.client.get("/v1/adapters/acme/law@1").json()
         here = other.world.client.get("/v1/adapters/copied/law").json()
-        for field in ("digest", "config", "card", "domain", "provenance"):
+        for field in ("digest", "config", "card", "domain"):
             assert here[field] == there[field], field
+        commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
+        training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
+        assert here["provenance"] == {**there["provenance"], "training": training}
         assert here["sample"]["digest"] == there["sample"]["digest"]
         pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
         assert hub.ask("soup", arguments=pulled)[0] == 0
@@ -262,7 +327,9 @@ class TestOurOwnCommandLine:
         pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
         code, out, err = self.push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
         assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
-        assert other.world.client.get("/v1/adapters/default/pfeiffer").json()["config"]["method"] == "bottleneck"
+        pfeiffer = other.world.client.get("/v1/adapters/default/pfeiffer").json()
+        assert pfeiffer["config"]["method"] == "bottleneck"
+        assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
 
     @pytest.mark.parametrize(
         ("source", "says"),
@@ -286,3 +353,29 @@ class TestOurOwnCommandLine:
             session.close()
         assert code == 1
         assert "hub:acme/law could not be downloaded" in err
+
+    def test_what_is_too_large_is_not_downloaded(self, other: Live, tmp_path: Path) -> None:
+        """A hub says how large its files are before any of them is asked for."""
+        asked: list[str] = []
+        with little_hub(asked) as url:
+            session = HubSession(url, "x", tmp_path)
+            try:
+                told = [self.push(session, other, f"hub:big/{name}") for name in SAID]
+                _, _, odd = self.push(session, other, "hub:big/odd")
+            finally:
+                session.close()
+        assert [(code, out) for code, out, _ in told] == [(1, "")] * len(SAID)
+        for (_, _, err), (file, size) in zip(told, SAID.values(), strict=True):
+            said = (
+                f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
+            )
+            assert said in " ".join(err.split())
+        assert "does not say which commit it is" in " ".join(odd.split())
+        paths = [path.partition("?")[0] for path in asked if "big" in path]
+        assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree
+
+    def test_files_are_bounded_as_servers_bound_them(self) -> None:
+        settings = Settings.model_fields
+        assert MOST_BYTES[WEIGHTS] == settings["max_weights_bytes"].default
+        assert MOST_BYTES["samples.jsonl"] == settings["max_sample_bytes"].default
+        assert MOST_BYTES["embeddings.safetensors"] == settings["max_embeddings_bytes"].default
