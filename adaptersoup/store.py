@@ -129,8 +129,9 @@ class Store:
         `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
         them no selector can rank it. What is there already is not stored again. Raises InvalidManifest and others.
         """
+        checked = None if texts is None else _checked(texts)
         pushed = push_folder(
-            self.client, Path(folder), name=name, domain=domain, base=base, texts=texts, tags=tags, progress=progress
+            self.client, Path(folder), name=name, domain=domain, base=base, texts=checked, tags=tags, progress=progress
         )
         if pushed["job"] is not None:
             self._embedding.append(str(pushed["job"]))
@@ -174,6 +175,8 @@ class Store:
         `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
         """
         sample = None if texts is None else self._sample(texts)
+        if isinstance(more.get("mixing"), str):
+            more["mixing"] = {"method": more["mixing"]}
         request = _request(CookRequest, sample=sample, effort=effort, name=name, selector=_selector(selector), **more)
         if request.recipe is None:
             self._embedded(progress)
@@ -182,7 +185,9 @@ class Store:
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
         """Perplexity of texts under a model, against a baseline: the base model, another, or None for none."""
         against = self.base if baseline == "base" else baseline
-        found = self.client.perplexity(_name(model), texts, baseline=None if against is None else _name(against))
+        found = self.client.perplexity(
+            _name(model), _checked(texts), baseline=None if against is None else _name(against)
+        )
         return _value(Perplexity, found)
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
@@ -219,9 +224,14 @@ class Store:
             self.client.wait_job(self._embedding.pop(0), progress=progress)
 
     def _sample(self, texts: Sequence[str]) -> dict[str, Any]:
-        if isinstance(texts, str):
-            raise InvalidParameter("A sample is a list of texts, its passages, and not one text.", param="texts")
-        return self.client.sample(list(texts)).model_dump(exclude_none=True)
+        return self.client.sample(_checked(texts)).model_dump(exclude_none=True)
+
+
+def _checked(texts: Sequence[str]) -> list[str]:
+    """Raises InvalidParameter for one text, which is a sequence of texts to Python, and for what is no text."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise InvalidParameter("Give a list of texts, passages of the domain, and not one text.", param="texts")
+    return list(texts)
 
 
 def _name(model: Model) -> str:

@@ -39,10 +39,14 @@ def csv_file(
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as lines of CSV; None is an empty cell."""
+    """Rows as lines of CSV; None is an empty cell, and numbers stay numbers."""
     text = io.StringIO()
-    csv.writer(text).writerows([cell("" if value is None else str(value)) for value in row] for row in rows)
+    csv.writer(text).writerows([value if _is_number(value) else cell(str(value)) for value in row] for row in rows)
     return text.getvalue()
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def cell(text: str) -> str:

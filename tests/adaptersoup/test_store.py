@@ -74,7 +74,7 @@ class TestNotebook:
 
     def test_a_soup_is_cooked_scored_and_says_so(self, store: Store) -> None:
         recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
-        soup = store.cook(recipe=recipe, name="team/mixed")
+        soup = store.cook(recipe=recipe, mixing="average", name="team/mixed")
         assert (soup.model, soup.abstained) == ("team/mixed@1", False)
         assert {row[1] for row in soup.table.rows} == {0.25, 0.75}
         found = store.evaluate(soup, passages("court", 5, seed=2))
@@ -130,8 +130,10 @@ class TestNotebook:
     def test_errors_are_those_of_the_registry(self, store: Store, folders: Path) -> None:
         with pytest.raises(NotFound):
             store.adapter("team/none")
-        with pytest.raises(InvalidParameter, match="a list of texts"):
-            store.cook("one text")  # type: ignore[arg-type]
+        for wrong in ("one text", [1, 2, 3]):
+            for asked in (store.cook, store.select, lambda texts: store.evaluate("team/code", texts)):
+                with pytest.raises(InvalidParameter, match="a list of texts"):
+                    asked(wrong)
         with pytest.raises(InvalidParameter, match="efort"):
             store.cook(["text"], efort="quick")
         with pytest.raises(InvalidParameter, match="effort"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -45,6 +46,8 @@ def _room(settings: Settings) -> int:
     return ENCODED * settings.max_sample_chars + 64 * 1024
 
 
+BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")
+"""What a browser makes of a file that is no text."""
 SAMPLE = BodyLimit(_room)
 
 
@@ -106,6 +109,10 @@ def _asked(form: Mapping[str, str], parts: Parts) -> SoupRequest:
     given = {name: value.strip() for name, value in form.items()}
     if not given.get("sample"):
         raise InvalidSample("Paste some text, or drop a file of it.", param="sample")
+    if BINARY.search(given["sample"]):
+        raise InvalidSample(
+            "The sample holds control characters, as a packed or binary file does: unpack it first.", param="sample"
+        )
     texts = split_texts(given["sample"], what="The sample")
     prepare(texts, parts.registry.limits.sample, novel=True)  # to be told at once, and not by a job
     effort = given.get("effort") or None

@@ -163,6 +163,10 @@ def test_no_cell_of_the_csv_is_a_formula(begin: str) -> None:
     assert line == ["2026-01-01", 'a",b', "n", f"'{row.model}", "1", "2", "3"]
 
 
+def test_numbers_of_the_csv_stay_numbers() -> None:
+    assert csv_lines([[-0.25, -3, 1e-9, None, True, "-0.25"]]) == "-0.25,-3,1e-09,,True,'-0.25\r\n"
+
+
 def test_what_was_counted_is_there_after_a_restart(tmp_path: Path, tiny_base_dir: Path) -> None:
     bases = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir})
     for world in open_world(tmp_path / "data", bases, usage_seconds=3600):

@@ -2,13 +2,20 @@
 
 // What pages cannot do without a script, each for elements that say so. Without it they work all the same.
 
-// A job that is followed: its progress as it comes, and the page anew once it has ended.
+// A job that is followed: its progress as it comes, and the page anew once it has begun, and once it has ended.
 for (const place of document.querySelectorAll("[data-follow]")) {
   const bar = place.querySelector("progress");
   const said = place.querySelector("[data-said]");
+  let known = null;
   const events = new EventSource(place.dataset.follow);
   events.addEventListener("progress", (event) => {
     const { done, total, message } = JSON.parse(event.data);
+    if (known !== null && event.data !== known && place.dataset.state === "queued") {
+      events.close();
+      location.reload(); // it has begun: what the page says of its state is of before
+      return;
+    }
+    known = event.data;
     if (total > 0) {
       bar.max = total;
       bar.value = done;

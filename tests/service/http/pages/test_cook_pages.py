@@ -141,6 +141,13 @@ def test_what_was_typed_comes_back_as_text(browser: Signed) -> None:
     assert HOSTILE in unescape(answer.text)
 
 
+@pytest.mark.parametrize("packed", ["\x1f\ufffd\x08", "\x00", "text \ufffd"])
+def test_what_a_browser_makes_of_a_packed_file_is_no_sample(browser: Signed, packed: str) -> None:
+    answer = cook(browser, sample=packed + TEXT)
+    assert answer.status_code == 422
+    assert "unpack it first" in read(answer.text)
+
+
 def test_json_lines_and_paragraphs_are_told_apart_as_files_are() -> None:
     assert split_texts('{"text": "a"}\r\n{"text": "b"}', what="x") == ["a", "b"]
     assert split_texts("a\r\n \r\nb\nc", what="x") == ["a", "b\nc"]
