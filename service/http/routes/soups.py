@@ -62,6 +62,8 @@ async def cook_soup(
 
 def begin_cook(parts: Parts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """The job that cooks: what needs no work to refuse is refused at once; its bytes come before the job."""
+    if body.name and "/" not in body.name:
+        body = body.model_copy(update={"name": f"{who.home}/{body.name}"})
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
     if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:

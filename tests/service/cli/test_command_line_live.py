@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
+from registry.errors import Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.spec import Card
 from service.cli import app as cli
@@ -612,6 +614,50 @@ class TestComparing:
         before = self.soups(soup)
         assert soup("compare", novel / "court", *self.ASKED)[0] != 0
         assert len(seen[0]) == len(before) + 1, "one was made"
+        assert self.soups(soup) == before
+
+    def test_a_soup_that_somebody_else_cooks_meanwhile_stays_theirs(
+        self, soup: Soup, live: Live, novel: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two comparisons, and a cook, that come to the same soup at once."""
+        score, theirs = SoupClient.perplexity, []
+        sample = ("--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify")
+
+        def meanwhile(client: SoupClient, model: str, texts: Any, **more: Any) -> Any:
+            if not theirs:
+                theirs.append(soup("cook", *sample, "--pool-namespace", "cmp")[1].strip())
+                assert soup("compare", novel / "court", *self.ASKED)[0] == 0
+            return score(client, model, texts, **more)
+
+        monkeypatch.setattr(SoupClient, "perplexity", meanwhile)
+        before = set(self.soups(soup))
+        assert soup("compare", novel / "court", *self.ASKED)[0] == 0, "a run within the other took nothing from it"
+        assert set(self.soups(soup)) == before | set(theirs)
+        assert soup("generate", theirs[0], "x", "--max-tokens", 1)[0] == 0
+        assert soup("rm", theirs[0])[0] == 0
+
+    @pytest.mark.parametrize("lost", ["asked", "waiting", "unheard"])
+    def test_what_a_job_that_is_given_up_makes_goes_too(
+        self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    ) -> None:
+        """The command ends, or does not hear, when the soup is cooked already: no answer ever named it."""
+        wait, begin, before = SoupClient.result_of, SoupClient.begin_cook, self.soups(soup)
+
+        def cooked(client: SoupClient, job: Any, progress: Any = None) -> Any:
+            made.append(wait(client, job, progress)["model"])
+            raise Unavailable("No answer.") if lost == "unheard" else KeyboardInterrupt
+
+        def asked(client: SoupClient, request: Any, **more: Any) -> Any:
+            job = begin(client, request, **more)
+            made.append(wait(client, job)["model"])
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return job
+
+        made: list[str] = []
+        patched = ("begin_cook", asked) if lost == "asked" else ("result_of", cooked)
+        monkeypatch.setattr(SoupClient, *patched)
+        assert soup("compare", novel / "court", *self.ASKED[:4])[0] != 0
+        assert made
         assert self.soups(soup) == before
 
     def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:

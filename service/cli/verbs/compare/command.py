@@ -96,6 +96,7 @@ def _compare(
     failed: list[tuple[str, SoupError]] = []
     steps = 2 * len(strategies) + 1
     with kitchen(remote.client, keep=keep) as cooking, progress_bar("comparing") as report:
+        cooking.progress = report
         for number, draw in enumerate(draws):
 
             def tell(step: int, said: str, before: int = number * steps) -> None:
