@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
 from service.client.client import SoupClient
+from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.registry.random_adapters import lora
@@ -258,9 +261,43 @@ class TestRightAfterAPush:
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.waiting.LOOK_AGAIN", Opens(gate))
+        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", Opens(gate))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
+
+    def test_what_is_refused_anyhow_is_refused_without_waiting(
+        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("code", 25)))
+        gate = hold_embedding(monkeypatch)
+        assert soup("push", many / "drama", "--name", "early/drama", "--domain", "e", "--sample", file)[0] == 0
+        with SoupClient(live.url, live.world.admin) as client:
+            key = client.create_key("early", scopes=["write"], namespaces=["early"])["secret"]
+        body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.5}
+        answers = [
+            httpx2.post(f"{live.url}/v1/soups", json=body | more, headers={"authorization": f"Bearer {key}"})
+            for more in ({"name": "other/x"}, {"name": "early/x"})
+        ]
+        gate.set()
+        assert [one.status_code for one in answers] == [403, 503]
+
+    def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts, looks = live.world.runtime.parts, []
+        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", 0.1)
+        most = parts.settings.job_queue_per_key
+
+        def check() -> None:
+            looks.append(1)
+            raise Unavailable("Embedding.", param="pool")
+
+        async def all_of() -> list[Any]:
+            asked = [until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(most + 3)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        ended = Counter(type(one).__name__ for one in asyncio.run(all_of()))
+        assert ended == {"Unavailable": most, "Busy": 3}
+        assert len(looks) <= 2 * most + 3 + 10, "the first and the last of each, and one each tenth of a second"
 
 
 class Opens(float):
@@ -273,9 +310,9 @@ class Opens(float):
 
     gate: threading.Event
 
-    def __lt__(self, other: float) -> bool:
+    def __mul__(self, other: float) -> float:
         self.gate.set()
-        return super().__lt__(other)
+        return super().__mul__(other)
 
 
 def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
