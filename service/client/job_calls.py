@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.errors import Cancelled, Unavailable, rebuild
+from registry.errors import Cancelled, InvalidSample, Unavailable, rebuild
 from registry.progress import Progress, silent
 from registry.spec import CookRequest, EncoderName, PoolRequest, SampleSource, SelectOptions, SelectorSpec
 from service.client.connection import Connection, Json, given, part
@@ -152,6 +152,25 @@ class JobCalls:
             if job.get("state") in DONE:
                 return _succeeded(job)
             self._http.pause(1.0)
+
+    def wait_embedded(self, adapter: Json, *, progress: Progress | None = None) -> None:
+        """Wait until the sample of an adapter is embedded: by its job, or where that is another's, by its state.
+
+        Raises as `wait_job`, InvalidSample for a sample that could not be embedded, Unavailable after an hour.
+        """
+        if adapter.get("job"):
+            self.wait_job(str(adapter["job"]), progress=progress)
+            return
+        path = f"/v1/adapters/{adapter['ref']}"
+        for _ in range(LONGEST_EMBEDDING):
+            state = self._http.json("GET", path)["sample_state"]
+            if state == "failed":
+                raise InvalidSample(f"The sample of {adapter['ref']} could not be embedded; push it with another.")
+            if state != "pending":
+                return
+            (progress or silent)(0, 0, "another push's job embeds it")
+            self._http.pause(1.0)
+        raise Unavailable(f"The sample of {adapter['ref']} is still to be embedded after {LONGEST_EMBEDDING} seconds.")
 
     def _follow(self, job_id: str, progress: Progress | None) -> None:
         for name, value in self._http.events("GET", f"/v1/jobs/{part(job_id)}/events"):

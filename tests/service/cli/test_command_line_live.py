@@ -23,10 +23,12 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.errors import Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
-from registry.spec import Card
+from registry.spec import Card, CookRequest, CosineSpec, SampleSource
 from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
+from service.cli.verbs.push import sending, sources
+from service.cli.verbs.push.dataset import Samples
 from service.client.client import SoupClient
 from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
@@ -136,6 +138,89 @@ class TestPushingMany:
         code, _, err = soup("push", many / "drama", "--samples", tmp_path / "all.jsonl")
         assert (code, 'line 1, is not an object with strings "domain" and "text"' in err) == (1, True)
 
+    def test_one_that_does_not_fit_or_cannot_be_read_keeps_no_other(
+        self, soup: Soup, many: Path, tmp_path: Path, weights: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        long = tmp_path / ("x" * 220)
+        write_directory(long, AdapterContents(config=lora(), weights=weights[0], base_model="tiny"))
+        read, texts = sources.read_directory, sending.Source.texts
+
+        def unreadable(path: Path) -> Any:
+            if path.name == "botany":
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path)
+
+        def gone(source: Any) -> Any:
+            if source.path.name == "chemistry":
+                raise PermissionError(13, "Permission denied", "sample.jsonl")
+            return texts(source)
+
+        monkeypatch.setattr(sources, "read_directory", unreadable)
+        monkeypatch.setattr(sending.Source, "texts", gone)
+        code, out, err = soup("push", *sorted(many.iterdir()), long, "--namespace", "odd", "--json")
+        assert code == 1, err
+        found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
+        assert {name: one["state"] for name, one in found.items()} == {
+            "anatomy": "pushed", "botany": "refused", "chemistry": "refused", "drama": "pushed", "x" * 9: "refused",
+        }  # fmt: skip
+        assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
+        assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
+        assert "domain" in found["x" * 9]["error"]["message"]
+
+    def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(self, tmp_path: Path) -> None:
+        assert Samples(tmp_path).of("x" * 250, "y" * 300) is None
+
+    def test_folders_of_one_name_are_not_versions_of_each_other(self, command: Soup, many: Path) -> None:
+        (many / "Anatomy").mkdir()
+        server = Server()
+        folders = [many / "Anatomy", many / "anatomy"]
+        code, out, err = command("push", *folders, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (2, "", [])
+        assert "many/anatomy would both be default/anatomy" in "".join(err.split("\n"))
+
+    def test_a_sample_that_another_push_has_queued_is_waited_for(
+        self, soup: Soup, command: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "samples").mkdir()
+        for name in ("drama", "botany"):
+            (tmp_path / "samples" / f"{name}.txt").write_text("\n\n".join(passages("court", 25)))
+        gate = hold_embedding(monkeypatch)
+        asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
+        assert soup(*asked)[0] == 0
+        looked: list[float] = []
+
+        def pause(seconds: float) -> None:
+            looked.append(seconds)
+            gate.set()
+            with SoupClient(live.url, live.world.admin) as other:
+                for one in other.jobs(kind="embed"):
+                    other.wait_job(one["id"])
+
+        def connect(*_: Any) -> SoupClient:
+            return SoupClient(live.url, live.world.admin, pause=pause)
+
+        code, out, err = command(*asked, "--wait", "--json", connect=connect)
+        assert code == 0, err
+        assert set(states(out).values()) == {"there already"}
+        assert looked
+        assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
+
+    def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
+        self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
+        monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
+        asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
+        code, out, _ = soup(*asked, "--wait", "--json")
+        assert (code, json.loads(out)["ref"]) == (130, "ended/drama@1")
+        monkeypatch.setattr(SoupClient, "push_patiently", interrupted)
+        code, out, _ = soup("push", many / "drama", many / "botany", "--namespace", "ended2", "--json")
+        assert code == 130
+        assert set(states(out).values()) == {"not sent"}, "stdout is JSON however the command ends"
+
 
 class TestManifest:
     def write(self, file: Path, *rows: Sequence[str]) -> Path:
@@ -160,6 +245,39 @@ class TestManifest:
         assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
         assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
+    def test_one_row_is_as_one_of_many(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        """The folder's name is its domain, and all that the row says is in the card."""
+        file = self.write(
+            tmp_path / "one.csv", ("path", "description", "license"), ("many/anatomy", "Of bones.", "mit")
+        )
+        code, out, err = soup("push", "--manifest", file, "--namespace", "row", "--json")
+        assert code == 0, err
+        (row,) = json.loads(out)["data"]
+        assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
+        assert states(soup("push", "--manifest", file, "--namespace", "row", "--json")[1]) == {
+            "row/anatomy": "there already",
+        }  # fmt: skip
+
+    def test_two_rows_are_versions_of_one_name_where_both_say_it(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
+        code, out, _ = soup("push", "--manifest", self.write(tmp_path / "two.csv", *rows), "--namespace", "said")
+        assert (code, out.split()) == (0, ["said/both@1", "said/both@2"])
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
+            ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
+            (f"path,description\nmany/anatomy,{'x' * 140_000}\n", "line 2: field larger than field limit"),
+        ],
+    )
+    def test_what_is_no_csv_is_refused(self, command: Soup, many: Path, tmp_path: Path, text: str, said: str) -> None:
+        server, file = Server(), tmp_path / "many.csv"
+        file.write_text(text)
+        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (1, "", [])
+        assert said in err
+
     @pytest.mark.parametrize(
         ("rows", "said"),
         [
@@ -172,6 +290,10 @@ class TestManifest:
             ([("path", "sample"), ("many/botany", "none.txt")], "none.txt is not there"),
             ([("path", "metadata"), ("many/botany", "odd")], "metadata takes key=value"),
             ([("path", "name"), ("", "x")], "line 2: The cell of 'path' is empty."),
+            ([("path", "domain"), ("many/botany", "x" * 300)], "line 2: domain: must have at most 200"),
+            ([("path", "base"), ("many/botany", "x" * 65)], "line 2: base: must have at most 64"),
+            ([("path", "name"), ("many/botany", ""), ("many/../many/botany", "")], "would both be default/botany"),
+            ([("path", "name"), ("many/botany", ""), ("many/drama", "botany")], "would both be default/botany"),
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_sent(
@@ -203,6 +325,29 @@ class TestFullServer:
         )
         assert (code, sum(server.pauses)) == (0, 56.0), err
         assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
+
+    def test_a_server_that_says_0_seconds_is_asked_a_second_later(self, command: Soup, many: Path) -> None:
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": "0"})
+        server = Server().on("GET /v1/adapters", ok({"data": []}))
+        server.on("POST /v1/adapters", *[busy] * 3, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
+        folders = (many / "drama", many / "botany")
+        assert command("push", *folders, "--parallel", 1, connect=lambda url, key: server.client())[0] == 0
+        assert server.pauses == [1.0] * 3
+        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
+        server.on("POST /v1/soups", pending, ok({"object": "soup", "model": "base/x"}))
+        server.client().cook(CookRequest(sample=SampleSource(texts=("a",))))
+        assert server.pauses[3:] == [1]
+
+    def test_who_does_not_wait_does_not_wait_for_the_pool_either(self) -> None:
+        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "2"})
+        server = Server().on("POST /v1/soups", pending).on("POST /v1/selectors", pending)
+        for begin in (
+            lambda: server.client().cook(CookRequest(sample=SampleSource(texts=("a",))), wait=False),
+            lambda: server.client().fit(CosineSpec(), wait=False),
+        ):
+            with pytest.raises(Unavailable, match="Embedding"):
+                begin()
+        assert server.pauses == []
 
 
 class TestRightAfterAPush:

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from registry.errors import NotFound
-from service.client.samples import ENDINGS, read_texts
+from service.client.samples import ENDINGS, file_called, read_texts
 
 SAMPLES, TESTS = ("sample", "valid"), ("test",)
 """How the files of a domain's folder are called, before their endings."""
@@ -59,8 +59,7 @@ def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None)
 
 def _file(folder: Path, names: Sequence[str]) -> Path:
     """The file of a domain's folder, or folder of files, that is called so; raises NotFound."""
-    found = (folder / (name + end) for name in names for end in (*ENDINGS, ""))
-    file = next((path for path in found if path.exists()), None)
+    file = file_called(folder, names)
     if file is None:
         raise NotFound(f"{folder} has no {' or '.join(names)} ({', '.join(ENDINGS)}).", param="sample")
     return file
