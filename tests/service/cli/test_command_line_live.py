@@ -193,7 +193,7 @@ class TestPushingMany:
             looked.append(seconds)
             gate.set()
             with SoupClient(live.url, live.world.admin) as other:
-                for one in other.jobs(kind="embed"):
+                for one in [row for row in other.jobs(kind="embed") if row["state"] in ("queued", "running")]:
                     other.wait_job(one["id"])
 
         def connect(*_: Any) -> SoupClient:
@@ -662,26 +662,21 @@ class TestChat:
     def test_lines_of_another_program(
         self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
     ) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/system be\nb\n//x\n/reset\n/odd\nc\n/exit\nd\n"))
-        code, out, err = soup("chat", *self.SHORT, "--json")
-        assert code == 0, err
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/etc/hosts\n//x\n/exit\n"))
+        code, out, err = soup("chat", *self.SHORT, "--json", "--system", "be")
+        assert (code, err) == (0, "")
         said = [json.loads(line)["content"] for line in out.splitlines()]
         whole = live.openai().chat.completions.create(
-            model="base/tiny", messages=[{"role": "user", "content": "a"}], max_tokens=3, temperature=0
-        )
+            model="base/tiny", messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
+            max_tokens=3, temperature=0,
+        )  # fmt: skip
         assert said[0] == whole.choices[0].message.content
-        turns = [[(one["role"][0], one["content"]) for one in messages] for messages in asked]
-        assert turns == [
-            [("u", "a")],
-            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b")],
-            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b"), ("a", said[1]), ("u", "/x")],
-            [("s", "be"), ("u", "c")],
-        ]
-        assert "/odd is none of these" in err
+        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
+        assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
 
     def test_what_cannot_be_answered_ends_a_pipe(self, soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("/model a/none\nx\ny\n"))
-        code, out, err = soup("chat", *self.SHORT)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("x\ny\n"))
+        code, out, err = soup("chat", "a/none", *self.SHORT[1:])
         assert (code, out) == (1, "")
         assert err.count("Error:") == 1
 
@@ -689,7 +684,18 @@ class TestChat:
         self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         lines: Iterator[Any] = iter(
-            ["a", KeyboardInterrupt(), "/model a/none", "b", "/model base/tiny", "c", "/show", EOFError()]
+            [
+                "a",
+                KeyboardInterrupt(),
+                "/model a/none",
+                "b",
+                "/model base/tiny",
+                "/system be",
+                "/odd",
+                "//c",
+                "/show",
+                EOFError(),
+            ]
         )
 
         def typed(_: str) -> str:
@@ -711,8 +717,10 @@ class TestChat:
         assert code == 0, err
         assert "(stopped)" in err
         assert "Error:" in err
-        assert asked[-1][1] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
-        assert [one["content"] for one in asked[-1]][::2] == ["a", "c"], "what was refused is taken back"
+        assert asked[-1][0] == {"role": "system", "content": "be"}
+        assert asked[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
+        assert "/odd is none of these" in err
         assert "user: a\nassistant: " in err
         assert (tmp_path / "history").exists()
 
@@ -842,11 +850,18 @@ class TestComparing:
         assert made
         assert self.soups(soup) == before
 
+    def test_a_picture_that_cannot_be_written_loses_no_comparison(self, soup: Soup, novel: Path) -> None:
+        code, out, err = soup("compare", novel / "court", *self.ASKED[:4], "--json", "--plot", novel)
+        assert code == 1
+        assert [row["strategy"] for row in json.loads(out)["rows"]] == ["base", "uniform soup"]
+        assert "cannot be written: Is a directory" in err
+
     def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:
         server, court = Server(), novel / "court"
         for wrong in (
             [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
             [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
+            [court, "--draws", 2, "--size", 30], [court, "--plot", novel / "none" / "c.svg"],
         ):  # fmt: skip
             assert command("compare", *wrong, connect=lambda url, key: server.client())[0] == 2, wrong
         assert command("compare", novel, connect=lambda url, key: server.client())[0] == 1

@@ -49,6 +49,11 @@ def draws_of(
 
 def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None) -> Iterator[Draw]:
     passages, others = read_texts(sample), read_texts(test)
+    if number > 1 and size is not None and size >= len(passages):
+        raise typer.BadParameter(
+            f"--size {size}: {sample} has {len(passages)} passages, so that every draw would be all of them: "
+            "take fewer, or one draw."
+        )
     for one in range(number):
         drawn: Sequence[str] = passages
         if size is not None and size < len(passages):
