@@ -21,9 +21,9 @@ import pytest
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.errors import Unavailable
+from registry.errors import InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
-from registry.spec import Card, CookRequest, CosineSpec, SampleSource
+from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, SampleSource, WeightedRef
 from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
@@ -34,6 +34,7 @@ from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.registry.random_adapters import lora
+from tests.service.http.pages.signed import Signed
 from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import Live, Soup, with_template
@@ -134,6 +135,11 @@ class TestPushingMany:
         (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
         code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
         assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
+        with (tmp_path / "corpora" / "drama.jsonl").open("w") as file:
+            file.writelines(json.dumps({"text": f"{texts[0]} {number}"}) + "\n" for number in range(520))
+        asked = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *asked[-3:])
+        assert json.loads(soup(*asked)[1])["data"][0]["sample"]["kept"] == 500
+        assert set(states(soup(*asked)[1]).values()) == {"there already"}, "though the server drew from it"
         (tmp_path / "all.jsonl").write_text('{"text": "x"}')
         code, _, err = soup("push", many / "drama", "--samples", tmp_path / "all.jsonl")
         assert (code, 'line 1, is not an object with strings "domain" and "text"' in err) == (1, True)
@@ -445,6 +451,19 @@ class TestRightAfterAPush:
         assert len(looks) <= 2 * most + 3 + 10, "the first and the last of each, and one each tenth of a second"
 
 
+    def test_a_name_without_a_namespace_is_in_the_key_s_own(self, live: Live) -> None:
+        with SoupClient(live.url, live.world.admin) as client:
+            key = client.create_key("home", scopes=["write", "read"], namespaces=["home"])["secret"]
+            for seed, name in enumerate(("one", "two")):
+                live.world.push(f"home/{name}", seed=seed, domain=name)
+        ingredients = tuple(WeightedRef(ref=f"home/{name}") for name in ("one", "two"))
+        with SoupClient(live.url, key) as client:
+            cooked = client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="both"))
+            assert cooked["model"] == "home/both@1"
+            with pytest.raises(InvalidName):
+                client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="No"))
+
+
 class Opens(float):
     """Seconds between two looks; whoever asks how long that is has looked once, and the samples are embedded."""
 
@@ -509,6 +528,10 @@ class TestChangingMany:
         code, out, err = soup("edit", "bulk/drama", "bulk/none", "--add-tag", "x")
         assert (code, out) == (1, "bulk/drama@1\n")
         assert "bulk/none: Error:" in err
+
+    @pytest.mark.parametrize("verb", [("rm",), ("edit", "--add-tag", "x")], ids=["rm", "edit"])
+    def test_where_nothing_matches_nobody_is_asked(self, soup: Soup, verb: tuple[str, ...]) -> None:
+        assert soup(*verb, "--namespace", "bulk", "--tag", "none") == (0, "", "Nothing matches.\n")
 
     @pytest.mark.parametrize(
         "wrong",
@@ -606,8 +629,12 @@ class TestLittleVerbs:
     def test_open(self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[str] = []
         monkeypatch.setattr("webbrowser.open", opened.append)
-        assert soup("open", "little/law@1")[:2] == (0, f"{live.url}/models/little/law@1\n")
+        address = soup("open", "little/law@1")[1].strip()
+        assert address == f"{live.url}/models/little/law@1"
+        browser = Signed(live.world, live.world.admin)
+        assert "little/law" in browser.page(address.removeprefix(live.url))
         assert soup("open")[1] == f"{live.url}/models\n"
+        assert "little/law" in browser.page("/models")
         assert soup("open", "base/tiny")[0] == soup("open", "little/none")[0] == 1
         assert opened == [], "where the output is no terminal nothing is opened"
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
