@@ -450,7 +450,6 @@ class TestRightAfterAPush:
         assert ended == {"Unavailable": most, "Busy": 3}
         assert len(looks) <= 2 * most + 3 + 10, "the first and the last of each, and one each tenth of a second"
 
-
     def test_a_name_without_a_namespace_is_in_the_key_s_own(self, live: Live) -> None:
         with SoupClient(live.url, live.world.admin) as client:
             key = client.create_key("home", scopes=["write", "read"], namespaces=["home"])["secret"]
