@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,6 +109,21 @@ def check_alias(text: str) -> str:
     if text.isdigit():
         raise InvalidName(f"Alias {text[:80]!r} is all digits; digits name versions.", param="alias")
     return check_part(text, "alias")
+
+
+TEMPORARY = "compare-"
+"""Begins the name of a soup that is made to be compared, and that nobody else gets; random hex digits follow."""
+_TEMPORARY_DIGITS = 32
+
+
+def temporary_name() -> str:
+    """A name that no other soup has."""
+    return TEMPORARY + secrets.token_hex(_TEMPORARY_DIGITS // 2)
+
+
+def like_temporary() -> str:
+    """The names that `temporary_name` gives, as SQL's LIKE has them."""
+    return TEMPORARY + "_" * _TEMPORARY_DIGITS
 
 
 def split_name(text: str) -> tuple[str, str]:

@@ -6,7 +6,6 @@ as JSON lines of {"text"}; its digest is that of these bytes.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +20,11 @@ from registry.files import decode_lines, encode_lines
 from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
 from registry.registry import Caller, Registry, SampleLimits
+from registry.sample_draw import draw
 from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
 from registry.stored_bytes import record_bytes
 from registry.uploads import read_blob, read_file
 
-DRAW_SEED = 0
 VECTORS_PER_SEQUENCE = 10
 """A passage can have many sentences: this many vectors are taken for each sequence of the maximum."""
 
@@ -110,14 +109,6 @@ def prepare(
 def _least(limits: SampleLimits, *, novel: bool) -> int:
     """Sequences, or vectors, that a sample needs."""
     return min(limits.novel, limits.minimum) if novel else limits.minimum
-
-
-def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
-    """At most `maximum` texts, in their order, and the seed of the draw (None when nothing was left out)."""
-    if len(texts) <= maximum:
-        return texts, None
-    chosen = sorted(random.Random(DRAW_SEED).sample(range(len(texts)), maximum))  # noqa: S311 - a sample, no secret
-    return [texts[i] for i in chosen], DRAW_SEED
 
 
 def check_sample(

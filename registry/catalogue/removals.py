@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, or_, select
 
 from registry.catalogue.repository import now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces
@@ -33,7 +33,7 @@ from registry.catalogue.tables import (
     usage,
 )
 from registry.catalogue.word_tables import adapter_words
-from registry.names import DigestRef, NameRef
+from registry.names import DigestRef, NameRef, like_temporary
 
 
 class Removals:
@@ -231,8 +231,9 @@ class Removals:
 
 
 def _unnamed() -> ColumnElement[bool]:
-    """Whether a row is a soup under the name that unnamed ones get (`cook`)."""
-    return and_(adapters.c.kind == "soup", adapters.c.name == "soup-" + func.substr(adapters.c.digest, 8, 12))
+    """Whether a row is a soup under the name that unnamed ones get (`cook`), or those that are only compared."""
+    unnamed = adapters.c.name == "soup-" + func.substr(adapters.c.digest, 8, 12)
+    return and_(adapters.c.kind == "soup", or_(unnamed, adapters.c.name.like(like_temporary())))
 
 
 def _points() -> ColumnElement[bool]:

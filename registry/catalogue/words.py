@@ -60,8 +60,11 @@ def indexed_columns(columns: Mapping[str, str], card: Card) -> str:
 
 
 def searched(q: str | None) -> list[str]:
-    """The words that a search text asks for, none without one; raises InvalidParameter for one without any word."""
-    if not q:
+    """The words that a search text asks for, none for None; raises InvalidParameter for a text without any word.
+
+    An empty one is refused too: whoever's variable was empty did not ask for everything.
+    """
+    if q is None:
         return []
     if len(q) > LONGEST_Q:
         raise InvalidParameter(f"A search text has at most {LONGEST_Q} characters.", param="q")

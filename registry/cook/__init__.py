@@ -23,7 +23,7 @@ from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import DamagedBlob, InvalidSample, Retired, Unavailable
-from registry.names import split_name
+from registry.names import TEMPORARY, split_name
 from registry.pools import pool_base
 from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
@@ -270,7 +270,8 @@ def _alone(registry: Registry, mixed: Mixed, request: CookRequest, evidence: Evi
     """A single adapter at weight 1: it needs no row of its own."""
     with registry.database.read() as catalogue:
         row = catalogue.adapters.get(mixed.parts[0].adapter_id)
-    unused = f" The name {request.name} was not needed." if request.name else ""
+    named = request.name and not split_name(request.name)[1].startswith(TEMPORARY)
+    unused = f" The name {request.name} was not needed." if named else ""
     reason = f"{row.ref} alone: one ingredient at weight 1 is that adapter.{unused}{_untuned(mixed, request)}"
     return _cooked(mixed, row, evidence, reason=reason, created=False)
 

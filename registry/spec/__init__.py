@@ -5,9 +5,11 @@ Everything above imports them from here; none knows of tensors, SQL or HTTP. One
 
 from registry.spec.adapter import (
     BaseEntry,
+    BaseId,
     BaseKind,
     BaseShape,
     Card,
+    Domain,
     EmbeddingSource,
     FileSource,
     InitSource,
@@ -99,6 +101,7 @@ __all__ = [
     "AverageMixing",
     "BankConfig",
     "BaseEntry",
+    "BaseId",
     "BaseKind",
     "BaseShape",
     "BaselineReport",
@@ -112,6 +115,7 @@ __all__ = [
     "CosineSpec",
     "DareMixing",
     "DefaultLimits",
+    "Domain",
     "Effort",
     "EmbeddingSource",
     "EncoderName",

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from registry.names import Digest, Part, canonical_json
 from registry.spec.config import AdapterConfig
-from registry.spec.frozen import Frozen, Words
+from registry.spec.frozen import Frozen, Words, without_nul
 
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
@@ -161,6 +161,12 @@ NewProvenance = Annotated[Provenance, AfterValidator(_short_provenance)]
 """A provenance as it is sent. One that was stored before there was a bound can still be read."""
 
 
+Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(without_nul)]
+"""What text an adapter is for, in people's words."""
+BaseId = Annotated[str, Field(max_length=64)]
+"""What a server calls a base model."""
+
+
 class Manifest(Frozen):
     """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`.
 
@@ -168,8 +174,8 @@ class Manifest(Frozen):
     """
 
     name: str = Field(max_length=129)
-    domain: Words = Field(min_length=1, max_length=200)
-    base_model: str | None = Field(default=None, max_length=64)
+    domain: Domain
+    base_model: BaseId | None = None
     base_fingerprint: Digest | None = None
     recorded_base: Words | None = Field(default=None, max_length=1000)
     """The base model as a file of the adapter names it: a hub repository or a folder of wherever it was trained.

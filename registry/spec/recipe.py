@@ -147,6 +147,7 @@ class CookRequest(Frozen):
     max_width: int = Field(default=512, ge=1, le=65536)
     """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
     name: str | None = Field(default=None, max_length=129)
+    """`namespace/name`; a name alone is in the namespace that the key makes things in."""
     verify: bool = True
     also: tuple[AdapterRef, ...] = Field(default=(), max_length=16)
     """Adapters that are weighed whether or not they are in the pool."""

@@ -14,6 +14,8 @@ from service.cli.output import columns, table_width, talk
 from service.client import SoupClient
 
 Json = dict[str, Any]
+_FLAGS = {"q": "--matching", "base_model": "--base"}
+"""Filters that are not called as their flags are."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,15 @@ class Matching:
     method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
 
     def asked(self) -> Json | None:
-        """The filters as `SoupClient.adapters` takes them, None where there are none."""
-        found = asdict(self)
-        return found if any(found.values()) else None
+        """The filters as `SoupClient.adapters` takes them, None where there are none.
+
+        Raises a usage error for one that is empty: a script's variable that is not set must not stand for everything.
+        """
+        found = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        empty = [name for name, value in found.items() if not all(map(str.strip, _each(value)))]
+        if empty:
+            raise typer.BadParameter(f"{_FLAGS.get(empty[0], '--' + empty[0])} is empty: leave it out, or say which.")
+        return found or None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,10 @@ class Asking:
                 raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {_counted(rows)} {what}.")
             typer.confirm(f"{_counted(rows)} will be {what}. Go on?", abort=True, err=True)
         return True
+
+
+def _each(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _counted(rows: Sequence[Json]) -> str:

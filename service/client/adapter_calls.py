@@ -70,10 +70,11 @@ class AdapterCalls:
             try:
                 answer = self._http.send("POST", "/v1/adapters", json=body, repeat=False)
             except Busy as error:
-                waited += error.retry_after
+                pause = max(1, error.retry_after)  # of a server that says 0 too
+                waited += pause
                 if waited > LONGEST_WAIT:
                     raise
-                for _ in range(error.retry_after):
+                for _ in range(pause):
                     tell(0, 0, "the server is full: waiting")
                     self._http.pause(1.0)
             else:

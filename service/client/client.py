@@ -59,6 +59,10 @@ class SoupClient(AdapterCalls, JobCalls):
         """Close every connection."""
         self._http.close()
 
+    def pause(self, seconds: float) -> None:
+        """Wait, as this client does between two requests."""
+        self._http.pause(seconds)
+
     @property
     def base_url(self) -> str:
         """The server's address."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.errors import Cancelled, Unavailable, rebuild
+from registry.errors import Cancelled, InvalidSample, Unavailable, rebuild
 from registry.progress import Progress, silent
 from registry.spec import CookRequest, EncoderName, PoolRequest, SampleSource, SelectOptions, SelectorSpec
 from service.client.connection import Connection, Json, given, part
@@ -26,10 +26,15 @@ class JobCalls:
         self, selector: SelectorSpec, *, pool: PoolRequest | None = None, wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:  # fmt: skip
-        """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done."""
+        """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done.
+
+        Without `wait` a pool of which no sample is embedded yet is not waited for either: Unavailable is raised.
+        """
         body = given({"selector": _dump(selector), "pool": _dump(pool), "wait": 0})
+        if not wait:
+            return self._http.json("POST", "/v1/selectors", json=body)
         answer = self._when_embedded("/v1/selectors", body, progress)
-        if answer["object"] != "job" or not wait:
+        if answer["object"] != "job":
             return answer
         return self.selector(str(self.result_of(answer, progress)["selector"]))
 
@@ -79,17 +84,26 @@ class JobCalls:
             try:
                 return self._http.json("POST", path, json=body)
             except Unavailable as error:
-                waited += error.retry_after
+                pause = max(1, error.retry_after)
+                waited += pause
                 if error.param != "pool" or waited > LONGEST_EMBEDDING:
                     raise
                 (progress or silent)(0, 0, "samples are being embedded")
-                self._http.pause(error.retry_after)
+                self._http.pause(pause)
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
-        """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
-        body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
-        answer = self._when_embedded("/v1/soups", body, progress)
-        return answer if answer["object"] != "job" or not wait else self.result_of(answer, progress)
+        """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done.
+
+        Without `wait` a pool of which no sample is embedded yet is not waited for either: Unavailable is raised.
+        """
+        if not wait:
+            return self._http.json("POST", "/v1/soups", json=_cooking(request))
+        answer = self.begin_cook(request, progress=progress)
+        return answer if answer["object"] != "job" else self.result_of(answer, progress)
+
+    def begin_cook(self, request: CookRequest, *, progress: Progress | None = None) -> Json:
+        """Have a soup cooked, once a sample of its pool is embedded: a Job, or the Soup where it is done."""
+        return self._when_embedded("/v1/soups", _cooking(request), progress)
 
     def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
         """Train an adapter on uploaded data: what the job gave (`adapter`, its name and version, and `digest`).
@@ -139,6 +153,25 @@ class JobCalls:
                 return _succeeded(job)
             self._http.pause(1.0)
 
+    def wait_embedded(self, adapter: Json, *, progress: Progress | None = None) -> None:
+        """Wait until the sample of an adapter is embedded: by its job, or where that is another's, by its state.
+
+        Raises as `wait_job`, InvalidSample for a sample that could not be embedded, Unavailable after an hour.
+        """
+        if adapter.get("job"):
+            self.wait_job(str(adapter["job"]), progress=progress)
+            return
+        path = f"/v1/adapters/{adapter['ref']}"
+        for _ in range(LONGEST_EMBEDDING):
+            state = self._http.json("GET", path)["sample_state"]
+            if state == "failed":
+                raise InvalidSample(f"The sample of {adapter['ref']} could not be embedded; push it with another.")
+            if state != "pending":
+                return
+            (progress or silent)(0, 0, "another push's job embeds it")
+            self._http.pause(1.0)
+        raise Unavailable(f"The sample of {adapter['ref']} is still to be embedded after {LONGEST_EMBEDDING} seconds.")
+
     def _follow(self, job_id: str, progress: Progress | None) -> None:
         for name, value in self._http.events("GET", f"/v1/jobs/{part(job_id)}/events"):
             found = value.get("progress", value) if isinstance(value, dict) else None
@@ -157,6 +190,10 @@ def _succeeded(job: Json) -> Json:
     error = job.get("error") or {}
     message = str(error.get("message") or f"Job {job['id']} failed; the server's log says why.")
     raise rebuild(str(error.get("code")), message, param=error.get("param"), problems=error.get("problems") or ())
+
+
+def _cooking(request: CookRequest) -> Json:
+    return {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
 
 
 def _dump(value: Any) -> Json | None:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from registry.files import encode_lines
 from registry.formats import EmbeddingsNote
 from registry.names import sha256_digest
+from registry.sample_draw import draw
 from registry.spec import AdapterConfig, Card, Manifest, Provenance
 from service.client.client import SoupClient
 from service.client.connection import Json
@@ -42,8 +43,10 @@ def _same_sample(row: Json, texts: Sequence[str] | EmbeddingsNote | None) -> boo
         return True
     if isinstance(texts, EmbeddingsNote) or row.get("sample_state") not in ("ready", "pending"):
         return False
-    kept = dict.fromkeys(text for text in texts if text.strip())
-    return (row.get("sample") or {}).get("digest") == sha256_digest(encode_lines(list(kept)))
+    stored = row.get("sample") or {}
+    filled = list(dict.fromkeys(text for text in texts if text.strip()))
+    kept, _ = draw(filled, int(stored.get("kept") or len(filled)))  # as many as the server drew, if it did
+    return stored.get("digest") == sha256_digest(encode_lines(kept))
 
 
 def _said_alike(row: Json, manifest: Manifest) -> bool:

@@ -8,9 +8,11 @@ Used by the client and the command line. What becomes of a sample on the server 
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import sys
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from registry.errors import InvalidSample, NotFound
@@ -46,6 +48,12 @@ def split_texts(text: str, *, what: str, is_lines: bool | None = None) -> list[s
     if not found:
         raise InvalidSample(f"{what} holds no text.", param="sample")
     return found
+
+
+def file_called(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first file of texts, or folder of them, that a folder has under one of these names and an ending of texts."""
+    beside = (folder / (name + end) for name in names for end in (*ENDINGS, ""))
+    return next((path for path in beside if os.path.exists(path)), None)  # noqa: PTH110 - a name that is too long is none
 
 
 def called_of(path: Path) -> str:

@@ -10,13 +10,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from registry.catalogue.rows import JobRow
-from registry.errors import InvalidParameter, Unavailable
+from registry.errors import InvalidParameter
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL
 from service.parts import Parts
-
-LOOK_AGAIN = 0.25
-"""Seconds between two looks at a pool whose samples are being embedded."""
 
 
 def wait_of(asked: float | None, parts: Parts) -> float:
@@ -29,26 +26,6 @@ def wait_of(asked: float | None, parts: Parts) -> float:
             param="wait",
         )
     return asked
-
-
-async def until_selectable(parts: Parts, check: Callable[[], None], seconds: float) -> float:
-    """Wait until the pool of a request has a member, which `check` raises for, and give what is left of the seconds.
-
-    Samples that were pushed a moment ago are embedded meanwhile: a fit that was begun before would fail. Raises what
-    `check` raises, Unavailable for waiting samples when the seconds are over.
-    """
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
-    while True:
-        try:
-            await in_thread(check)
-        except Unavailable as error:
-            left = deadline - clock()
-            if error.param != "pool" or left <= 0 or parts.jobs.closed:
-                raise
-            await asyncio.sleep(min(left, LOOK_AGAIN))
-        else:
-            return max(0.0, deadline - clock())
 
 
 def job_row(parts: Parts, scope: tuple[str, ...] | None, job_id: str) -> JobRow:

@@ -13,6 +13,7 @@ from registry import collect as module
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
 from registry.collect import HELD, Collected, collect, would_collect
+from registry.names import temporary_name
 from registry.purge import purge
 from registry.registry import Refits, Retention
 from registry.select import latest
@@ -149,6 +150,18 @@ class TestUnnamedSoups:
         assert actions == ["blob.collect", "adapter.collect", "adapter.expire"]
         again = soup(verbs)
         assert (again.digest, again.version) == (row.digest, 2)
+
+    def test_one_that_was_only_compared_goes_as_they_do(self, verbs: ToyRegistry) -> None:
+        """Its name is nobody's choice, and what only begins like it is somebody's."""
+        row = soup(verbs, name=f"acme/{temporary_name()}")
+        chosen = soup(verbs, name="acme/compare-mine")
+        with verbs.database.write() as catalogue:
+            for one in (row, chosen):
+                catalogue.adapters.retire(one.id, at=after(0))
+        assert collected(verbs, 9).soups == 1
+        with verbs.database.read() as catalogue:
+            assert catalogue.adapters.known(row.id) is None
+            assert catalogue.adapters.known(chosen.id) is not None
 
     def test_one_with_a_name_stays(self, verbs: ToyRegistry) -> None:
         soup(verbs, name="acme/mixed")

@@ -43,7 +43,8 @@ def chat(
     """Chat with a model whose base has a chat template.
 
     Answers appear as they are generated; /help lists what can be typed. Where the input is no terminal each of its
-    lines is a message, and the first that cannot be answered ends it. With --json each answer is a line.
+    lines is a message, whatever it begins with, and the first that cannot be answered ends it. With --json each answer
+    is a line.
 
     \b
     Examples:
@@ -53,8 +54,8 @@ def chat(
     talking = Talk(remote, model, system or "", {"max_tokens": max_tokens, **drawing.sampling()})
     if not sys.stdin.isatty():
         for line in sys.stdin:
-            if line.strip() and not talking.take(line.strip()):
-                return
+            if line.strip():
+                talking.ask(line.strip())
         return
     talk(f"{model}. /help says what can be typed, Ctrl-D leaves.")
     with _remembering(history) as ask:
@@ -79,7 +80,7 @@ class Talk:
     def take(self, line: str) -> bool:
         """Do what a line says, False where it ends the conversation. Raises what the server refuses a message for."""
         if not line.startswith("/") or line.startswith("//"):
-            self._ask(line.removeprefix("/") if line.startswith("//") else line)
+            self.ask(line.removeprefix("/") if line.startswith("//") else line)
             return True
         word, _, rest = line[1:].partition(" ")
         if word in ("exit", "quit"):
@@ -98,7 +99,7 @@ class Talk:
             "help": lambda _: talk(HELP),
         }  # fmt: skip
 
-    def _ask(self, text: str) -> None:
+    def ask(self, text: str) -> None:
         """Send a message and print the answer as it comes; a message that is refused is taken back."""
         said = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*said, *self.messages, {"role": "user", "content": text}]

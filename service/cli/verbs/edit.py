@@ -87,6 +87,9 @@ def edit(
     check_one_way(refs or (), matching)
     failed = Failures()
     rows = _named(remote.client, refs, failed) if refs else found_by(remote.client, matching)
+    if not rows and not failed:
+        remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+        return
     wanted = [row for row in rows if _is_another(row, changes)]
     if (asking.dry_run or not refs) and not asking.agreed("changed", wanted):
         remote.answer({"object": "list", "data": wanted}, *(str(row["ref"]) for row in wanted))

@@ -44,6 +44,9 @@ def rm(
         raise typer.BadParameter("--undo takes names with their @version: what is retired is in no list.")
     if not refs:
         rows = found_by(remote.client, matching)
+        if not rows:
+            remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+            return
         refs = [str(row["ref"]) for row in rows]
         if not asking.agreed("retired", rows):
             remote.answer({"object": "list", "data": rows}, *refs)

@@ -27,6 +27,7 @@ from service.http.auth import Reader, Writer
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import FILES, takes
 from service.http.paging import Cursor, Limit, page_size
+from service.http.pool_waiting import until_selectable
 from service.http.schemas.adapters import listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (
@@ -41,7 +42,7 @@ from service.http.schemas.selectors import (
     selector_body,
 )
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, until_selectable, wait_of
+from service.http.waiting import finished, wait_of
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
@@ -63,6 +64,12 @@ def _check_pool(parts: AppParts, caller: Caller, spec: SelectorSpec, request: Po
     base, pool = pool_of(parts.registry, caller, request)
     encoder = encoder_for(spec, base.encoders())
     check_selectable(parts.registry.database, pool, None if encoder is None else encoder.digest)
+
+
+def _check_room(parts: AppParts, who: Principal) -> None:
+    """Raises Busy where no fit could be queued."""
+    with parts.registry.database.read() as catalogue:
+        check_room(catalogue, parts.settings, "fit", who.key_id)
 
 
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
@@ -171,7 +178,10 @@ async def _fit(
     """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    left = await until_selectable(parts, lambda: _check_pool(parts, caller, body.spec, body.pool), seconds)
+    left = await until_selectable(
+        parts, who.key_id, lambda: _check_pool(parts, caller, body.spec, body.pool), lambda: _check_room(parts, who),
+        seconds,
+    )  # fmt: skip
     job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:

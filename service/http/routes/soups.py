@@ -22,11 +22,12 @@ from service.http.bodies import CheckedRoute
 from service.http.body_limits import RECIPE, takes
 from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
+from service.http.pool_waiting import until_selectable
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, until_selectable, wait_of
+from service.http.waiting import finished, wait_of
 from service.jobs.cook import check_pool, kind_of, request_bytes
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
@@ -49,7 +50,11 @@ async def cook_soup(
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    left = await until_selectable(parts, lambda: check_pool(parts.registry, caller, body), seconds)
+    _check(parts, who, body)
+    left = await until_selectable(
+        parts, who.key_id, lambda: check_pool(parts.registry, caller, body), lambda: _check_room(parts, who),
+        seconds,
+    )  # fmt: skip
     job = await in_thread(begin_cook, parts, who, body, request.state.request_id)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:
@@ -62,14 +67,9 @@ async def cook_soup(
 
 def begin_cook(parts: Parts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """The job that cooks: what needs no work to refuse is refused at once; its bytes come before the job."""
-    namespace = split_name(body.name)[0] if body.name else who.home
-    who.check_write(namespace)
-    if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:
-        raise InvalidRecipe(
-            f"A recipe has at most {parts.settings.max_ingredients} ingredients here, this one has "
-            f"{len(body.recipe.ingredients)}.",
-            param="recipe",
-        )
+    if body.name and "/" not in body.name:
+        body = body.model_copy(update={"name": f"{who.home}/{body.name}"})
+    namespace = _check(parts, who, body)
     settled = by_setting(parts.registry, body, namespace)
     kind = kind_of(parts.registry, who.caller(request_id), settled)
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
@@ -91,6 +91,25 @@ def begin_cook(parts: Parts, who: Principal, body: SoupRequest, request_id: str)
     except BaseException:
         parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
         raise
+
+
+def _check(parts: Parts, who: Principal, body: SoupRequest) -> str:
+    """The namespace that is written to; raises what is refused without a look at the catalogue."""
+    namespace = split_name(body.name)[0] if body.name and "/" in body.name else who.home
+    who.check_write(namespace)
+    if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:
+        raise InvalidRecipe(
+            f"A recipe has at most {parts.settings.max_ingredients} ingredients here, this one has "
+            f"{len(body.recipe.ingredients)}.",
+            param="recipe",
+        )
+    return namespace
+
+
+def _check_room(parts: Parts, who: Principal) -> None:
+    """Raises Busy where no cook could be queued that waits for its pool: that is to be fitted, and so a `search`."""
+    with parts.registry.database.read() as catalogue:
+        check_room(catalogue, parts.settings, "search", who.key_id)
 
 
 @router.get("")

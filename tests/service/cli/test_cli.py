@@ -240,6 +240,11 @@ class TestConnecting:
             assert client.base_url == "http://from-env:1"
 
 
+def copied(folder: Path) -> Path:
+    """The same directory under another name."""
+    return shutil.copytree(folder, folder.parent / "another")
+
+
 class TestPush:
     def test_the_name_is_the_data(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok({**ADAPTER, "warnings": ["few passages"]}, 201))
@@ -267,7 +272,7 @@ class TestPush:
     def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
         bad = refusal(422, "incompatible", "Made for another base.")
         server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", bad, ok(ADAPTER, 201))
-        code, out, err = soup("push", folder, folder, "--namespace", "team")
+        code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team")
         assert (code, out) == (3, "team/law@1\n")
         assert "another base" in err
 
@@ -303,7 +308,7 @@ class TestPush:
     def test_several_refusals_of_several_kinds_are_1(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("GET /v1/adapters", ok({"data": []}))
         server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
-        assert soup("push", folder, folder)[0] == 1
+        assert soup("push", folder, copied(folder), "--parallel", 1)[0] == 1
 
     def test_a_broken_folder_is_found_before_anything_is_sent(self, soup: Soup, server: Server, tmp_path: Path) -> None:
         code, _, err = soup("push", tmp_path / "nowhere")
@@ -345,7 +350,7 @@ class TestPush:
         error = {"code": "invalid_sample", "message": "A passage has no token."}
         server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
         server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
-        code, out, err = soup("push", folder, folder, "--namespace", "team", "--wait")
+        code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team", "--wait")
         assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
         assert "team/law@1: Error: A passage has no token." in err
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +21,20 @@ import pytest
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
+from registry.errors import InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
-from registry.spec import Card
+from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, SampleSource, WeightedRef
 from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
+from service.cli.verbs.push import sending, sources
+from service.cli.verbs.push.dataset import Samples
 from service.client.client import SoupClient
+from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.registry.random_adapters import lora
+from tests.service.http.pages.signed import Signed
 from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import Live, Soup, with_template
@@ -127,9 +135,97 @@ class TestPushingMany:
         (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
         code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
         assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
+        with (tmp_path / "corpora" / "drama.jsonl").open("w") as file:
+            file.writelines(json.dumps({"text": f"{texts[0]} {number}"}) + "\n" for number in range(520))
+        asked = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *asked[-3:])
+        assert json.loads(soup(*asked)[1])["data"][0]["sample"]["kept"] == 500
+        assert set(states(soup(*asked)[1]).values()) == {"there already"}, "though the server drew from it"
         (tmp_path / "all.jsonl").write_text('{"text": "x"}')
         code, _, err = soup("push", many / "drama", "--samples", tmp_path / "all.jsonl")
         assert (code, 'line 1, is not an object with strings "domain" and "text"' in err) == (1, True)
+
+    def test_one_that_does_not_fit_or_cannot_be_read_keeps_no_other(
+        self, soup: Soup, many: Path, tmp_path: Path, weights: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        long = tmp_path / ("x" * 220)
+        write_directory(long, AdapterContents(config=lora(), weights=weights[0], base_model="tiny"))
+        read, texts = sources.read_directory, sending.Source.texts
+
+        def unreadable(path: Path) -> Any:
+            if path.name == "botany":
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path)
+
+        def gone(source: Any) -> Any:
+            if source.path.name == "chemistry":
+                raise PermissionError(13, "Permission denied", "sample.jsonl")
+            return texts(source)
+
+        monkeypatch.setattr(sources, "read_directory", unreadable)
+        monkeypatch.setattr(sending.Source, "texts", gone)
+        code, out, err = soup("push", *sorted(many.iterdir()), long, "--namespace", "odd", "--json")
+        assert code == 1, err
+        found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
+        assert {name: one["state"] for name, one in found.items()} == {
+            "anatomy": "pushed", "botany": "refused", "chemistry": "refused", "drama": "pushed", "x" * 9: "refused",
+        }  # fmt: skip
+        assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
+        assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
+        assert "domain" in found["x" * 9]["error"]["message"]
+
+    def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(self, tmp_path: Path) -> None:
+        assert Samples(tmp_path).of("x" * 250, "y" * 300) is None
+
+    def test_folders_of_one_name_are_not_versions_of_each_other(self, command: Soup, many: Path) -> None:
+        (many / "Anatomy").mkdir()
+        server = Server()
+        folders = [many / "Anatomy", many / "anatomy"]
+        code, out, err = command("push", *folders, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (2, "", [])
+        assert "many/anatomy would both be default/anatomy" in "".join(err.split("\n"))
+
+    def test_a_sample_that_another_push_has_queued_is_waited_for(
+        self, soup: Soup, command: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "samples").mkdir()
+        for name in ("drama", "botany"):
+            (tmp_path / "samples" / f"{name}.txt").write_text("\n\n".join(passages("court", 25)))
+        gate = hold_embedding(monkeypatch)
+        asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
+        assert soup(*asked)[0] == 0
+        looked: list[float] = []
+
+        def pause(seconds: float) -> None:
+            looked.append(seconds)
+            gate.set()
+            with SoupClient(live.url, live.world.admin) as other:
+                for one in [row for row in other.jobs(kind="embed") if row["state"] in ("queued", "running")]:
+                    other.wait_job(one["id"])
+
+        def connect(*_: Any) -> SoupClient:
+            return SoupClient(live.url, live.world.admin, pause=pause)
+
+        code, out, err = command(*asked, "--wait", "--json", connect=connect)
+        assert code == 0, err
+        assert set(states(out).values()) == {"there already"}
+        assert looked
+        assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
+
+    def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
+        self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
+        monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
+        asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
+        code, out, _ = soup(*asked, "--wait", "--json")
+        assert (code, json.loads(out)["ref"]) == (130, "ended/drama@1")
+        monkeypatch.setattr(SoupClient, "push_patiently", interrupted)
+        code, out, _ = soup("push", many / "drama", many / "botany", "--namespace", "ended2", "--json")
+        assert code == 130
+        assert set(states(out).values()) == {"not sent"}, "stdout is JSON however the command ends"
 
 
 class TestManifest:
@@ -155,6 +251,39 @@ class TestManifest:
         assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
         assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
+    def test_one_row_is_as_one_of_many(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        """The folder's name is its domain, and all that the row says is in the card."""
+        file = self.write(
+            tmp_path / "one.csv", ("path", "description", "license"), ("many/anatomy", "Of bones.", "mit")
+        )
+        code, out, err = soup("push", "--manifest", file, "--namespace", "row", "--json")
+        assert code == 0, err
+        (row,) = json.loads(out)["data"]
+        assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
+        assert states(soup("push", "--manifest", file, "--namespace", "row", "--json")[1]) == {
+            "row/anatomy": "there already",
+        }  # fmt: skip
+
+    def test_two_rows_are_versions_of_one_name_where_both_say_it(self, soup: Soup, many: Path, tmp_path: Path) -> None:
+        rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
+        code, out, _ = soup("push", "--manifest", self.write(tmp_path / "two.csv", *rows), "--namespace", "said")
+        assert (code, out.split()) == (0, ["said/both@1", "said/both@2"])
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
+            ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
+            (f"path,description\nmany/anatomy,{'x' * 140_000}\n", "line 2: field larger than field limit"),
+        ],
+    )
+    def test_what_is_no_csv_is_refused(self, command: Soup, many: Path, tmp_path: Path, text: str, said: str) -> None:
+        server, file = Server(), tmp_path / "many.csv"
+        file.write_text(text)
+        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (1, "", [])
+        assert said in err
+
     @pytest.mark.parametrize(
         ("rows", "said"),
         [
@@ -167,6 +296,10 @@ class TestManifest:
             ([("path", "sample"), ("many/botany", "none.txt")], "none.txt is not there"),
             ([("path", "metadata"), ("many/botany", "odd")], "metadata takes key=value"),
             ([("path", "name"), ("", "x")], "line 2: The cell of 'path' is empty."),
+            ([("path", "domain"), ("many/botany", "x" * 300)], "line 2: domain: must have at most 200"),
+            ([("path", "base"), ("many/botany", "x" * 65)], "line 2: base: must have at most 64"),
+            ([("path", "name"), ("many/botany", ""), ("many/../many/botany", "")], "would both be default/botany"),
+            ([("path", "name"), ("many/botany", ""), ("many/drama", "botany")], "would both be default/botany"),
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_sent(
@@ -198,6 +331,29 @@ class TestFullServer:
         )
         assert (code, sum(server.pauses)) == (0, 56.0), err
         assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
+
+    def test_a_server_that_says_0_seconds_is_asked_a_second_later(self, command: Soup, many: Path) -> None:
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": "0"})
+        server = Server().on("GET /v1/adapters", ok({"data": []}))
+        server.on("POST /v1/adapters", *[busy] * 3, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
+        folders = (many / "drama", many / "botany")
+        assert command("push", *folders, "--parallel", 1, connect=lambda url, key: server.client())[0] == 0
+        assert server.pauses == [1.0] * 3
+        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
+        server.on("POST /v1/soups", pending, ok({"object": "soup", "model": "base/x"}))
+        server.client().cook(CookRequest(sample=SampleSource(texts=("a",))))
+        assert server.pauses[3:] == [1]
+
+    def test_who_does_not_wait_does_not_wait_for_the_pool_either(self) -> None:
+        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "2"})
+        server = Server().on("POST /v1/soups", pending).on("POST /v1/selectors", pending)
+        for begin in (
+            lambda: server.client().cook(CookRequest(sample=SampleSource(texts=("a",))), wait=False),
+            lambda: server.client().fit(CosineSpec(), wait=False),
+        ):
+            with pytest.raises(Unavailable, match="Embedding"):
+                begin()
+        assert server.pauses == []
 
 
 class TestRightAfterAPush:
@@ -256,9 +412,55 @@ class TestRightAfterAPush:
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.waiting.LOOK_AGAIN", Opens(gate))
+        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", Opens(gate))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
+
+    def test_what_is_refused_anyhow_is_refused_without_waiting(
+        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("code", 25)))
+        gate = hold_embedding(monkeypatch)
+        assert soup("push", many / "drama", "--name", "early/drama", "--domain", "e", "--sample", file)[0] == 0
+        with SoupClient(live.url, live.world.admin) as client:
+            key = client.create_key("early", scopes=["write"], namespaces=["early"])["secret"]
+        body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.5}
+        answers = [
+            httpx2.post(f"{live.url}/v1/soups", json=body | more, headers={"authorization": f"Bearer {key}"})
+            for more in ({"name": "other/x"}, {"name": "early/x"})
+        ]
+        gate.set()
+        assert [one.status_code for one in answers] == [403, 503]
+
+    def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts, looks = live.world.runtime.parts, []
+        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", 0.1)
+        most = parts.settings.job_queue_per_key
+
+        def check() -> None:
+            looks.append(1)
+            raise Unavailable("Embedding.", param="pool")
+
+        async def all_of() -> list[Any]:
+            asked = [until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(most + 3)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        ended = Counter(type(one).__name__ for one in asyncio.run(all_of()))
+        assert ended == {"Unavailable": most, "Busy": 3}
+        assert len(looks) <= 2 * most + 3 + 10, "the first and the last of each, and one each tenth of a second"
+
+    def test_a_name_without_a_namespace_is_in_the_key_s_own(self, live: Live) -> None:
+        with SoupClient(live.url, live.world.admin) as client:
+            key = client.create_key("home", scopes=["write", "read"], namespaces=["home"])["secret"]
+            for seed, name in enumerate(("one", "two")):
+                live.world.push(f"home/{name}", seed=seed, domain=name)
+        ingredients = tuple(WeightedRef(ref=f"home/{name}") for name in ("one", "two"))
+        with SoupClient(live.url, key) as client:
+            cooked = client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="both"))
+            assert cooked["model"] == "home/both@1"
+            with pytest.raises(InvalidName):
+                client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="No"))
 
 
 class Opens(float):
@@ -271,9 +473,9 @@ class Opens(float):
 
     gate: threading.Event
 
-    def __lt__(self, other: float) -> bool:
+    def __mul__(self, other: float) -> float:
         self.gate.set()
-        return super().__lt__(other)
+        return super().__mul__(other)
 
 
 def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -291,7 +493,7 @@ def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 class TestChangingMany:
     @pytest.fixture(autouse=True)
     def pushed(self, soup: Soup, many: Path) -> None:
-        assert soup("push", *sorted(many.iterdir()), "--namespace", "bulk", "--tag", "draft")[0] in (0, 1)
+        assert soup("push", *sorted(many.iterdir()), "--namespace", "bulk", "--tag", "draft")[0] == 0
 
     def tags(self, soup: Soup, **filters: str) -> dict[str, list[str]]:
         asked = [part for name, value in filters.items() for part in (f"--{name}", value)]
@@ -326,6 +528,10 @@ class TestChangingMany:
         assert (code, out) == (1, "bulk/drama@1\n")
         assert "bulk/none: Error:" in err
 
+    @pytest.mark.parametrize("verb", [("rm",), ("edit", "--add-tag", "x")], ids=["rm", "edit"])
+    def test_where_nothing_matches_nobody_is_asked(self, soup: Soup, verb: tuple[str, ...]) -> None:
+        assert soup(*verb, "--namespace", "bulk", "--tag", "none") == (0, "", "Nothing matches.\n")
+
     @pytest.mark.parametrize(
         "wrong",
         [["edit", "bulk/drama"], ["edit", "--add-tag", "x"], ["edit", "bulk/drama", "--tag", "y", "--add-tag", "x"],
@@ -359,6 +565,25 @@ class TestChangingMany:
         assert soup(*asked, "--yes")[:2] == (0, "bulk/anatomy@1\n")
         assert set(self.tags(soup)) == {*NAMES} - {"anatomy"}
         assert soup("rm", "--undo", "bulk/anatomy@1")[0] == 0
+
+
+class TestEmptyFilters:
+    @pytest.mark.parametrize("verb", [("rm",), ("edit", "--add-tag", "x")], ids=["rm", "edit"])
+    @pytest.mark.parametrize("flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method"])
+    @pytest.mark.parametrize("empty", ["", " "])
+    def test_a_filter_that_is_empty_does_not_stand_for_everything(
+        self, command: Soup, verb: tuple[str, ...], flag: str, empty: str
+    ) -> None:
+        server = Server()
+        code, out, err = command(*verb, "--kind", "adapter", flag, empty, connect=lambda url, key: server.client())
+        assert (code, out, server.requests) == (2, "", [])
+        assert f"{flag} is empty" in " ".join(err.split())
+
+    def test_an_empty_search_text_finds_nothing_on_the_server_either(self, soup: Soup, live: Live) -> None:
+        assert live.world.client.get("/v1/adapters", params={"q": ""}).status_code == 400
+        assert soup("ls", "")[:2] == (1, "")
+        page = live.world.client.get("/models", params={"q": "", "namespace": "x"}, follow_redirects=False)
+        assert page.status_code < 400, "a form's empty field asks for nothing"
 
 
 @pytest.fixture(scope="module")
@@ -403,8 +628,12 @@ class TestLittleVerbs:
     def test_open(self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[str] = []
         monkeypatch.setattr("webbrowser.open", opened.append)
-        assert soup("open", "little/law@1")[:2] == (0, f"{live.url}/models/little/law@1\n")
+        address = soup("open", "little/law@1")[1].strip()
+        assert address == f"{live.url}/models/little/law@1"
+        browser = Signed(live.world, live.world.admin)
+        assert "little/law" in browser.page(address.removeprefix(live.url))
         assert soup("open")[1] == f"{live.url}/models\n"
+        assert "little/law" in browser.page("/models")
         assert soup("open", "base/tiny")[0] == soup("open", "little/none")[0] == 1
         assert opened == [], "where the output is no terminal nothing is opened"
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -459,26 +688,21 @@ class TestChat:
     def test_lines_of_another_program(
         self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
     ) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/system be\nb\n//x\n/reset\n/odd\nc\n/exit\nd\n"))
-        code, out, err = soup("chat", *self.SHORT, "--json")
-        assert code == 0, err
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/etc/hosts\n//x\n/exit\n"))
+        code, out, err = soup("chat", *self.SHORT, "--json", "--system", "be")
+        assert (code, err) == (0, "")
         said = [json.loads(line)["content"] for line in out.splitlines()]
         whole = live.openai().chat.completions.create(
-            model="base/tiny", messages=[{"role": "user", "content": "a"}], max_tokens=3, temperature=0
-        )
+            model="base/tiny", messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
+            max_tokens=3, temperature=0,
+        )  # fmt: skip
         assert said[0] == whole.choices[0].message.content
-        turns = [[(one["role"][0], one["content"]) for one in messages] for messages in asked]
-        assert turns == [
-            [("u", "a")],
-            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b")],
-            [("s", "be"), ("u", "a"), ("a", said[0]), ("u", "b"), ("a", said[1]), ("u", "/x")],
-            [("s", "be"), ("u", "c")],
-        ]
-        assert "/odd is none of these" in err
+        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
+        assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
 
     def test_what_cannot_be_answered_ends_a_pipe(self, soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("/model a/none\nx\ny\n"))
-        code, out, err = soup("chat", *self.SHORT)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("x\ny\n"))
+        code, out, err = soup("chat", "a/none", *self.SHORT[1:])
         assert (code, out) == (1, "")
         assert err.count("Error:") == 1
 
@@ -486,7 +710,18 @@ class TestChat:
         self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         lines: Iterator[Any] = iter(
-            ["a", KeyboardInterrupt(), "/model a/none", "b", "/model base/tiny", "c", "/show", EOFError()]
+            [
+                "a",
+                KeyboardInterrupt(),
+                "/model a/none",
+                "b",
+                "/model base/tiny",
+                "/system be",
+                "/odd",
+                "//c",
+                "/show",
+                EOFError(),
+            ]
         )
 
         def typed(_: str) -> str:
@@ -508,8 +743,10 @@ class TestChat:
         assert code == 0, err
         assert "(stopped)" in err
         assert "Error:" in err
-        assert asked[-1][1] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
-        assert [one["content"] for one in asked[-1]][::2] == ["a", "c"], "what was refused is taken back"
+        assert asked[-1][0] == {"role": "system", "content": "be"}
+        assert asked[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
+        assert "/odd is none of these" in err
         assert "user: a\nassistant: " in err
         assert (tmp_path / "history").exists()
 
@@ -595,11 +832,62 @@ class TestComparing:
         assert len(seen[0]) == len(before) + 1, "one was made"
         assert self.soups(soup) == before
 
+    def test_a_soup_that_somebody_else_cooks_meanwhile_stays_theirs(
+        self, soup: Soup, live: Live, novel: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two comparisons, and a cook, that come to the same soup at once."""
+        score, theirs = SoupClient.perplexity, []
+        sample = ("--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify")
+
+        def meanwhile(client: SoupClient, model: str, texts: Any, **more: Any) -> Any:
+            if not theirs:
+                theirs.append(soup("cook", *sample, "--pool-namespace", "cmp")[1].strip())
+                assert soup("compare", novel / "court", *self.ASKED)[0] == 0
+            return score(client, model, texts, **more)
+
+        monkeypatch.setattr(SoupClient, "perplexity", meanwhile)
+        before = set(self.soups(soup))
+        assert soup("compare", novel / "court", *self.ASKED)[0] == 0, "a run within the other took nothing from it"
+        assert set(self.soups(soup)) == before | set(theirs)
+        assert soup("generate", theirs[0], "x", "--max-tokens", 1)[0] == 0
+        assert soup("rm", theirs[0])[0] == 0
+
+    @pytest.mark.parametrize("lost", ["asked", "waiting", "unheard"])
+    def test_what_a_job_that_is_given_up_makes_goes_too(
+        self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    ) -> None:
+        """The command ends, or does not hear, when the soup is cooked already: no answer ever named it."""
+        wait, begin, before = SoupClient.result_of, SoupClient.begin_cook, self.soups(soup)
+
+        def cooked(client: SoupClient, job: Any, progress: Any = None) -> Any:
+            made.append(wait(client, job, progress)["model"])
+            raise Unavailable("No answer.") if lost == "unheard" else KeyboardInterrupt
+
+        def asked(client: SoupClient, request: Any, **more: Any) -> Any:
+            job = begin(client, request, **more)
+            made.append(wait(client, job)["model"])
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return job
+
+        made: list[str] = []
+        patched = ("begin_cook", asked) if lost == "asked" else ("result_of", cooked)
+        monkeypatch.setattr(SoupClient, *patched)
+        assert soup("compare", novel / "court", *self.ASKED[:4])[0] != 0
+        assert made
+        assert self.soups(soup) == before
+
+    def test_a_picture_that_cannot_be_written_loses_no_comparison(self, soup: Soup, novel: Path) -> None:
+        code, out, err = soup("compare", novel / "court", *self.ASKED[:4], "--json", "--plot", novel)
+        assert code == 1
+        assert [row["strategy"] for row in json.loads(out)["rows"]] == ["base", "uniform soup"]
+        assert "cannot be written: Is a directory" in err
+
     def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:
         server, court = Server(), novel / "court"
         for wrong in (
             [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
             [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
+            [court, "--draws", 2, "--size", 30], [court, "--plot", novel / "none" / "c.svg"],
         ):  # fmt: skip
             assert command("compare", *wrong, connect=lambda url, key: server.client())[0] == 2, wrong
         assert command("compare", novel, connect=lambda url, key: server.client())[0] == 1

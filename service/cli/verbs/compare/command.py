@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.errors import SoupError
+from registry.errors import InvalidParameter, SoupError
 from service.cli.failures import Failures, explain
 from service.cli.flags import Given
 from service.cli.output import as_json, data, progress_bar, talk, write
@@ -77,9 +77,13 @@ def compare(
     """
     if sum((shown.csv, shown.markdown, remote.json)) > 1:
         raise typer.BadParameter("Give one of --csv, --markdown and --json.")
+    if shown.plot is not None and not shown.plot.parent.is_dir():
+        raise typer.BadParameter(f"--plot: {shown.plot.parent} is no folder; make it first.")
     draws = draws_of(domains or (), what.sample, what.test, number=what.draws, size=what.size)
     found, failed = _compare(remote, draws, what, given, keep=shown.keep)
     _tell(remote, found, shown)
+    if shown.plot is not None:
+        _draw(found, shown.plot)
     for row, error in failed:
         talk(f"{row}: {explain(error)}")
     ended = Failures()
@@ -96,6 +100,7 @@ def _compare(
     failed: list[tuple[str, SoupError]] = []
     steps = 2 * len(strategies) + 1
     with kitchen(remote.client, keep=keep) as cooking, progress_bar("comparing") as report:
+        cooking.progress = report
         for number, draw in enumerate(draws):
 
             def tell(step: int, said: str, before: int = number * steps) -> None:
@@ -116,9 +121,6 @@ def _compare(
 
 
 def _tell(remote: Remote, found: Sequence[dict[str, Any]], shown: Shown) -> None:
-    if shown.plot is not None:
-        shown.plot.write_text(picture(found), encoding="utf-8")
-        talk(f"{shown.plot} shows what each strategy takes off the base's mean NLL.")
     if remote.json:
         as_json(found[0] if len(found) == 1 else {"object": "list", "data": list(found)})
     elif shown.csv:
@@ -132,3 +134,12 @@ def _tell(remote: Remote, found: Sequence[dict[str, Any]], shown: Shown) -> None
     else:
         data(summary(found))
         talk("Difference of mean NLL per token against the base, the mean over domains; and that as perplexity.")
+
+
+def _draw(found: Sequence[dict[str, Any]], file: Path) -> None:
+    """Write the picture. Raises InvalidParameter for a file that cannot be written; the data is printed by then."""
+    try:
+        file.write_text(picture(found), encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter(f"{file} cannot be written: {error.strerror}.", param="plot") from None
+    talk(f"{file} shows what each strategy takes off the base's mean NLL.")

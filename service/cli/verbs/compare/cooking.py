@@ -1,17 +1,22 @@
 """Cooks with every strategy for one sample and scores what came of it. What was cooked is temporary.
 
-A soup that a comparison made is retired when the comparison ends, however it ends: it is no longer found or served, and
-the server removes it as it removes other unnamed soups that were retired. What was there before stays.
+Every cook is under a name of its own, so that no soup of somebody else is ever taken for one that was made here. What
+was made is retired when the comparison ends, however it ends: it is no longer found or served, and the server removes
+it as it removes unnamed soups that were retired.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.errors import SoupError
+from registry.errors import Cancelled, SoupError
+from registry.names import temporary_name
+from registry.progress import Progress, silent
 from registry.spec import CookRequest, PoolRequest
 from service.cli.failures import explain
 from service.cli.output import talk
@@ -20,40 +25,74 @@ from service.cli.verbs.compare.strategies import Strategy
 from service.client import SoupClient
 
 Json = dict[str, Any]
+LOOKS = 2
+"""For a soup of a job that was given up, a second apart."""
 
 
 @dataclass
 class Kitchen:
-    """Cooks, and remembers which soups are new, so that they can go again."""
+    """Cooks, and remembers what it made, so that it can go again."""
 
     client: SoupClient
+    progress: Progress = silent
+    """Told while samples of the pool are waited for."""
     made: list[str] = field(default_factory=list)
+    uncertain: list[str] = field(default_factory=list)
+    """Names of what jobs that were given up may have made, or make yet."""
 
     def cook(self, request: CookRequest) -> Json | SoupError:
         """What the service answers, or why it refuses; a job that the command does not wait for is cancelled."""
+        name = temporary_name()
         try:
-            begun = self.client.cook(request, wait=False)
+            begun = self._begin(request.model_copy(update={"name": name}), name)
             if begun["object"] != "job":
                 return self._noted(begun)
+            answer: Json | None = None
             try:
-                return self._noted(self.client.result_of(begun))
-            except KeyboardInterrupt:
-                self._give_up(str(begun["id"]))
-                raise
+                answer = self._noted(self.client.result_of(begun))
+                return answer
+            finally:
+                if answer is None:
+                    self._give_up(begun, name)
         except SoupError as error:
             return error
 
+    def _begin(self, request: CookRequest, name: str) -> Json:
+        """The job that cooks. Who ends the command before its answer still awaits it: without its id none is cancelled.
+
+        A pool of which no sample is embedded yet is no longer waited for then.
+        """
+        over = threading.Event()
+
+        def tell(done: int, total: int, message: str) -> None:
+            if over.is_set():
+                raise Cancelled("The command was ended.")
+            self.progress(done, total, message)
+
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self.client.begin_cook, request, progress=tell)
+            try:
+                return asked.result()
+            except KeyboardInterrupt:
+                over.set()
+                with suppress(SoupError):
+                    self._give_up(asked.result(), name)
+                raise
+
     def _noted(self, answer: Json) -> Json:
-        if answer.get("created") and answer["model"] not in self.made:
+        if answer.get("created"):
             self.made.append(str(answer["model"]))
         return answer
 
-    def _give_up(self, job_id: str) -> None:
-        """Cancel a job; one that was quicker has made a soup, which goes too."""
+    def _give_up(self, begun: Json, name: str) -> None:
+        """Cancel a job; one that was quicker, or is past its last look at that, makes a soup all the same."""
+        if begun["object"] != "job":
+            self._noted(begun)
+            return
         with suppress(SoupError):
-            job = self.client.cancel_job(job_id)
-            if isinstance(job.get("result"), dict):
-                self._noted(job["result"])
+            if self.client.cancel_job(str(begun["id"]))["state"] == "failed":
+                return
+        self.uncertain.append(name)
 
     def clear(self) -> None:
         """Retire what was made; tells of what cannot be."""
@@ -64,12 +103,27 @@ class Kitchen:
                 talk(f"{ref}, which was made for the comparison, is still there: {explain(error)}")
         if self.made:
             talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(self.made)}.")
+        for name in self.uncertain:
+            self._retire_if_made(name)
         self.made.clear()
+        self.uncertain.clear()
+
+    def _retire_if_made(self, name: str) -> None:
+        """Retire what a job that was given up made, if it did: looked for again a moment later, when it has stopped."""
+        try:
+            for look in range(LOOKS):
+                if look:
+                    self.client.pause(1.0)
+                for row in list(self.client.adapters(name=name)):
+                    self.client.delete_adapter(str(row["ref"]))
+                    return
+        except SoupError as error:
+            talk(f"{name}, which may have been made for the comparison, may still be there: {explain(error)}")
 
 
 @contextmanager
 def kitchen(client: SoupClient, *, keep: bool) -> Iterator[Kitchen]:
-    """A kitchen whose new soups go when it is left, unless they are kept."""
+    """A kitchen whose soups go when it is left, unless they are kept."""
     found = Kitchen(client)
     try:
         yield found
@@ -102,9 +156,10 @@ def compared(
             if isinstance(answer, SoupError):
                 raise answer
             model = str(answer["model"])
-            if model not in scores:
-                scores[model] = cooking.client.perplexity(model, draw.test, baseline=base)
-            rows.append(_row(strategy.name, answer, scores[model]))
+            same = str(answer.get("digest") or model)
+            if same not in scores:
+                scores[same] = cooking.client.perplexity(model, draw.test, baseline=base)
+            rows.append(_row(strategy.name, answer, scores[same]))
         except SoupError as error:
             failed.append(error)
             rows.append({"strategy": strategy.name, "error": {"code": error.code, "message": error.message}})

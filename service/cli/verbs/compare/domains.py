@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from registry.errors import NotFound
-from service.client.samples import ENDINGS, read_texts
+from service.client.samples import ENDINGS, file_called, read_texts
 
 SAMPLES, TESTS = ("sample", "valid"), ("test",)
 """How the files of a domain's folder are called, before their endings."""
@@ -49,6 +49,11 @@ def draws_of(
 
 def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None) -> Iterator[Draw]:
     passages, others = read_texts(sample), read_texts(test)
+    if number > 1 and size is not None and size >= len(passages):
+        raise typer.BadParameter(
+            f"--size {size}: {sample} has {len(passages)} passages, so that every draw would be all of them: "
+            "take fewer, or one draw."
+        )
     for one in range(number):
         drawn: Sequence[str] = passages
         if size is not None and size < len(passages):
@@ -59,8 +64,7 @@ def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None)
 
 def _file(folder: Path, names: Sequence[str]) -> Path:
     """The file of a domain's folder, or folder of files, that is called so; raises NotFound."""
-    found = (folder / (name + end) for name in names for end in (*ENDINGS, ""))
-    file = next((path for path in found if path.exists()), None)
+    file = file_called(folder, names)
     if file is None:
         raise NotFound(f"{folder} has no {' or '.join(names)} ({', '.join(ENDINGS)}).", param="sample")
     return file

@@ -99,19 +99,19 @@ def push(
       soup push --manifest many.csv --namespace acme
     """
     _check(folders or [], name, more, many)
+    failed = Failures()
     with local_folders(folders or []) as local:
         sources = _sources(local, name, namespace, more, many)
-        outcomes = [_read(source, own_domain=len(sources) > 1) for source in sources]
+        several = len(sources) > 1 or many.manifest is not None
+        outcomes = [_read(source, own_domain=several) for source in sources]
         try:
-            send_all(remote.client, outcomes, at_once=many.parallel)
+            send_all(remote.client, outcomes, at_once=many.parallel, many=several)
+            if wait:
+                _wait_all(remote.client, outcomes, failed)
         except KeyboardInterrupt:
-            if len(outcomes) > 1:
-                summary(outcomes)
+            _tell(remote, outcomes, several)
             raise
-    failed = Failures()
-    if wait:
-        _wait_all(remote.client, outcomes, failed)
-    _tell(remote, outcomes)
+    _tell(remote, outcomes, several)
     failed += [one.error for one in outcomes if one.error is not None]
     failed.end()
 
@@ -152,27 +152,27 @@ def _read(source: Source, *, own_domain: bool) -> Outcome:
     return Outcome(source, state="refused", error=found)
 
 
-def _tell(remote: Remote, outcomes: Sequence[Outcome]) -> None:
+def _tell(remote: Remote, outcomes: Sequence[Outcome], several: bool) -> None:
     adapters = [one.adapter for one in outcomes if one.adapter is not None]
     if remote.json:
         pushes = [one.as_json() for one in outcomes]
-        one = adapters[0] if len(outcomes) == 1 and adapters else None
+        one = adapters[0] if adapters and not several else None
         as_json(one or {"object": "list", "data": adapters, "pushes": pushes})
-    elif len(outcomes) > 1:
+    elif several:
         summary(outcomes)
     else:
         for adapter in adapters:
             comment(adapter)
             data(adapter["ref"])
-    if len(outcomes) == 1 and outcomes[0].error is not None:
+    if not several and outcomes[0].error is not None:
         talk(f"{outcomes[0].source.path}: {explain(outcomes[0].error)}")
 
 
 def _wait_all(client: SoupClient, outcomes: Sequence[Outcome], failed: Failures) -> None:
     """Wait until samples are embedded; an adapter whose sample could not be stays as it was pushed."""
     for one in outcomes:
-        if one.adapter is not None and one.adapter.get("job"):
+        if one.adapter is not None and (one.adapter.get("job") or one.adapter.get("sample_state") == "pending"):
             with failed.of(one.ref):
                 with progress_bar(f"embedding {one.ref}") as report:
-                    client.wait_job(one.adapter["job"], progress=report)
+                    client.wait_embedded(one.adapter, progress=report)
                 one.adapter = {**one.adapter, **client.adapter(one.ref)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from registry.errors import InvalidSample, NotFound
 from registry.files import parse_lines
-from service.client.samples import ENDINGS, read_text, read_texts
+from service.client.samples import file_called, read_text, read_texts
 
 
 class Samples:
@@ -24,8 +24,7 @@ class Samples:
         """The texts for an adapter whose folder is called so, or else for its domain; None where there are none."""
         names = dict.fromkeys((folder, domain))
         if self.path.is_dir():
-            beside = (self.path / (name + end) for name in names if _is_plain(name) for end in (*ENDINGS, ""))
-            file = next((path for path in beside if path.exists()), None)
+            file = file_called(self.path, filter(_is_plain, names))
             return None if file is None else read_texts(file)
         return next((self._by_domain[name] for name in (domain, folder) if name in self._by_domain), None)
 

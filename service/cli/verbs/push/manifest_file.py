@@ -10,20 +10,25 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from registry.errors import InvalidManifest, SoupError
 from registry.names import split_name
-from registry.spec import Card
+from registry.spec import BaseId, Card, Domain
 from service.cli.flags import key_values, usage_error
-from service.cli.verbs.push.sources import Source
+from service.cli.verbs.push.sources import Source, both_named
 from service.client.samples import read_text
 from service.client.transfer import Additions, name_of
 
+if TYPE_CHECKING:
+    from _csv import Reader
+
 Row = Mapping[str, str]
+_TYPES: dict[str, TypeAdapter[str]] = {"domain": TypeAdapter(Domain), "base": TypeAdapter(BaseId)}
+"""Columns whose cells are no part of a card, and what they have to be."""
 
 COLUMNS = {
     "path": "the adapter directory",
@@ -41,9 +46,14 @@ COLUMNS = {
 def from_manifest(file: Path, *, namespace: str, more: Additions) -> list[Source]:
     """A source of each row. Raises InvalidManifest with every problem, NotFound or InvalidSample for the file."""
     sources, problems = [], []
+    named: dict[str, tuple[Source, bool]] = {}
     for number, row in _rows(file):
         try:
-            sources.append(_source(row, file.parent, namespace, more))
+            source = _source(row, file.parent, namespace, more)
+            other, said = named.setdefault(source.name, (source, bool(row.get("name"))))
+            if other is not source and not (said and row.get("name")):
+                raise InvalidManifest(f"{both_named(other.path, source.path, source.name)}.", param="name")
+            sources.append(source)
         except (SoupError, typer.BadParameter) as error:
             problems.append(f"{file}, line {number}: {error.message}")
     if problems:
@@ -55,8 +65,17 @@ def from_manifest(file: Path, *, namespace: str, more: Additions) -> list[Source
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """(line, cells by column) of each row; raises InvalidManifest for columns that are unknown or missing."""
-    reader = csv.reader(io.StringIO(read_text(file), newline=""))
+    """(line, cells by column) of each row; raises InvalidManifest for what is no CSV, and for its columns."""
+    reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
+    try:
+        yield from _read(file, reader)
+    except csv.Error as error:
+        raise InvalidManifest(
+            f"{file}, line {reader.line_num}: {error}; is a quote left open before?", param="manifest"
+        ) from None
+
+
+def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
     header = [name.strip() for name in next(reader, [])]
     unknown = [repr(name) for name in header if name not in COLUMNS]
     twice = sorted({name for name in header if header.count(name) > 1})
@@ -90,6 +109,12 @@ def _source(row: Row, beside: Path, namespace: str, more: Additions) -> Source:
         found.card(Card())
     except ValidationError as error:
         raise usage_error(error) from None
+    for column, type_ in _TYPES.items():
+        if (value := getattr(found, column)) is not None:
+            try:
+                type_.validate_python(value)
+            except ValidationError as error:
+                raise usage_error(error, {"": column}) from None
     sample = beside / row["sample"] if row.get("sample") else None
     if sample is not None and not sample.exists():
         raise InvalidManifest(f"The sample {sample} is not there.", param="sample")

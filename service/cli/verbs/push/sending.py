@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pydantic import ValidationError
 
-from registry.errors import Cancelled, SoupError
+from registry.errors import Cancelled, InvalidManifest, SoupError
 from registry.progress import Progress
 from service.cli.flags import usage_error
 from service.cli.output import progress_bar
 from service.cli.verbs.push.outcomes import Outcome
-from service.cli.verbs.push.sources import Source
+from service.cli.verbs.push.sources import Source, cannot_be_read
 from service.client import SoupClient
 from service.client.transfer import Additions, Pushed, push_folder, send_folder
 
@@ -22,8 +22,11 @@ AT_ONCE = 4
 _NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
 
 
-def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int) -> None:
-    """Push every source that was read, and note what becomes of it; raises a usage error for flags that do not fit.
+def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, many: bool) -> None:
+    """Push every source that was read, and note what becomes of it.
+
+    Of `many` what the server has is not sent again, and one that does not fit keeps no other; of the one that there is
+    a usage error is raised for flags that do not fit.
 
     Where the command is ended nothing more is begun, what is being sent ends at its next report, and what had become of
     each stands in its outcome.
@@ -33,11 +36,10 @@ def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int) -
     with progress_bar("pushing", in_bytes=True) as report:
         sent = _Sent(report, [one.source for one in waiting])
         with ThreadPoolExecutor(at_once if distinct else 1) as pool:
-            many = len(outcomes) > 1
             asked = [pool.submit(_push, client, one.source, sent.of(i), many) for i, one in enumerate(waiting)]
             try:
                 for number, (one, future) in enumerate(zip(waiting, asked, strict=True)):
-                    _note(one, future)
+                    _note(one, future, many)
                     if one.adapter is not None:
                         sent.all_of(number)
             finally:
@@ -45,7 +47,7 @@ def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int) -
                 pool.shutdown(cancel_futures=True)
                 for one, future in zip(waiting, asked, strict=True):
                     if one.state == "not sent" and future.done() and not future.cancelled():
-                        _note_end(one, future)
+                        _note(one, future, many=True)
 
 
 def _push(client: SoupClient, source: Source, progress: Progress, many: bool) -> Pushed:
@@ -57,24 +59,22 @@ def _push(client: SoupClient, source: Source, progress: Progress, many: bool) ->
     return Pushed(push_folder(client, source.read, name=source.name, progress=progress, **said), created=True)
 
 
-def _note(one: Outcome, future: Future[Pushed]) -> None:
+def _note(one: Outcome, future: Future[Pushed], many: bool) -> None:
+    """What became of one; it stays as not sent where the command was ended meanwhile."""
     try:
         pushed = future.result()
+    except Cancelled:
+        return
     except SoupError as error:
         one.error, one.state = error, "refused"
     except ValidationError as error:
-        raise usage_error(error, _NAMES) from None
+        if not many:
+            raise usage_error(error, _NAMES) from None
+        one.error, one.state = InvalidManifest(usage_error(error).message, param="manifest"), "refused"
+    except OSError as error:
+        one.error, one.state = cannot_be_read(one.source.path, error), "refused"
     else:
         one.adapter, one.state = pushed.adapter, "pushed" if pushed.created else "there already"
-
-
-def _note_end(one: Outcome, future: Future[Pushed]) -> None:
-    """What became of one that was under way when the command was ended."""
-    error = future.exception()
-    if error is None:
-        _note(one, future)
-    elif isinstance(error, SoupError) and not isinstance(error, Cancelled):
-        one.error, one.state = error, "refused"
 
 
 class _Sent:

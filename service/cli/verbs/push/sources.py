@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.errors import InvalidSample, SoupError
+import typer
+
+from registry.errors import InvalidSample, NotFound, SoupError
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from service.cli.verbs.push.dataset import Samples
@@ -52,11 +54,29 @@ class Source:
 def from_folders(
     folders: Sequence[Path], *, namespace: str, name: str | None, more: Additions, sample: Path | None
 ) -> list[Source]:
-    """A source of each folder, named after it unless there is a name; raises InvalidName."""
+    """A source of each folder, named after it unless there is a name; raises InvalidName.
+
+    Raises a usage error for two that get the same name: neither is meant as a version of the other.
+    """
     found = [Source(path, name or f"{namespace}/{name_of(path)}", more, sample) for path in folders]
+    named: dict[str, Path] = {}
     for source in found:
         split_name(source.name)
+        if (other := named.setdefault(source.name, source.path)) is not source.path:
+            raise typer.BadParameter(
+                f"{both_named(other, source.path, source.name)}, or name them in a CSV (--manifest)."
+            )
     return found
+
+
+def both_named(one: Path, other: Path, name: str) -> str:
+    """Why two folders do not go together of which each would be a version of the other."""
+    return f"{one} and {other} would both be {name}, after their folders: give one of them another name"
+
+
+def cannot_be_read(path: Path, error: OSError) -> SoupError:
+    """The error for a directory, or a sample of it, that the system does not let be read."""
+    return NotFound(f"{error.filename or path} cannot be read: {error.strerror or error}.", param="path")
 
 
 def read_source(source: Source, *, own_domain: bool) -> Source | SoupError:
@@ -66,8 +86,11 @@ def read_source(source: Source, *, own_domain: bool) -> Source | SoupError:
     """
     try:
         read = read_directory(source.path)
+        read.weights.stat()
     except SoupError as error:
         return error
+    except OSError as error:
+        return cannot_be_read(source.path, error)
     more = source.more
     if own_domain and more.domain is None and read.domain is None:
         more = Additions(**{**vars(more), "domain": source.path.resolve().name})
