@@ -174,6 +174,14 @@ class TestRevisions:
         listed = acme.client.get(f"/api/models/acme/law/tree/{other}").json()
         assert [one["path"] for one in listed] == [CONFIG, WEIGHTS, "samples.jsonl"]
 
+    def test_a_commit_whose_configuration_is_another_is_not_there(self, acme: World) -> None:
+        """A configuration of ours holds the domain: nothing of the older commit would load the adapter."""
+        commit = acme.client.get("/api/models/acme/pfeiffer").json()["sha"]
+        acme.client.patch("/v1/adapters/acme/pfeiffer", json={"domain": "another"}).raise_for_status()
+        for path in (f"/api/models/acme/pfeiffer/revision/{commit}", f"/acme/pfeiffer/resolve/{commit}/{CONFIG}"):
+            gone = acme.client.get(path)
+            assert (gone.status_code, gone.headers["x-error-code"]) == (404, "RevisionNotFound")
+
     def test_main_is_what_the_name_means_whatever_an_alias_is_called(self, acme: World) -> None:
         push_lora(acme, "acme/two", seed=7)
         push_lora(acme, "acme/two", seed=8)
@@ -253,16 +261,17 @@ class TestLists:
             assert not url or url.startswith("https://testserver/api/models?author=acme&full=true&cursor=")
             url = url.replace("https:", "http:")
         assert found == ["acme/law", "acme/two", "acme/pfeiffer"]
-        for proxies, scheme in (
-            ("https,http", "https"),
-            ("HTTPS , http", "https"),
-            ("http,https", "http"),
-            ("", "http"),
-        ):
-            first = acme.client.get("/api/models?limit=1", headers={"x-forwarded-proto": proxies})
-            assert first.links["next"]["url"].startswith(f"{scheme}://"), proxies
         assert len(acme.client.get("/api/models?limit=100000").json()) == 3
         assert acme.client.get("/api/models?cursor=x").status_code == 400
+
+    @pytest.mark.parametrize(
+        ("proxies", "scheme"),
+        [("https,http", "https"), ("HTTPS , http", "https"), ("http,https", "http"), ("", "http")],
+    )
+    def test_the_next_page_is_asked_for_as_the_first_was(self, acme: World, proxies: str, scheme: str) -> None:
+        """The first of several proxies says how; else a key would go over the net in the clear."""
+        first = acme.client.get("/api/models?limit=1", headers={"x-forwarded-proto": proxies})
+        assert first.links["next"]["url"].startswith(f"{scheme}://")
 
     @pytest.mark.parametrize("query", ["sort=downloads", "pipeline_tag=x", "gated=true", "limit=0", "search=%21"])
     def test_what_cannot_be_answered_is_refused(self, acme: World, query: str) -> None:
