@@ -281,6 +281,9 @@ def test_a_query_parameter_that_a_route_of_ours_does_not_know_is_refused(world: 
     for method, path in operations(world):
         operation = schema[path][method.lower()]
         answer = world.client.request(method, filled(path), params={"tga": "x"})
+        if path == "/api/models":  # says itself which of a hub's filters it has
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tga")
+            continue
         if not path.startswith("/v1/") or "inference" in operation["tags"]:
             assert "tga" not in answer.text, path
             continue
