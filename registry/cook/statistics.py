@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from registry.adapters import expected_tensors
 from registry.adapters.moments import packed_entries, read_by
 from registry.adapters.weights import load_tensors
+from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import StatisticRow
 from registry.cook.mix import check_base
 from registry.cook.publish import purged_meanwhile
-from registry.errors import Incompatible
+from registry.errors import Incompatible, InvalidRecipe
 from registry.files import decode_lines
 from registry.progress import Progress
 from registry.registry import BaseModel, Registry
@@ -56,18 +57,20 @@ def with_statistics(
 ) -> tuple[SoupPart, ...]:  # fmt: skip
     """The parts with what the request's mixing has to know of each; as they are where that is nothing.
 
+    One that a recipe names is taken as it is, and never computed anew: that would be another recipe.
     Whatever stands against the mixing surfaces before anything is computed: Incompatible, with all reasons. Raises
-    Retired for an ingredient that is purged meanwhile, and what `measure` and `progress` raise.
+    InvalidRecipe for a statistic that this mixing does not go by, Retired for an ingredient that is purged meanwhile,
+    and what `measure` and `progress` raise.
     """
     mixing = request.mixing
     if isinstance(mixing, AutoMixing) or not may_measure(mixing):
-        return parts
+        return _without(parts, mixing)
     method = MIXINGS[mixing.method]
     settle(parts, mixing, max_width=request.max_width)
     kind = method.statistic(mixing)
     alone = len(parts) == 1 and method.result(parts, mixing) == parts[0].config
     if kind is None or alone:  # one that stays as wide as it is is itself
-        return parts
+        return _without(parts, mixing)
     check_base(parts, base)
     if base.shape.kind == "encoder":
         what = f"Mixing by {mixing.method!r} looks at what adapters predict or read in text"
@@ -89,14 +92,25 @@ class _Work:
     progress: Progress
 
     def statistic(self, part: SoupPart) -> Statistic:
-        """That of an ingredient on its sample; raises Retired where it is purged meanwhile."""
+        """The one that its recipe names, else that of an ingredient on its sample; raises as `with_statistics`."""
+        if part.statistic is not None:
+            return self._named(part, part.statistic)
         assert part.sample is not None  # the method's check
         with self.registry.database.read() as catalogue:
             known = self._whole(catalogue, part, part.sample)
         if known is None:
             known = self._computed(part, part.sample)
-        blob = known.blob_digest
-        return Statistic(blob, lambda: load_tensors(self.registry.blobs.read(blob)))
+        return stored_statistic(self.registry.blobs, known.blob_digest)
+
+    def _named(self, part: SoupPart, named: Statistic) -> Statistic:
+        with self.registry.database.read() as catalogue:
+            row = catalogue.statistics.named(None, part.digest, named.blob)
+        if row is None:
+            raise purged_meanwhile(part)
+        if row.kind != self.kind:
+            what = f"{named.blob} is a statistic of kind '{row.kind}' of {part.ref}"
+            raise InvalidRecipe(f"{what}, and this mixing goes by '{self.kind}': leave it out.", param="recipe")
+        return named
 
     def _whole(self, catalogue: Catalogue, part: SoupPart, sample: str) -> StatisticRow | None:
         """What is known, if its file is there and sound: what is damaged is computed anew."""
@@ -139,6 +153,20 @@ class _Work:
             named = catalogue.blobs.seen_at(blob) is not None
         if not named:
             self.registry.blobs.delete(blob)
+
+
+def stored_statistic(blobs: BlobStore, blob: str) -> Statistic:
+    """The statistic in a blob; reading it raises DamagedBlob."""
+    return Statistic(blob, lambda: load_tensors(blobs.read(blob)))
+
+
+def _without(parts: tuple[SoupPart, ...], mixing: MixingRequest) -> tuple[SoupPart, ...]:
+    """The parts as they are, where nothing has to be known of them; raises InvalidRecipe where a statistic is named."""
+    named = [part.ref for part in parts if part.statistic is not None]
+    if named:
+        what = f"The recipe names a statistic of {named[0]}, and mixing these by '{mixing.method}' goes by none"
+        raise InvalidRecipe(f"{what}: leave it out, or name the method that it was cooked by.", param="recipe")
+    return parts
 
 
 def _some(texts: Sequence[str]) -> tuple[str, ...]:

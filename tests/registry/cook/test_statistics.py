@@ -14,10 +14,18 @@ from registry.adapters.weights import load_tensors
 from registry.collect import collect
 from registry.cook import statistics
 from registry.cook.statistics import may_measure
-from registry.errors import Cancelled, Incompatible, Retired
+from registry.errors import Cancelled, Incompatible, InvalidRecipe, Retired
 from registry.purge import purge
 from registry.registry import Retention
-from registry.spec import MOST_PASSAGES, AutoMixing, FisherMixing, MeasuredStatistic, RecompressMixing, StatisticRequest
+from registry.spec import (
+    MOST_PASSAGES,
+    AutoMixing,
+    Cooked,
+    FisherMixing,
+    MeasuredStatistic,
+    RecompressMixing,
+    StatisticRequest,
+)
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
 
@@ -120,6 +128,58 @@ def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
     texts = verbs.measurings[0].texts
     assert len(texts) == len(set(texts)) == MOST_PASSAGES
     assert np.diff([every.index(text) for text in texts]).max() <= 3
+
+
+def as_stored(cooked: Cooked) -> dict[str, Any]:
+    """A stored recipe as it is sent to have its soup made again."""
+    assert cooked.recipe is not None
+    return {
+        "ingredients": [
+            {"ref": one.digest, "weight": float(one.weight), "statistic": one.statistic}
+            for one in cooked.recipe.ingredients
+        ]
+    }
+
+
+def test_a_stored_recipe_gives_its_soup_whatever_was_pushed_since(two: ToyRegistry) -> None:
+    """A digest means the newest version, which may have another sample; the recipe names what it was mixed by."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    two.push("beta/copy", seed=0, sample={"texts": passages("other")})
+    two.blobs.delete(two.row(first.soup_id).weights_blob)
+    again = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (again.cached, again.recipe_digest, again.digest) == (False, first.recipe_digest, first.digest)
+    assert len(two.measurings) == 2
+    nameless = {"ingredients": [{**one, "statistic": None} for one in as_stored(first)["ingredients"]]}
+    assert two.cook(recipe=nameless, mixing=FISHER).recipe_digest != first.recipe_digest
+
+
+def test_a_statistic_that_is_named_is_the_adapters_and_what_its_method_goes_by(two: ToyRegistry) -> None:
+    named = as_stored(two.cook(recipe=RECIPE, mixing=FISHER))
+    two.cook(recipe=RECIPE, mixing={"method": "regmean"})
+    law, tax = named["ingredients"]
+    crossed = {"ingredients": [{**law, "statistic": tax["statistic"]}, tax]}
+    with pytest.raises(InvalidRecipe, match=r"is no statistic of sha256:.* that this key sees"):
+        two.cook(recipe=crossed, mixing=FISHER)
+    weights = {"ingredients": [{**law, "statistic": two.named("acme/law").weights_blob}, tax]}
+    with pytest.raises(InvalidRecipe, match="is no statistic of"):
+        two.cook(recipe=weights, mixing=FISHER)
+    with pytest.raises(
+        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, and this mixing goes by 'inp"
+    ):
+        two.cook(recipe=named, mixing={"method": "regmean"})
+    with pytest.raises(InvalidRecipe, match="twice, with another statistic"):
+        two.cook(recipe={"ingredients": [law, tax, {**tax, "statistic": None}]}, mixing=FISHER)
+    for mixing in ({"method": "average"}, {"method": "auto"}):
+        with pytest.raises(InvalidRecipe, match=r"names a statistic of acme/.*goes by none: leave it out"):
+            two.cook(recipe=named, mixing=mixing)
+
+
+def test_a_statistic_of_a_text_that_a_key_does_not_see_is_not_taken(two: ToyRegistry) -> None:
+    two.push("beta/copy", seed=0, sample={"texts": passages("other")})
+    theirs = as_stored(two.cook(recipe={"ingredients": [{"ref": "beta/copy"}, {"ref": "acme/tax"}]}, mixing=FISHER))
+    assert two.cook(recipe=theirs, mixing=FISHER).cached
+    with pytest.raises(InvalidRecipe, match="that this key sees"):
+        two.cook(scope=("acme",), recipe=theirs, mixing=FISHER)
 
 
 # --- what cannot be ---------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
 def check_rebuilt(stocked, soup):
     """The recipe of an answer, posted by hand, is the same soup."""
     ingredients = [
-        {"ref": one["digest"], "weight": float(one["weight"]), "layers": one.get("layers")}
+        {"ref": one["digest"], "weight": float(one["weight"]), **{key: one.get(key) for key in ("layers", "statistic")}}
         for one in soup["recipe"]["ingredients"]
     ]
     again = cook(stocked, recipe={"ingredients": ingredients}, mixing=soup["recipe"]["mixing"], max_width=512)
