@@ -6,6 +6,7 @@ sample that an ingredient was pushed with, and stored at once: what was computed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,12 +15,13 @@ from registry.adapters.moments import packed_entries, read_by
 from registry.adapters.weights import load_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import StatisticRow
+from registry.catalogue.rows import AdapterRow, StatisticRow
 from registry.cook.mix import check_base
 from registry.cook.publish import purged_meanwhile
 from registry.errors import Incompatible, InvalidRecipe
 from registry.files import decode_lines
 from registry.progress import Progress
+from registry.quotas import check_stored, room_for_bytes
 from registry.registry import BaseModel, Registry
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
@@ -124,17 +126,31 @@ class _Work:
         if row is None:
             raise purged_meanwhile(part)
         self.progress(0, 1, f"computing what mixing needs to know of {part.ref}")
+        self._check_room(part, row)
         texts = decode_lines(registry.blobs.read(sample))
         stored = StoredAdapter(config=row.config, blob=row.weights_blob)
         asked = StatisticRequest(kind=self.kind, adapter=stored, texts=_some(texts))
         found = self.measure(self.base.entry.id, asked)
         try:
-            return self._recorded(part, sample, found)
+            return self._recorded(part, row, sample, found)
         finally:
             self._forget_unnamed(found.blob)
 
-    def _recorded(self, part: SoupPart, sample: str, found: MeasuredStatistic) -> StatisticRow:
-        """The row of what was computed, or of what another cook has stored since; raises Retired as `statistic`."""
+    def _check_room(self, part: SoupPart, owner: AdapterRow) -> None:
+        """Raises QuotaExceeded before a pass whose result whoever owns the adapter has no room for."""
+        size = _size_of(part, self.base.shape, self.kind)
+        with self.registry.database.read() as catalogue:
+            left = room_for_bytes(
+                catalogue, self.registry.quotas, key_id=owner.created_by, namespaces=[owner.namespace]
+            )
+        if left is not None and size > left[0]:
+            raise left[1]
+
+    def _recorded(self, part: SoupPart, owner: AdapterRow, sample: str, found: MeasuredStatistic) -> StatisticRow:
+        """The row of what was computed, or of what another cook has stored since.
+
+        It counts for the key and the namespace of the adapter; raises QuotaExceeded, and Retired as `statistic`.
+        """
         registry, data = self.registry, self.registry.blobs.read(found.blob)
         with registry.database.write() as catalogue:
             if not catalogue.adapters.has_sample(part.digest, sample):
@@ -145,6 +161,9 @@ class _Work:
             record_bytes(registry, catalogue, found.blob, data)
             row = StatisticRow(part.digest, sample, self.kind, found.blob, found.passages, found.tokens)
             catalogue.statistics.put(row)
+            check_stored(
+                catalogue, registry.quotas, "stored_bytes", key_id=owner.created_by, namespaces=[owner.namespace]
+            )
         return row
 
     def _forget_unnamed(self, blob: str) -> None:
@@ -176,14 +195,23 @@ def _some(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
 
 
+def _read(part: SoupPart, shape: BaseShape) -> list[int]:
+    """How many values each of its projections reads."""
+    expected = expected_tensors(part.config, shape)
+    return [expected[name][1] for name in read_by(part.config, expected)]
+
+
+def _size_of(part: SoupPart, shape: BaseShape, kind: StatisticKind) -> int:
+    """Bytes of the numbers of a statistic: fp32."""
+    if kind == "inputs":
+        return 4 * sum(map(packed_entries, _read(part, shape)))
+    return 4 * sum(map(math.prod, expected_tensors(part.config, shape).values()))
+
+
 def _check_size(parts: Sequence[SoupPart], shape: BaseShape, *, solved: bool) -> None:
     """Raises Incompatible where second moments would be too large to hold, or a system of them to solve."""
-    size, most = 0, 0
-    for part in parts:
-        expected = expected_tensors(part.config, shape)
-        read = [expected[name][1] for name in read_by(part.config, expected)]
-        size += 4 * sum(map(packed_entries, read))
-        most = max([most, *read])
+    size = sum(_size_of(part, shape, "inputs") for part in parts)
+    most = max(max(_read(part, shape), default=0) for part in parts)
     instead = "leave out ingredients, or mix by 'average' or 'concat'."
     if size > MOST_BYTES:
         raise Incompatible(

@@ -14,7 +14,7 @@ from registry.adapters.weights import load_tensors
 from registry.collect import collect
 from registry.cook import statistics
 from registry.cook.statistics import may_measure
-from registry.errors import Cancelled, Incompatible, InvalidRecipe, Retired
+from registry.errors import Cancelled, Incompatible, InvalidRecipe, QuotaExceeded, Retired
 from registry.purge import purge
 from registry.registry import Retention
 from registry.spec import (
@@ -25,7 +25,9 @@ from registry.spec import (
     MeasuredStatistic,
     RecompressMixing,
     StatisticRequest,
+    UseLimits,
 )
+from registry.spec.limits import LimitKind
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
 
@@ -207,6 +209,35 @@ def test_what_is_too_large_is_refused_before_anything_is_computed(
     with pytest.raises(Incompatible, match="read have 288 bytes together, and 100 at most are taken"):
         two.cook(recipe={"ingredients": [{"ref": "acme/a"}]}, mixing={**METHODS["by inputs"], "width": 1})
     assert len(two.measurings) == 2
+
+
+@pytest.mark.parametrize("kind", ["key", "namespace"])
+def test_it_counts_for_whoever_has_the_adapter(two: ToyRegistry, kind: LimitKind) -> None:
+    """Refused before a pass where its numbers have no room, after it where only the head of its file has none."""
+    of = {"key": "key-1", "namespace": "acme"}[kind]
+
+    def held() -> int:
+        with two.database.read() as catalogue:
+            return catalogue.limits.stored_bytes(kind, of)
+
+    def cook_with(room: int) -> None:
+        with two.database.write() as catalogue:
+            catalogue.limits.set(kind, of, UseLimits(stored_bytes=held() + room))
+        two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
+
+    before, files = held(), set(two.blobs.digests())
+    numbers = sum(4 * one.numel() for one in load_tensors(two.blobs.read(two.named("acme/law").weights_blob)).values())
+    with pytest.raises(QuotaExceeded, match="this is more than is left"):
+        cook_with(numbers - 1)
+    assert two.measurings == []
+    with pytest.raises(QuotaExceeded, match="would hold"):
+        cook_with(numbers)
+    assert len(two.measurings) == 1
+    assert (held(), set(two.blobs.digests())) == (before, files)
+    cook_with(10**6)
+    size = sum(two.blobs.size(statistics_of(two, name)) for name in ("acme/law", "acme/tax"))
+    soup = two.named("acme/soup")
+    assert held() == before + size + two.blobs.size(soup.weights_blob)
 
 
 def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
