@@ -167,11 +167,10 @@ class _Work:
         return row
 
     def _forget_unnamed(self, blob: str) -> None:
-        """Delete what was computed for nothing: nothing names it."""
-        with self.registry.database.read() as catalogue:
-            named = catalogue.blobs.seen_at(blob) is not None
-        if not named:
-            self.registry.blobs.delete(blob)
+        """Delete what was computed for nothing: nothing names it, nor can while this looks."""
+        with self.registry.database.write() as catalogue:
+            if catalogue.blobs.seen_at(blob) is None:
+                self.registry.blobs.delete(blob)
 
 
 def stored_statistic(blobs: BlobStore, blob: str) -> Statistic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,6 +29,7 @@ from registry.spec import (
     UseLimits,
 )
 from registry.spec.limits import LimitKind
+from registry.stored_bytes import record_bytes
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
 
@@ -266,6 +268,61 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
     assert len(two.measurings) == 2
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegistry, same: bool) -> None:
+    found: list[Cooked] = []
+    computed: list[str] = []
+    real = two.gradients
+
+    def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
+        two.gradients = real
+        found.append(two.cook(recipe=RECIPE, mixing=FISHER))
+        texts = request.texts if same else ("rounded otherwise", *request.texts)
+        result = two.measure(base_id, request.model_copy(update={"texts": texts}))
+        computed.append(result.blob)
+        return result
+
+    two.gradients = replace(real, measure=slower)
+    second = two.cook(recipe=RECIPE, mixing=FISHER)
+    assert (second.cached, second.recipe_digest) == (True, found[0].recipe_digest)
+    assert len(two.measurings) == 3
+    named = statistics_of(two, "acme/law")
+    assert two.blobs.is_whole(named)
+    assert [(blob == named, two.blobs.has(blob)) for blob in computed] == [(same, same)]
+
+
+def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+    """Its adapter is purged when it is computed, and not recorded yet."""
+    found = verbs.measure(base_id, request)
+    purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
+    return found
+
+
+def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names the same bytes comes before the look, or after the file went and stores it again."""
+    two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+    named: list[Future[str]] = []
+    before, delete = set(two.blobs.digests()), two.blobs.delete
+
+    def name(blob: str, data: bytes) -> str:
+        with two.database.write() as catalogue:
+            record_bytes(two.registry, catalogue, blob, data)
+        return blob
+
+    def meanwhile(blob: str) -> None:
+        if blob not in before:
+            named.append(pool.submit(name, blob, two.blobs.read(blob)))
+            wait(named, timeout=0.2)  # longer only changes how surely a mistake is seen
+        delete(blob)
+
+    monkeypatch.setattr(two.blobs, "delete", meanwhile)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Retired, match="acme/law@1 was purged"):
+        two.cook(recipe=RECIPE, mixing=FISHER)
+    (blob,) = [one.result() for one in named]
+    assert two.blobs.is_whole(blob)
+
+
 def test_only_methods_that_need_it_may_take_a_minute() -> None:
     assert may_measure(FisherMixing())
     assert may_measure(RecompressMixing(by_inputs=True))
@@ -335,10 +392,16 @@ def test_collections_leave_it_alone(two: ToyRegistry) -> None:
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
 
 
-def test_a_purge_while_it_is_computed_leaves_no_statistic(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_purge_while_it_is_computed_leaves_no_statistic(
+    two: ToyRegistry, monkeypatch: pytest.MonkeyPatch, computed: bool
+) -> None:
     before = set(two.blobs.digests())
-    purging(two, monkeypatch, two, "measure")
-    two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
+    if computed:
+        two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+    else:
+        purging(two, monkeypatch, two, "measure")
+        two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert isinstance(two.blobs, MemoryBlobs)
