@@ -15,7 +15,7 @@ from registry.adapters.weights import load_tensors
 from registry.collect import collect
 from registry.cook import statistics
 from registry.cook.statistics import may_measure
-from registry.errors import Cancelled, Incompatible, InvalidRecipe, QuotaExceeded, Retired
+from registry.errors import Cancelled, DamagedBlob, Incompatible, InvalidRecipe, QuotaExceeded, Retired
 from registry.purge import purge
 from registry.registry import Retention
 from registry.spec import (
@@ -383,6 +383,21 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
     assert len(two.measurings) == 3
     with two.database.read() as catalogue:
         assert catalogue.soups.lost_statistics(first.recipe_digest) == (set() if same else {blob})
+
+
+def test_a_copy_that_is_put_back_before_the_next_cook_repairs_it(two: ToyRegistry) -> None:
+    """A recipe that names what is damaged waits for it: nothing else is computed in its place."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    blob = statistics_of(two, "acme/law")
+    copy = two.blobs.read(blob)
+    two.blobs.damage(blob, b"other")
+    two.blobs.delete(two.row(first.soup_id).weights_blob)
+    with pytest.raises(DamagedBlob):
+        two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert len(two.measurings) == 2
+    two.blobs.damage(blob, copy)
+    again = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (again.cached, again.digest, len(two.measurings)) == (False, first.digest, 2)
 
 
 def test_collections_leave_it_alone(two: ToyRegistry) -> None:
