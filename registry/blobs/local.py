@@ -33,6 +33,7 @@ SYNCED_AT_ONCE = 16 * 1024 * 1024
 
 
 NOTHING = sha256_digest(b"")
+"""Of a file that becomes no blob."""
 
 
 class LocalBlobs:

@@ -126,7 +126,7 @@ class _Work:
         if row is None:
             raise purged_meanwhile(part)
         self.progress(0, 1, f"computing what mixing needs to know of {part.ref}")
-        self._check_room(part, row)
+        self._check_room(part, row, sample)
         texts = decode_lines(registry.blobs.read(sample))
         stored = StoredAdapter(config=row.config, blob=row.weights_blob)
         asked = StatisticRequest(kind=self.kind, adapter=stored, texts=_some(texts))
@@ -136,10 +136,15 @@ class _Work:
         finally:
             self._forget_unnamed(found.blob)
 
-    def _check_room(self, part: SoupPart, owner: AdapterRow) -> None:
-        """Raises QuotaExceeded before a pass whose result whoever owns the adapter has no room for."""
+    def _check_room(self, part: SoupPart, owner: AdapterRow, sample: str) -> None:
+        """Raises QuotaExceeded before a pass whose result whoever owns the adapter has no room for.
+
+        Not where it takes the place of one that is damaged, which counts already.
+        """
         size = _size_of(part, self.base.shape, self.kind)
         with self.registry.database.read() as catalogue:
+            if catalogue.statistics.find(part.digest, sample, self.kind) is not None:
+                return
             left = room_for_bytes(
                 catalogue, self.registry.quotas, key_id=owner.created_by, namespaces=[owner.namespace]
             )

@@ -14,6 +14,7 @@ import threading
 
 from registry.blobs import LocalBlobs
 from registry.errors import Internal
+from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import (
     BaseEntry,
@@ -60,8 +61,10 @@ class GradientProcess:
         with blobs.scratch() as file:
             answer = self._done(entry, StatisticTask(request=request, file=file), progress)
             found = MeasuredStatistic.model_validate(answer)
-            if blobs.put_bytes(file.read_bytes()) != found.blob:
+            data = file.read_bytes()
+            if sha256_digest(data) != found.blob:
                 raise Internal(f"{CALLED} answered {found.blob}, and wrote something else.")
+            blobs.put_bytes(data)
         return found
 
     def stop(self) -> None:

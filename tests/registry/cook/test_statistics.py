@@ -240,6 +240,9 @@ def test_it_counts_for_whoever_has_the_adapter(two: ToyRegistry, kind: LimitKind
     size = sum(two.blobs.size(statistics_of(two, name)) for name in ("acme/law", "acme/tax"))
     soup = two.named("acme/soup")
     assert held() == before + size + two.blobs.size(soup.weights_blob)
+    two.blobs.damage(statistics_of(two, "acme/law"), b"other")
+    cook_with(0)  # what is damaged has its room
+    assert len(two.measurings) == 4
 
 
 def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:

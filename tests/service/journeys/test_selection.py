@@ -265,7 +265,7 @@ def test_what_was_learnt_is_added_to_the_start_that_a_seed_draws(stocked):
     client = stocked.world.client
     start = create(CONFIG, stocked.world.runtime.bases["tiny"].shape, seed=4, init="linear").state_dict()
     given = {"init_hash": init_hash(start), "init_source": "declared", "init_seed": 4}
-    for seed, name in enumerate(("acme/learnt-law", "acme/learnt-tax")):
+    for seed, name in ((40, "acme/learnt-law"), (41, "acme/learnt-tax")):  # nobody else has these
         stocked.world.push(name, seed=seed, provenance=given)
     recipe = {"ingredients": [{"ref": "acme/learnt-law", "weight": 2}, {"ref": "acme/learnt-tax"}]}
     answer = cook(stocked, recipe=recipe, mixing={"method": "task_arithmetic", "scale": 0.5})
