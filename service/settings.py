@@ -145,7 +145,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=10**15,
-        description="Bytes of blobs, weights, samples and embeddings of a key; beyond it 413; none: no limit.",
+        description="Stored bytes of a key, of whatever kind of file; beyond it 413; none: no limit.",
     )
     key_adapters: int | None = Field(
         None,
@@ -175,7 +175,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=10**15,
-        description="Bytes of blobs, weights, samples and embeddings of a namespace; beyond it 413; none: no limit.",
+        description="Stored bytes of a namespace, of whatever kind of file; beyond it 413; none: no limit.",
     )
     namespace_adapters: int | None = Field(
         None,

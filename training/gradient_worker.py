@@ -7,6 +7,7 @@ It loads a base model, and reads and writes weights in a blob store. Run by the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.blobs import LocalBlobs
+from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
 from training.coefficients import weigh
@@ -50,10 +52,14 @@ class TuningTask(Frozen):
 
 
 class StatisticTask(Frozen):
-    """Compute a statistic; answered with a MeasuredStatistic, whose blob is there when the answer comes."""
+    """Compute a statistic; answered with a MeasuredStatistic, whose bytes are in `file` when the answer comes.
+
+    `file` is there already, and its owner's to store and to remove: who is stopped has then left no blob behind.
+    """
 
     do: Literal["measure"] = "measure"
     request: StatisticRequest
+    file: Path
 
 
 def begin(setup: Json) -> Handle:
@@ -68,9 +74,6 @@ def begin(setup: Json) -> Handle:
 
     def keep(tensors: Mapping[str, Tensor]) -> str:
         return blobs.put_bytes(passing(tensors))
-
-    def store(tensors: Mapping[str, Tensor]) -> str:
-        return blobs.put_bytes(save_tensors(tensors))
 
     loaded: list[LoadedBase] = []
     known = Known()
@@ -92,8 +95,17 @@ def begin(setup: Json) -> Handle:
             return found.model_dump(mode="json")
         if task["do"] == "measure":
             asked = StatisticTask.model_validate(task)
-            return measure(base, asked.request, load, store, progress=progress).model_dump(mode="json")
+            into = partial(_write, asked.file)
+            return measure(base, asked.request, load, into, progress=progress).model_dump(mode="json")
         tuning = TuningTask.model_validate(task)
         return tune(base, tuning.request, load, keep, progress=progress).model_dump(mode="json")
 
     return handle
+
+
+def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors to a file that is there; gives the digest of its bytes."""
+    data = save_tensors(tensors)
+    with file.open("r+b") as opened:
+        opened.write(data)
+    return sha256_digest(data)

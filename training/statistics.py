@@ -105,7 +105,7 @@ def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], _seed
         for row in rows:
             ids = torch.tensor([row], device=base.model.device)
             hidden_states(base.model, ids, torch.ones_like(ids))
-    return {name: packed(total / watch.tokens[name]) for name, total in watch.sums.items()}
+    return {name: packed(watch.sums.pop(name) / tokens) for name, tokens in watch.tokens.items()}
 
 
 class _Watch(TorchFunctionMode):

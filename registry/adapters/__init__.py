@@ -27,14 +27,13 @@ from registry.adapters.bottleneck_alignment import align_bottlenecks
 from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
-from registry.adapters.fixed_order import Array
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_B, PREFIX, LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
-from registry.adapters.lora_narrowing import narrow_loras
+from registry.adapters.lora_narrowing import Moments, narrow_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
@@ -79,9 +78,7 @@ class StructureEntry:
     initial: Callable[..., dict[str, Tensor]]
     join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[Factor]], dict[str, Tensor]] | None = None
     align: Callable[[Any, Tensors, Tensors | None], dict[str, Tensor]] | None = None
-    narrow: Callable[[Any, Tensors, Mapping[str, int], int, Mapping[str, Array] | None], dict[str, Tensor]] | None = (
-        None
-    )
+    narrow: Callable[[Any, Tensors, Mapping[str, int], int, Moments | None], dict[str, Tensor]] | None = None
     mixture: Callable[[Any, BaseShape], Mixture] | None = None
     merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
     routes: Callable[[Any, Tensors], list[dict[str, Tensor]]] | None = None

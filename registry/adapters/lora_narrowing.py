@@ -10,7 +10,7 @@ onto which B A is projected, and nothing has to be divided by C^1/2 again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from registry.spec import LoraConfig
 
 NOTHING = 1e-12
 """Of the largest squared singular value: what is smaller is rounding, and left out."""
-Moments = Mapping[str, Array]
-"""By the path of a module: (inputs, inputs)."""
+Moments = Callable[[str], Array]
+"""By the path of a module: (inputs, inputs). Made when asked for, since all together may take gigabytes."""
 AT_ONCE = 2**19
 """Entries of the matrices whose eigenvectors are found together (4 MiB); more at a time saves no time."""
 
@@ -58,7 +58,7 @@ def _narrow(tensors: dict[str, Tensor], paths: Sequence[str], rank: int, read: M
     """
     downs, ups = [PREFIX + path + LORA_A for path in paths], [PREFIX + path + LORA_B for path in paths]
     seen = [
-        _seen(_double(tensors[down]), None if read is None else read[path])
+        _seen(_double(tensors[down]), None if read is None else read(path))
         for path, down in zip(paths, downs, strict=True)
     ]
     left = root(np.stack(seen))

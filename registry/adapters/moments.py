@@ -33,10 +33,10 @@ def packed(moments: Tensor) -> Tensor:
 
 def unpacked(values: Tensor, size: int) -> Array:
     """The symmetric matrix (size, size) of `packed`, float64."""
-    found = np.zeros((size, size))
-    rows, columns = np.triu_indices(size)
-    found[rows, columns] = values.numpy()
-    found[columns, rows] = found[rows, columns]
+    found, flat = np.zeros((size, size)), values.numpy()
+    ends = np.cumsum(np.arange(size, 0, -1))
+    for row, own in enumerate(np.split(flat, ends[:-1])):  # not by lists of indices, which take more than the matrix
+        found[row, row:] = found[row:, row] = own
     return found
 
 

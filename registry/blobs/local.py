@@ -32,6 +32,10 @@ SYNCED_AT_ONCE = 16 * 1024 * 1024
 """Bytes that the disk begins to write while the next ones come: the sync at the end of a large blob waits for fewer."""
 
 
+NOTHING = sha256_digest(b"")
+"""Of a file that becomes no blob."""
+
+
 class LocalBlobs:
     """A BlobStore over a folder, which is made if need be; not where `make` is False: then it is another process's."""
 
@@ -66,6 +70,15 @@ class LocalBlobs:
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
         return LocalWriter(self, digest, Check(digest, max_bytes, length))
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A file beside the blobs that another process may write to. It is gone when this ends, however it does.
+
+        Held until then, so that no process that starts sweeps it; after a crash the next start does.
+        """
+        with LocalWriter(self, NOTHING, Check(NOTHING, 0, None)) as writer:
+            yield writer.temporary
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
@@ -177,21 +190,21 @@ class LocalWriter:
         self._blobs = blobs
         self._digest = digest
         self._folder = blobs.state.incoming
-        self._temporary = self._folder / secrets.token_hex(16)
+        self.temporary = self._folder / secrets.token_hex(16)
         self._check = check
         self._file: BinaryIO | None = None
         self._syncing = 0
 
     def __enter__(self) -> Self:
         """Open the temporary file, and hold it: another process may sweep it between the two, then there is a next."""
-        while self._file is None or not self._temporary.exists():
+        while self._file is None or not self.temporary.exists():
             if self._file is not None:
                 self._file.close()
-            self._temporary = self._folder / secrets.token_hex(16)
+            self.temporary = self._folder / secrets.token_hex(16)
             self._blobs.state.check()  # nothing is written where a mount is missing
             with self._writing():
                 self._folder.mkdir(exist_ok=True)
-                self._file = self._temporary.open("xb")
+                self._file = self.temporary.open("xb")
             with suppress(OSError):  # a file system without locks: there nothing can be swept either
                 fcntl.flock(self._file, fcntl.LOCK_EX)
         return self
@@ -210,7 +223,7 @@ class LocalWriter:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
-        self._blobs.take_in(file, self._temporary, self._digest, size=self._check.size)
+        self._blobs.take_in(file, self.temporary, self._digest, size=self._check.size)
 
     def __exit__(self, *_: object) -> None:
         """Close, and remove what was not committed."""
@@ -220,7 +233,7 @@ class LocalWriter:
                     self._file.close()  # flushes, which fails on a full disk
         finally:
             with suppress(OSError):  # where the folder is gone, or cannot be written any more: the next start sweeps it
-                self._temporary.unlink(missing_ok=True)
+                self.temporary.unlink(missing_ok=True)
 
     def _writing(self) -> AbstractContextManager[None]:
         """While open, what the system refuses is told as Unavailable: nobody's request is to blame."""

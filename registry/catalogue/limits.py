@@ -6,10 +6,10 @@ the second sees what the first has added.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, insert, or_, select, union, update
+from sqlalchemy import Connection, and_, func, insert, or_, select, union, update
 
 from registry.catalogue.jobs import UNENDED
-from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits
+from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits, statistics
 from registry.spec.limits import LimitKind, UseLimits
 
 NUMBERS = tuple(UseLimits.model_fields)
@@ -37,7 +37,7 @@ class UseLimitRows:
     # --- in use ---------------------------------------------------------------------------------
 
     def stored_bytes(self, kind: LimitKind, subject: str) -> int:
-        """Bytes of every blob that it uploaded, or that an adapter of it is made of, each once."""
+        """Bytes of every blob that it uploaded, or that an adapter of it is made of or measured by, each once."""
         if kind == "key":
             uploaded = select(blob_uploads.c.digest).where(blob_uploads.c.key_id == subject)
             own = adapters.c.created_by == subject
@@ -47,11 +47,15 @@ class UseLimitRows:
         vectors = select(embeddings.c.blob_digest).join(
             adapters, adapters.c.sample_digest == embeddings.c.sample_digest
         )
+        of_both = and_(
+            adapters.c.digest == statistics.c.adapter_digest, adapters.c.sample_digest == statistics.c.sample_digest
+        )
         digests = union(
             uploaded,
             select(adapters.c.weights_blob).where(own),
             select(adapters.c.sample_digest).where(own, adapters.c.sample_digest.is_not(None)),
             vectors.where(own),
+            select(statistics.c.blob_digest).join(adapters, of_both).where(own),
         )
         query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(digests))
         return int(self._connection.execute(query).scalar_one())

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, exists, select
 
-from registry.catalogue.repository import Repository
-from registry.catalogue.rows import StatisticRow
-from registry.catalogue.tables import statistics
+from registry.catalogue.repository import Repository, seen_by
+from registry.catalogue.rows import Namespaces, StatisticRow
+from registry.catalogue.tables import adapters, statistics
 from registry.spec import StatisticKind
 
 
@@ -28,6 +28,16 @@ class Statistics(Repository[StatisticRow]):
         same = _same(row.adapter_digest, row.sample_digest, row.kind)
         self._connection.execute(delete(statistics).where(*same))
         self._insert(statistics, **asdict(row))
+
+    def named(self, visible: Namespaces, adapter_digest: str, blob: str) -> StatisticRow | None:
+        """The statistic of these bytes that is in this blob, if a visible version has them with the text it is of."""
+        of_both = exists().where(
+            adapters.c.digest == statistics.c.adapter_digest,
+            adapters.c.sample_digest == statistics.c.sample_digest,
+            seen_by(visible, adapters.c.namespace),
+        )
+        its = (statistics.c.adapter_digest == adapter_digest, statistics.c.blob_digest == blob, of_both)
+        return self._one(select(statistics).where(*its).limit(1))
 
     def lost(self, blobs: Collection[str]) -> set[str]:
         """Those of these blobs that are no statistic any more."""

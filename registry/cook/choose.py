@@ -9,7 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from registry.blobs import BlobStore
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow
+from registry.cook.statistics import stored_statistic
 from registry.errors import InvalidRecipe
 from registry.names import parse_ref
 from registry.progress import Progress
@@ -28,6 +30,7 @@ from registry.spec import (
     PosteriorSpec,
     Selection,
     SelectorSpec,
+    WeightedRef,
     canonical_decimal,
     weights_by_digest,
 )
@@ -160,18 +163,17 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     """
     weights: dict[str, float] = {}
     rows: dict[str, AdapterRow] = {}
-    layers: dict[str, Mapping[str, str] | None] = {}
+    said: dict[str, WeightedRef] = {}
     with registry.database.read() as catalogue:
         for one in recipe.ingredients:
             row = catalogue.adapters.resolve(caller.namespaces, parse_ref(one.ref))
-            if row.digest in rows and one.layers is not None:
-                raise InvalidRecipe(f"{one.ref} is in the recipe twice, with factors of its own.", param="recipe")
-            rows[row.digest], layers[row.digest] = row, one.layers
+            _check_said(catalogue, caller, row, one, said.get(row.digest))
+            rows[row.digest], said[row.digest] = row, one
             weights[row.digest] = weights.get(row.digest, 0.0) + one.weight
     used = [digest for digest in rows if weights[digest] > 0]
     if not used:
         raise InvalidRecipe("Every weight of the recipe is 0: give at least one ingredient a weight.", param="recipe")
-    layered = layers[used[0]] is not None  # then all have them
+    layered = said[used[0]].layers is not None  # then all have them
     try:
         own = {digest: weights[digest] for digest in used}
         canonical = {one: canonical_decimal(w) for one, w in own.items()} if layered else weights_by_digest(own)
@@ -183,7 +185,29 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     if not kept:
         raise InvalidRecipe("Every weight of the recipe is 0 at nine decimal places.", param="recipe")
     parts = (part_of(rows[digest], canonical[digest], registry.blobs) for digest in kept)
-    return rows[used[0]].base_model, tuple(replace(part, layers=layers[part.digest]) for part in parts)
+    return rows[used[0]].base_model, tuple(_as_said(registry, part, said[part.digest]) for part in parts)
+
+
+def _check_said(
+    catalogue: Catalogue, caller: Caller, row: AdapterRow, one: WeightedRef, before: WeightedRef | None
+) -> None:
+    """Raises InvalidRecipe where an adapter is named twice otherwise, or with a statistic not its own."""
+    if before is not None and one.layers is not None:
+        raise InvalidRecipe(f"{one.ref} is in the recipe twice, with factors of its own.", param="recipe")
+    if before is not None and one.statistic != before.statistic:
+        raise InvalidRecipe(f"{one.ref} is in the recipe twice, with another statistic.", param="recipe")
+    if one.statistic is not None and catalogue.statistics.named(caller.namespaces, row.digest, one.statistic) is None:
+        raise InvalidRecipe(
+            f"{one.statistic} is no statistic of {one.ref} on a sample that this key sees: name one of a stored "
+            "recipe, or leave it out.",
+            param="recipe",
+        )
+
+
+def _as_said(registry: Registry, part: SoupPart, one: WeightedRef) -> SoupPart:
+    """The part with what the recipe says of it besides its weight."""
+    known = None if one.statistic is None else stored_statistic(registry.blobs, one.statistic)
+    return replace(part, layers=one.layers, statistic=known)
 
 
 def part_of(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from registry.adapters import entry_of
 from registry.adapters.fixed_order import Array
 from registry.adapters.lora import LORA_A, PREFIX
+from registry.adapters.lora_narrowing import Moments
 from registry.adapters.moments import matrix_size, unpacked
 from registry.errors import Internal
 from registry.soup import concat
@@ -75,24 +77,27 @@ def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor
     if narrow is None:
         raise Internal(f"Adapters of method {wide.method!r} were to be made narrower.")
     exact = concat.side_by_side(parts, mixing.scale)
-    read = _read_together(parts, wide) if mixing.by_inputs else None
+    read = _read_together(parts) if mixing.by_inputs else None
     return cast_finite(narrow(wide, exact, widths, mixing.seed, read), torch.float32)
 
 
-def _read_together(parts: Sequence[SoupPart], wide: AdapterConfig) -> dict[str, Array]:
+def _read_together(parts: Sequence[SoupPart]) -> Moments:
     """By site: the second moments of what is read there over all ingredients' samples, by their weights.
 
     How large they are together changes nothing, so an ingredient that leaves a module alone is left out there.
     """
-    found: dict[str, Array] = {}
-    for part in by_digest(parts):
-        known, weights = part.measured(), part.factor(1.0)
-        for path in part.config.widths():
-            moments = known[PREFIX + path + LORA_A]
-            size = matrix_size(len(moments))
-            own = weights(path) * unpacked(moments, size)
-            found[path] = found[path] + own if path in found else own
-    return {path: found[path] for path in wide.widths()}
+    known = [(part.measured(), part.factor(1.0)) for part in by_digest(parts)]
+
+    def at(path: str) -> Array:
+        name = PREFIX + path + LORA_A
+        read = [(weight(path), own[name]) for own, weight in known if name in own]
+        size = matrix_size(len(read[0][1]))
+        found = np.zeros((size, size))
+        for weight, moments in read:
+            found += weight * unpacked(moments, size)
+        return found
+
+    return at
 
 
 def _exact(mixing: RecompressMixing) -> ConcatMixing:

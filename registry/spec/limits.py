@@ -24,7 +24,7 @@ class UseLimits(Frozen):
     tokens_per_minute: Rate | None = None
     """Tokens read and written by them."""
     stored_bytes: Quota | None = None
-    """Bytes of uploaded blobs, and of weights, samples and embeddings, retired ones included."""
+    """Bytes of uploaded blobs, and of weights, samples, embeddings and statistics, retired ones included."""
     adapters: Quota | None = None
     """Live versions of adapters and soups."""
     jobs: Quota | None = None

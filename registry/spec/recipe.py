@@ -100,12 +100,15 @@ class Recipe(Frozen):
 class WeightedRef(Frozen):
     """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe.
 
-    Weights with factors by site (`layers`), as a stored recipe has them, are taken as they are.
+    Weights with factors by site (`layers`), as a stored recipe has them, are taken as they are. So is `statistic`, for
+    methods that mix by one: a stored one of that adapter. Without it that of the version's own sample is taken, or
+    computed.
     """
 
     ref: AdapterRef
     weight: float = Field(default=1.0, ge=0)
     layers: LayerFactors | None = None
+    statistic: Digest | None = None
 
 
 class HandRecipe(Frozen):

@@ -3,14 +3,18 @@
 Gradients stay out of the engine: streams go on as ever, and what is cancelled is a process that ends.
 
 `GradientProcess` is the parent's side, used by the job runner; `main` is the child's, which reads and writes weights in
-the blob store. It waits for the next task for a while (`gradients_idle_seconds`), so that cooks one after the other do
-not each load the base model; then it ends, and its memory is free again.
+the blob store, but for statistics, which the parent stores. It waits for the next task for a while
+(`gradients_idle_seconds`), so that cooks one after the other do not each load the base model; then it ends, and its
+memory is free again.
 """
 
 from __future__ import annotations
 
 import threading
 
+from registry.blobs import LocalBlobs
+from registry.errors import Internal
+from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import (
     BaseEntry,
@@ -49,8 +53,19 @@ class GradientProcess:
         return Tuned.model_validate(self._done(entry, TuningTask(request=request), progress))
 
     def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
-        """Compute a statistic; raises what that or `progress` raises, or Unavailable for a crash."""
-        return MeasuredStatistic.model_validate(self._done(entry, StatisticTask(request=request), progress))
+        """Compute and store a statistic; raises what that or `progress` raises, or Unavailable for a crash.
+
+        The child writes it to a file that goes with the task: one that is ended after it has written stores nothing.
+        """
+        blobs = LocalBlobs(self._settings.blobs_dir, make=False)
+        with blobs.scratch() as file:
+            answer = self._done(entry, StatisticTask(request=request, file=file), progress)
+            found = MeasuredStatistic.model_validate(answer)
+            data = file.read_bytes()
+            if sha256_digest(data) != found.blob:
+                raise Internal(f"{CALLED} answered {found.blob}, and wrote something else.")
+            blobs.put_bytes(data)
+        return found
 
     def stop(self) -> None:
         """End the process; called when no job is run any more."""

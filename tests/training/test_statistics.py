@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,25 @@ from torch import Tensor
 
 from registry.adapters import AdapterModule, attached, create, from_tensors, paper_config
 from registry.adapters.moments import matrix_size, packed, packed_entries, read_by, unpacked
+from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
+from registry.blobs import LocalBlobs
 from registry.errors import Cancelled, InvalidSample
 from registry.likelihood import hidden_states, lm_logits
 from registry.names import sha256_digest
-from registry.spec import AdapterConfig, LoraConfig, LoraModule, MeasuredStatistic, StatisticRequest, StoredAdapter
+from registry.progress import silent
+from registry.spec import (
+    AdapterConfig,
+    BaseEntry,
+    LoraConfig,
+    LoraModule,
+    MeasuredStatistic,
+    StatisticRequest,
+    StoredAdapter,
+)
 from tests.tiny_models import TINY_SENTENCES
 from tests.training.conftest import state_hash
+from training.gradient_worker import GradientSetup, StatisticTask, begin
 from training.statistics import drawn, measure
 
 ON_BASES = ("gpt2", "llama")
@@ -153,6 +166,25 @@ def test_a_symmetric_matrix_is_packed_and_back() -> None:
     assert len(found) == packed_entries(7) == 28
     assert [matrix_size(packed_entries(size)) for size in (1, 2, 7, 576)] == [1, 2, 7, 576]
     assert np.array_equal(unpacked(found, 7), matrix.double().numpy())
+
+
+def test_a_process_that_computes_one_leaves_it_to_its_parent_to_store(
+    gpt2: LoadedBase, base_entry: Callable[[str], BaseEntry], tmp_path: Path
+) -> None:
+    """One that is ended after it has computed, and before it is heard, has stored nothing that nobody knows of."""
+    config = configs(gpt2)["lora"]
+    blobs = LocalBlobs(tmp_path / "blobs")
+    adapter = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(tensors_of(gpt2, config))))
+    setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=blobs.folder)
+    asked = StatisticRequest(kind="inputs", adapter=adapter, texts=TEXTS)
+    with blobs.scratch() as file:
+        task = StatisticTask(request=asked, file=file)
+        answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
+        assert list(blobs.digests()) == [adapter.blob]
+        assert sha256_digest(file.read_bytes()) == MeasuredStatistic.model_validate(answer).blob
+        found = load_tensors(file.read_bytes())
+    assert list(found) == sorted(measured(gpt2, config, "inputs", max_tokens=asked.max_tokens)[1])
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("kind", ["fisher", "inputs"])

@@ -141,6 +141,16 @@ def test_a_second_process_that_shares_the_folder_does_not_sweep_uploads(folder):
     assert sorted(LocalBlobs(folder).digests()) == sorted([HELLO, sha256_digest(b"other")])
 
 
+def test_a_scratch_file_is_held_and_goes_however_its_block_ends(folder):
+    store = LocalBlobs(folder)
+    with pytest.raises(RuntimeError), store.scratch() as file:
+        file.write_bytes(b"of another process")
+        LocalBlobs(folder)  # sweeps what nobody holds
+        assert file.read_bytes() == b"of another process"
+        raise RuntimeError
+    assert files(folder) == []
+
+
 def test_a_sweep_between_the_making_of_a_temporary_file_and_its_lock_loses_nothing(folder, monkeypatch):
     """The sweep of another process comes at the worst moment, once."""
     store = LocalBlobs(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,10 +15,21 @@ from registry.adapters.weights import load_tensors
 from registry.collect import collect
 from registry.cook import statistics
 from registry.cook.statistics import may_measure
-from registry.errors import Cancelled, Incompatible, Retired
+from registry.errors import Cancelled, DamagedBlob, Incompatible, InvalidRecipe, QuotaExceeded, Retired
 from registry.purge import purge
 from registry.registry import Retention
-from registry.spec import MOST_PASSAGES, AutoMixing, FisherMixing, MeasuredStatistic, RecompressMixing, StatisticRequest
+from registry.spec import (
+    MOST_PASSAGES,
+    AutoMixing,
+    Cooked,
+    FisherMixing,
+    MeasuredStatistic,
+    RecompressMixing,
+    StatisticRequest,
+    UseLimits,
+)
+from registry.spec.limits import LimitKind
+from registry.stored_bytes import record_bytes
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
 
@@ -122,6 +134,58 @@ def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
     assert np.diff([every.index(text) for text in texts]).max() <= 3
 
 
+def as_stored(cooked: Cooked) -> dict[str, Any]:
+    """A stored recipe as it is sent to have its soup made again."""
+    assert cooked.recipe is not None
+    return {
+        "ingredients": [
+            {"ref": one.digest, "weight": float(one.weight), "statistic": one.statistic}
+            for one in cooked.recipe.ingredients
+        ]
+    }
+
+
+def test_a_stored_recipe_gives_its_soup_whatever_was_pushed_since(two: ToyRegistry) -> None:
+    """A digest means the newest version, which may have another sample; the recipe names what it was mixed by."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    two.push("beta/copy", seed=0, sample={"texts": passages("other")})
+    two.blobs.delete(two.row(first.soup_id).weights_blob)
+    again = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (again.cached, again.recipe_digest, again.digest) == (False, first.recipe_digest, first.digest)
+    assert len(two.measurings) == 2
+    nameless = {"ingredients": [{**one, "statistic": None} for one in as_stored(first)["ingredients"]]}
+    assert two.cook(recipe=nameless, mixing=FISHER).recipe_digest != first.recipe_digest
+
+
+def test_a_statistic_that_is_named_is_the_adapters_and_what_its_method_goes_by(two: ToyRegistry) -> None:
+    named = as_stored(two.cook(recipe=RECIPE, mixing=FISHER))
+    two.cook(recipe=RECIPE, mixing={"method": "regmean"})
+    law, tax = named["ingredients"]
+    crossed = {"ingredients": [{**law, "statistic": tax["statistic"]}, tax]}
+    with pytest.raises(InvalidRecipe, match=r"is no statistic of sha256:.* that this key sees"):
+        two.cook(recipe=crossed, mixing=FISHER)
+    weights = {"ingredients": [{**law, "statistic": two.named("acme/law").weights_blob}, tax]}
+    with pytest.raises(InvalidRecipe, match="is no statistic of"):
+        two.cook(recipe=weights, mixing=FISHER)
+    with pytest.raises(
+        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, and this mixing goes by 'inp"
+    ):
+        two.cook(recipe=named, mixing={"method": "regmean"})
+    with pytest.raises(InvalidRecipe, match="twice, with another statistic"):
+        two.cook(recipe={"ingredients": [law, tax, {**tax, "statistic": None}]}, mixing=FISHER)
+    for mixing in ({"method": "average"}, {"method": "auto"}):
+        with pytest.raises(InvalidRecipe, match=r"names a statistic of acme/.*goes by none: leave it out"):
+            two.cook(recipe=named, mixing=mixing)
+
+
+def test_a_statistic_of_a_text_that_a_key_does_not_see_is_not_taken(two: ToyRegistry) -> None:
+    two.push("beta/copy", seed=0, sample={"texts": passages("other")})
+    theirs = as_stored(two.cook(recipe={"ingredients": [{"ref": "beta/copy"}, {"ref": "acme/tax"}]}, mixing=FISHER))
+    assert two.cook(recipe=theirs, mixing=FISHER).cached
+    with pytest.raises(InvalidRecipe, match="that this key sees"):
+        two.cook(scope=("acme",), recipe=theirs, mixing=FISHER)
+
+
 # --- what cannot be ---------------------------------------------------------------------------------
 
 
@@ -149,6 +213,38 @@ def test_what_is_too_large_is_refused_before_anything_is_computed(
     assert len(two.measurings) == 2
 
 
+@pytest.mark.parametrize("kind", ["key", "namespace"])
+def test_it_counts_for_whoever_has_the_adapter(two: ToyRegistry, kind: LimitKind) -> None:
+    """Refused before a pass where its numbers have no room, after it where only the head of its file has none."""
+    of = {"key": "key-1", "namespace": "acme"}[kind]
+
+    def held() -> int:
+        with two.database.read() as catalogue:
+            return catalogue.limits.stored_bytes(kind, of)
+
+    def cook_with(room: int) -> None:
+        with two.database.write() as catalogue:
+            catalogue.limits.set(kind, of, UseLimits(stored_bytes=held() + room))
+        two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
+
+    before, files = held(), set(two.blobs.digests())
+    numbers = sum(4 * one.numel() for one in load_tensors(two.blobs.read(two.named("acme/law").weights_blob)).values())
+    with pytest.raises(QuotaExceeded, match="this is more than is left"):
+        cook_with(numbers - 1)
+    assert two.measurings == []
+    with pytest.raises(QuotaExceeded, match="would hold"):
+        cook_with(numbers)
+    assert len(two.measurings) == 1
+    assert (held(), set(two.blobs.digests())) == (before, files)
+    cook_with(10**6)
+    size = sum(two.blobs.size(statistics_of(two, name)) for name in ("acme/law", "acme/tax"))
+    soup = two.named("acme/soup")
+    assert held() == before + size + two.blobs.size(soup.weights_blob)
+    two.blobs.damage(statistics_of(two, "acme/law"), b"other")
+    cook_with(0)  # what is damaged has its room
+    assert len(two.measurings) == 4
+
+
 def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
     two.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
     with pytest.raises(
@@ -173,6 +269,61 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
     two.gradients = replace(two.gradients, measure=real)
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegistry, same: bool) -> None:
+    found: list[Cooked] = []
+    computed: list[str] = []
+    real = two.gradients
+
+    def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+        """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
+        two.gradients = real
+        found.append(two.cook(recipe=RECIPE, mixing=FISHER))
+        texts = request.texts if same else ("rounded otherwise", *request.texts)
+        result = two.measure(base_id, request.model_copy(update={"texts": texts}))
+        computed.append(result.blob)
+        return result
+
+    two.gradients = replace(real, measure=slower)
+    second = two.cook(recipe=RECIPE, mixing=FISHER)
+    assert (second.cached, second.recipe_digest) == (True, found[0].recipe_digest)
+    assert len(two.measurings) == 3
+    named = statistics_of(two, "acme/law")
+    assert two.blobs.is_whole(named)
+    assert [(blob == named, two.blobs.has(blob)) for blob in computed] == [(same, same)]
+
+
+def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+    """Its adapter is purged when it is computed, and not recorded yet."""
+    found = verbs.measure(base_id, request)
+    purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
+    return found
+
+
+def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names the same bytes comes before the look, or after the file went and stores it again."""
+    two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+    named: list[Future[str]] = []
+    before, delete = set(two.blobs.digests()), two.blobs.delete
+
+    def name(blob: str, data: bytes) -> str:
+        with two.database.write() as catalogue:
+            record_bytes(two.registry, catalogue, blob, data)
+        return blob
+
+    def meanwhile(blob: str) -> None:
+        if blob not in before:
+            named.append(pool.submit(name, blob, two.blobs.read(blob)))
+            wait(named, timeout=0.2)  # longer only changes how surely a mistake is seen
+        delete(blob)
+
+    monkeypatch.setattr(two.blobs, "delete", meanwhile)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Retired, match="acme/law@1 was purged"):
+        two.cook(recipe=RECIPE, mixing=FISHER)
+    (blob,) = [one.result() for one in named]
+    assert two.blobs.is_whole(blob)
 
 
 def test_only_methods_that_need_it_may_take_a_minute() -> None:
@@ -237,6 +388,21 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
         assert catalogue.soups.lost_statistics(first.recipe_digest) == (set() if same else {blob})
 
 
+def test_a_copy_that_is_put_back_before_the_next_cook_repairs_it(two: ToyRegistry) -> None:
+    """A recipe that names what is damaged waits for it: nothing else is computed in its place."""
+    first = two.cook(recipe=RECIPE, mixing=FISHER)
+    blob = statistics_of(two, "acme/law")
+    copy = two.blobs.read(blob)
+    two.blobs.damage(blob, b"other")
+    two.blobs.delete(two.row(first.soup_id).weights_blob)
+    with pytest.raises(DamagedBlob):
+        two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert len(two.measurings) == 2
+    two.blobs.damage(blob, copy)
+    again = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (again.cached, again.digest, len(two.measurings)) == (False, first.digest, 2)
+
+
 def test_collections_leave_it_alone(two: ToyRegistry) -> None:
     two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
     registry = replace(two.registry, retention=Retention(grace=timedelta(days=1)))
@@ -244,10 +410,16 @@ def test_collections_leave_it_alone(two: ToyRegistry) -> None:
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
 
 
-def test_a_purge_while_it_is_computed_leaves_no_statistic(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_purge_while_it_is_computed_leaves_no_statistic(
+    two: ToyRegistry, monkeypatch: pytest.MonkeyPatch, computed: bool
+) -> None:
     before = set(two.blobs.digests())
-    purging(two, monkeypatch, two, "measure")
-    two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
+    if computed:
+        two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+    else:
+        purging(two, monkeypatch, two, "measure")
+        two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert isinstance(two.blobs, MemoryBlobs)

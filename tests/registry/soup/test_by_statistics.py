@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from registry.spec import (
     ConcatMixing,
     FisherMixing,
     HeadConfig,
+    LoraConfig,
+    LoraModule,
     PrefixConfig,
     RecompressMixing,
     RegMeanMixing,
@@ -29,6 +32,7 @@ from registry.spec import (
 from tests.other_processor import elsewhere
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import (
+    BASE,
     INIT,
     OTHER_INIT,
     bottleneck,
@@ -278,6 +282,27 @@ def test_a_lora_is_truncated_by_what_its_modules_read() -> None:
         assert error == pytest.approx(float((sizes[3:] ** 2).sum()), rel=1e-4)
         assert error < 0.98 * seen_error(parts, config, other, path)[0]
         assert error < size
+
+
+def test_of_second_moments_one_module_is_held_in_double_precision_at_a_time() -> None:
+    """As they are stored they take a quarter of that: of all modules at once it would be gigabytes."""
+    size, paths = 256, [f"module{number}" for number in range(12)]
+    config = LoraConfig.of({path: LoraModule(2, 4.0) for path in paths})
+    draw = torch.Generator().manual_seed(0)
+    tensors, moments = {}, {}
+    for path in paths:
+        tensors[f"base_model.model.{path}.lora_A.weight"] = torch.randn(2, size, generator=draw)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = torch.randn(4, 2, generator=draw)
+        moments[f"base_model.model.{path}.lora_A.weight"] = packed(torch.eye(size))
+    parts = weighted([config] * 2, [1, 3], load=lambda: tensors, statistic=Statistic(BASE, lambda: moments))
+    mixing = RecompressMixing(by_inputs=True, width=1)
+    tracemalloc.start()
+    try:
+        ours(parts, mixing)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 8 * size**2 + 2**18  # what is read, one ingredient's share, and what they are on the way
 
 
 def test_by_inputs_is_of_loras_and_nothing_changes_where_nothing_is_left_out() -> None:

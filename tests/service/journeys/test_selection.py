@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from registry.adapters import create
-from registry.adapters.weights import save_tensors
+from registry.adapters.weights import init_hash, save_tensors
 from registry.embeddings_file import save_embeddings
 from registry.errors import InvalidSample, NotFound, Retired
 from registry.spec import Provenance, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from tests.postgres import KINDS
+from tests.service.lora_pushes import push_lora
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, Live
 
@@ -146,7 +147,7 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
 def check_rebuilt(stocked, soup):
     """The recipe of an answer, posted by hand, is the same soup."""
     ingredients = [
-        {"ref": one["digest"], "weight": float(one["weight"]), "layers": one.get("layers")}
+        {"ref": one["digest"], "weight": float(one["weight"]), **{key: one.get(key) for key in ("layers", "statistic")}}
         for one in soup["recipe"]["ingredients"]
     ]
     again = cook(stocked, recipe={"ingredients": ingredients}, mixing=soup["recipe"]["mixing"], max_width=512)
@@ -239,6 +240,44 @@ def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stock
     assert sum(map(blobs.has, named)) == 1  # what is known of the other ingredient
     assert not client.get(f"/v1/adapters/acme/{method}/lineage").json()["rebuildable"]
     assert client.post("/v1/perplexity", json={**asked, "baseline": None}).status_code == 200
+
+
+def test_loras_are_mixed_by_what_their_modules_read(stocked):
+    client, names = stocked.world.client, ["acme/lora-law", "acme/lora-tax"]
+    for seed, name in enumerate(names):
+        push_lora(stocked.world, name, seed=seed, sample={"texts": passages("court", 25, seed=seed)})
+    recipe = {"ingredients": [{"ref": names[0], "weight": 2}, {"ref": names[1]}]}
+    by_inputs = {"method": "recompress", "by_inputs": True, "width": 2}
+    answer = cook(stocked, recipe=recipe, mixing=by_inputs)
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    assert all(map(stocked.world.registry.blobs.is_whole, [one["statistic"] for one in soup["recipe"]["ingredients"]]))
+    check_rebuilt(stocked, soup)
+    plain = cook(stocked, recipe=recipe, mixing={"method": "recompress", "width": 2}).json()
+    assert plain["digest"] != soup["digest"]
+    asked = {"model": soup["model"], "texts": passages("court", 3, seed=6)}
+    assert client.post("/v1/perplexity", json=asked).json()["mean_nll"] > 0
+    for name in names:
+        assert client.post(f"/v1/adapters/{name}@1/purge").status_code == 200
+
+
+def test_what_was_learnt_is_added_to_the_start_that_a_seed_draws(stocked):
+    client = stocked.world.client
+    start = create(CONFIG, stocked.world.runtime.bases["tiny"].shape, seed=4, init="linear").state_dict()
+    given = {"init_hash": init_hash(start), "init_source": "declared", "init_seed": 4}
+    for seed, name in ((40, "acme/learnt-law"), (41, "acme/learnt-tax")):  # nobody else has these
+        stocked.world.push(name, seed=seed, provenance=given)
+    recipe = {"ingredients": [{"ref": "acme/learnt-law", "weight": 2}, {"ref": "acme/learnt-tax"}]}
+    answer = cook(stocked, recipe=recipe, mixing={"method": "task_arithmetic", "scale": 0.5})
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    assert soup["recipe"]["mixing"] == {"method": "task_arithmetic", "scale": "0.5", "init": "linear", "init_seed": 4}
+    check_rebuilt(stocked, soup)
+    assert cook(stocked, recipe=recipe).json()["digest"] != soup["digest"]
+    asked = {"model": soup["model"], "texts": passages("court", 3, seed=6)}
+    assert client.post("/v1/perplexity", json=asked).json()["mean_nll"] > 0
+    refused = cook(stocked, recipe=recipe, mixing={"method": "task_arithmetic", "init_seed": 5})
+    assert refused.status_code == 422
 
 
 def newest_search(stocked) -> list[str]:
