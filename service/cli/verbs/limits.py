@@ -37,7 +37,7 @@ class Numbers:
 
     requests_per_minute: Annotated[int | None, _limit("Requests for inference a minute.")] = None
     tokens_per_minute: Annotated[int | None, _limit("Tokens read and written a minute.")] = None
-    stored_bytes: Annotated[int | None, _limit("Bytes of blobs, weights, samples and embeddings.")] = None
+    stored_bytes: Annotated[int | None, _limit("Bytes of blobs, weights, samples, embeddings and statistics.")] = None
     adapters: Annotated[int | None, _limit("Live versions of adapters and soups.")] = None
     jobs: Annotated[int | None, _limit("Cooks, fits and trainings that wait or run.")] = None
 
