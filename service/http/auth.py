@@ -52,6 +52,9 @@ class Door(Protocol):
     def is_open(self, scope: Scope) -> bool:
         """Whether it is for whoever has not signed in as well."""
 
+    def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers with which the browser sends the cookies that it has from here."""
+
     def principal(self, scope: Scope) -> Principal:
         """Who signed in; raises Unauthenticated."""
 
@@ -81,6 +84,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._drop_cookies(scope)
         try:
             principal = await self._principal(scope)
             if principal is not None:
@@ -95,6 +99,12 @@ class Gate:
         scope.setdefault("state", {})["principal"] = principal
         with place:
             await self._app(scope, receive, send)
+
+    def _drop_cookies(self, scope: Scope) -> None:
+        """Keep no cookies but the pages' own: the framework unquotes all that come, in the square of their length."""
+        if any(name == b"cookie" for name, _ in scope["headers"]):
+            ours = [] if self._door is None else self._door.cookies(scope)
+            scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"] + ours
 
     def _place(self, principal: Principal | None) -> AbstractContextManager[None]:
         """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public."""

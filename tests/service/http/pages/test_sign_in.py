@@ -9,7 +9,7 @@ import pytest
 
 from service.http.pages.addresses import place_of
 from service.settings import Settings
-from tests.service.http.pages.signed import Signed, active, read
+from tests.service.http.pages.signed import TOKEN, Signed, active, read
 from tests.service.servers import World, open_world, write_bases
 
 WRONG = "sk-soup-" + "0" * 43
@@ -50,6 +50,42 @@ def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: Wo
     assert value is not None, cookie
     assert reader not in cookie
     assert reader[8:20] not in cookie
+
+
+FOREIGN = [
+    'prefs={"a": 1}',
+    'prefs="a, b"',
+    "a b=c",
+    "=; ;;",
+    "soup-session=; soup-session=short; soup-form=short",
+    f"soup-session-other={'x' * 43}; xsoup-session={'x' * 43}",
+    'a="' + "\\\\" * 15_000 + '"',
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda text: text[:12])
+def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
+    world: World, reader: str, foreign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What unquotes takes the square of the time of what it is given, and one cookie that it cannot read ends it."""
+
+    def unquoted(text: str) -> str:
+        assert re.fullmatch(r"[\w-]{43}", text), f"{len(text)} bytes of another's cookie were unquoted"
+        return text
+
+    monkeypatch.setattr("http.cookies._unquote", unquoted)
+    browser = Signed(world)
+    page = browser.get("/sign-in")
+    held, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
+    assert token is not None
+    fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {held}"}
+    answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
+    assert answer.status_code == 303, read(answer.text)
+    session = answer.headers["set-cookie"].partition(";")[0]
+    for cookies in (f"{foreign}; {session}", f"{session}; {foreign}"):
+        assert Signed(world).get("/models", headers={"cookie": cookies}).status_code == 200
+    for path in ("/healthz", "/v1/jobs"):  # the framework looks at the cookies of every route
+        assert world.client.get(path, headers={"cookie": foreign}).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {}])
