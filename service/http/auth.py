@@ -90,7 +90,7 @@ class Gate:
             if principal is not None:
                 await self._refusals.turn(principal.key_id)
                 send = self._watched(send, principal.key_id)
-            place = self._place(principal)
+            place = self._place(scope, principal)
         except SoupError as error:
             door = self._door_of(scope)
             refusal = problems.response_of(error) if door is None else door.refused(scope, error)
@@ -106,10 +106,15 @@ class Gate:
             ours = [] if self._door is None else self._door.cookies(scope)
             scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"] + ours
 
-    def _place(self, principal: Principal | None) -> AbstractContextManager[None]:
-        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public."""
-        if principal is None or principal is NOBODY_IN_PARTICULAR:
+    def _place(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
+        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public.
+
+        Whoever sends a form to sign in shares the places of one key, of no id, with all others who do.
+        """
+        if principal is NOBODY_IN_PARTICULAR or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
+        if principal is None:
+            return self._places.taken("")
         asking.set(principal.key_id)
         return self._places.taken(principal.key_id)
 

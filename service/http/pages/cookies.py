@@ -93,12 +93,16 @@ def form_token(request: Request) -> str:
     return hashlib.sha256(f"form:{form_secret(request)}".encode()).hexdigest()
 
 
-def check_form(request: Request, token: str) -> None:
-    """Raises Forbidden unless a form that was sent is of a page of ours, shown to this browser."""
+def check_site(request: Request) -> None:
+    """Raises Forbidden where the browser says that a form is of another site's page."""
     headers = request.headers
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in {None, "same-origin"} or (origin is not None and not _is_ours(origin, headers.get("host", ""))):
         raise Forbidden("This form was sent by a page of another site.")
+
+
+def check_token(request: Request, token: str) -> None:
+    """Raises Forbidden unless a form that was sent is of a page of ours, shown to this browser."""
     expected = form_token(request)
     if request.state.form_secret_is_new or not hmac.compare_digest(expected.encode(), token.encode()):
         raise Forbidden(STALE)
