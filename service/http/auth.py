@@ -96,7 +96,7 @@ class Gate:
             refusal = problems.response_of(error) if door is None else door.refused(scope, error)
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["principal"] = principal
+        scope.setdefault("state", {}).update(principal=principal, ask_again=self._principal)
         with place:
             await self._app(scope, receive, send)
 
@@ -200,6 +200,15 @@ def allowed(request: Request, scopes: Sequence[KeyScope]) -> Principal:
     if not any(found.has(scope) for scope in scopes):
         raise Forbidden(f"This key lacks the scope {' or '.join(repr(scope) for scope in scopes)}.")
     return found
+
+
+async def asked_again(request: Request, *scopes: KeyScope) -> Principal | None:
+    """Who is asking, looked up anew, for answers that last; None for a key or session that has ended, or may no more."""
+    try:
+        request.state.principal = await request.state.ask_again(request.scope)
+        return allowed(request, scopes)
+    except (Unauthenticated, Forbidden):
+        return None
 
 
 def scopes_of(dependant: Dependant) -> tuple[KeyScope, ...]:

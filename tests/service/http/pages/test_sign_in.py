@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from service.http.pages.addresses import place_of
 from service.settings import Settings
@@ -126,6 +127,17 @@ def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> N
     assert again.get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
 
 
+def test_signing_in_again_ends_the_session_before(world: World, reader: str) -> None:
+    browser = Signed(world, reader)
+    held = {"cookie": f"soup-session={browser.client.cookies['soup-session']}"}
+    assert Signed(world).get("/models", headers=held).status_code == 200
+    assert browser.sign_in(WRONG).status_code == 401
+    assert Signed(world).get("/models", headers=held).status_code == 200
+    assert browser.sign_in(world.key(["read"], ["other"])).status_code == 303
+    assert Signed(world).get("/models", headers=held).status_code == 303
+    browser.page("/models")
+
+
 def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
     made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
     browser = Signed(world, made["secret"])
@@ -219,3 +231,8 @@ def test_without_keys_there_is_nothing_to_sign_in_to(tmp_path: Any, served: Any)
 
 def test_the_settings_have_bounds() -> None:
     assert (Settings().pages, Settings().pages_session_seconds, Settings().pages_secure) == (True, 43_200.0, False)
+    for seconds in (60, 2_592_000):
+        assert Settings(pages_session_seconds=seconds).pages_session_seconds == seconds
+    for seconds in (59, 2_592_001):
+        with pytest.raises(ValidationError, match="pages_session_seconds"):
+            Settings(pages_session_seconds=seconds)
