@@ -203,7 +203,7 @@ def allowed(request: Request, scopes: Sequence[KeyScope]) -> Principal:
 
 
 async def asked_again(request: Request, *scopes: KeyScope) -> Principal | None:
-    """Who is asking, looked up anew, for answers that last; None for a key or session that has ended, or may no more."""
+    """Who is asking, looked up anew, for answers that last; None where the key or session has ended."""
     try:
         request.state.principal = await request.state.ask_again(request.scope)
         return allowed(request, scopes)
