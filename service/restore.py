@@ -46,6 +46,8 @@ class Restored:
 def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progress) -> Restored:
     """Put a backup into the settings' folders and database, durable when this returns.
 
+    Browsers have to sign in again: who signed out since the backup would be signed in by its sessions.
+
     Raises, and has changed nothing: NotFound where the folder is no whole backup, DamagedBlob or Unavailable where
     something of it is damaged, or of a later version; Conflict where there is something already and not `replace`.
     """
@@ -63,6 +65,8 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
         migrations.upgrade(backup.engine)
         with backup.read() as catalogue:
             mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
+        with backup.write() as catalogue:
+            catalogue.sessions.remove_all()
         if mark is None:
             raise Unavailable(f"The database in {folder} has no mark: no server has started over it.", param="folder")
         whole = {digest: size for digest, size in sizes.items() if digest not in manifest.lacking}

@@ -33,13 +33,20 @@ class Sessions:
         self._lasts = timedelta(seconds=seconds)
         self._clock = clock
 
-    def begin(self, secret: str, request_id: str) -> tuple[str, Principal]:
-        """Sign in with a key's secret: what the browser is to hold, and who it is; raises Unauthenticated."""
+    def begin(self, secret: str, request_id: str, *, instead_of: str | None = None) -> tuple[str, Principal]:
+        """Sign in with a key's secret: what the browser is to hold, and who it is; raises Unauthenticated.
+
+        `instead_of` is what it has held until now: that session ends, and stays where nobody signs in.
+        """
         if not SECRET_PATTERN.fullmatch(secret):
             raise Unauthenticated("This is no key: one is 'sk-soup-' and 43 letters, digits, '-' and '_'.")
         who = known(self._database, secret_sha256(secret), watch=self._watch, clock=self._clock)
         token = secrets.token_urlsafe(32)
         with self._database.write() as catalogue:
+            former = None if instead_of is None else catalogue.sessions.find(token_hash(instead_of))
+            if former is not None:
+                catalogue.sessions.remove(former.token_sha256)
+                who.caller(request_id).audit(catalogue, "session.end", former.key_id)
             catalogue.sessions.add(
                 token_hash(token), secret_sha256=secret_sha256(secret), key_id=who.key_id,
                 expires_at=self._clock() + self._lasts, most=MOST_OF_A_KEY,

@@ -41,3 +41,7 @@ class Sessions(Repository[SessionRow]):
     def remove(self, token_sha256: str) -> None:
         """End a session; one that is not there is at its end already."""
         self._connection.execute(delete(sessions).where(sessions.c.token_sha256 == token_sha256))
+
+    def remove_all(self) -> None:
+        """End every session."""
+        self._connection.execute(delete(sessions))

@@ -52,6 +52,9 @@ class Door(Protocol):
     def is_open(self, scope: Scope) -> bool:
         """Whether it is for whoever has not signed in as well."""
 
+    def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers with which the browser sends the cookies that it has from here."""
+
     def principal(self, scope: Scope) -> Principal:
         """Who signed in; raises Unauthenticated."""
 
@@ -81,25 +84,37 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._drop_cookies(scope)
         try:
             principal = await self._principal(scope)
             if principal is not None:
                 await self._refusals.turn(principal.key_id)
                 send = self._watched(send, principal.key_id)
-            place = self._place(principal)
+            place = self._place(scope, principal)
         except SoupError as error:
             door = self._door_of(scope)
             refusal = problems.response_of(error) if door is None else door.refused(scope, error)
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["principal"] = principal
+        scope.setdefault("state", {}).update(principal=principal, ask_again=self._principal)
         with place:
             await self._app(scope, receive, send)
 
-    def _place(self, principal: Principal | None) -> AbstractContextManager[None]:
-        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public."""
-        if principal is None or principal is NOBODY_IN_PARTICULAR:
+    def _drop_cookies(self, scope: Scope) -> None:
+        """Keep no cookies but the pages' own: the framework unquotes all that come, in the square of their length."""
+        if any(name == b"cookie" for name, _ in scope["headers"]):
+            ours = [] if self._door is None else self._door.cookies(scope)
+            scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"] + ours
+
+    def _place(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
+        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public.
+
+        Whoever sends a form to sign in shares the places of one key, of no id, with all others who do.
+        """
+        if principal is NOBODY_IN_PARTICULAR or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
+        if principal is None:
+            return self._places.taken("")
         asking.set(principal.key_id)
         return self._places.taken(principal.key_id)
 
@@ -185,6 +200,15 @@ def allowed(request: Request, scopes: Sequence[KeyScope]) -> Principal:
     if not any(found.has(scope) for scope in scopes):
         raise Forbidden(f"This key lacks the scope {' or '.join(repr(scope) for scope in scopes)}.")
     return found
+
+
+async def asked_again(request: Request, *scopes: KeyScope) -> Principal | None:
+    """Who is asking, looked up anew, for answers that last; None where the key or session has ended."""
+    try:
+        request.state.principal = await request.state.ask_again(request.scope)
+        return allowed(request, scopes)
+    except (Unauthenticated, Forbidden):
+        return None
 
 
 def scopes_of(dependant: Dependant) -> tuple[KeyScope, ...]:

@@ -23,7 +23,16 @@ from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.files import JsonCount, loads_strict
 from registry.names import KeyScope
 from service.http.auth import allowed, scopes_of
-from service.http.body_limits import MAX_KEYS, Account, BodyLimit, HeldBytes, limit_of, too_large, too_many
+from service.http.body_limits import (
+    MAX_KEYS,
+    Account,
+    BodyLimit,
+    HeldBytes,
+    check_announced,
+    limit_of,
+    too_large,
+    too_many,
+)
 from service.http.thread_turns import parsing_turn, thread_turn
 from service.settings import Settings
 
@@ -168,9 +177,7 @@ async def _read(request: Request, key: str, limit: BodyLimit, settings: Settings
     most = limit.bytes_of(settings)
     account: Account = request.state.body_account
     count, body = BodyCount(limit, settings), bytearray()
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > most:
-        raise too_large(most, settings)
+    check_announced(request.headers.get("content-length", ""), most, settings)
     try:
         async for piece in request.stream():
             if piece and not is_json(request.headers.get("content-type", "")):

@@ -135,6 +135,12 @@ class Account:
             self._bytes = 0
 
 
+def check_announced(length: str, most: int, settings: Settings) -> None:
+    """Raises TooLarge where a `Content-Length` says that a body is larger than `most`, before any of it is read."""
+    if length.isdecimal() and int(length[:20]) > most:
+        raise too_large(most, settings)
+
+
 def too_large(limit: int, settings: Settings) -> TooLarge:
     """The refusal of a body beyond its call's bytes."""
     setting = " (SOUP_MAX_JSON_BYTES)" if limit == settings.max_json_bytes else ""

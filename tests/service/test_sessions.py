@@ -74,6 +74,25 @@ def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> N
         assert catalogue.audit.list(None, limit=1, cursor=None).rows[0].action == "session.end"
 
 
+def test_signing_in_again_ends_the_session_before_and_no_other(sessions, database, key) -> None:
+    """Also one of another key; a secret that is none ends nothing."""
+    (secret, key_id), (others, other_id) = key(), key()
+    (one, _), (kept, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
+    with pytest.raises(Unauthenticated):
+        sessions.begin(new_secret(), "r", instead_of=one)
+    sessions.principal(one)
+    token, who = sessions.begin(others, "r", instead_of=one)
+    refused(sessions, one)
+    assert sessions.principal(token) == who
+    assert sessions.principal(kept).key_id == key_id
+    with database.read() as catalogue:
+        told = catalogue.audit.list(None, limit=2, cursor=None).rows
+    assert [(row.action, row.key_id, row.subject) for row in told] == [
+        ("session.begin", other_id, other_id), ("session.end", other_id, key_id),
+    ]  # fmt: skip
+    sessions.begin(others, "r", instead_of="x" * 43)
+
+
 def test_a_revoked_key_ends_its_sessions_at_once(sessions, database, watch, key) -> None:
     secret, key_id = key()
     token, _ = sessions.begin(secret, "r")

@@ -57,8 +57,11 @@ def model_page(request: Request, ns: str, name: str, parts: AppParts, who: Reade
 
 @pages.get(addresses.MODEL_FILE)
 def file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
-    """One of its files, to be kept."""
-    return get_file(request, ns, name, file, parts, who)
+    """One of its files, to be kept by whoever fetches it; a browser that signed in forgets it, as it does pages."""
+    answer = get_file(request, ns, name, file, parts, who)
+    if getattr(request.state, "session", None) is not None:
+        answer.headers["cache-control"] = "no-store"
+    return answer
 
 
 def of_row(parts: Parts, who: Principal, row: AdapterRow) -> ModelPage:

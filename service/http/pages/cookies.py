@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -25,6 +26,9 @@ SESSION = "soup-session"
 FORM = "soup-form"
 HOST_ONLY = "__Host-"
 """Before the name of a cookie that came by TLS: no other host can have set it."""
+VALUE = re.compile(r"[A-Za-z0-9_-]{43}")
+"""What either holds: 256 random bits, as `secrets.token_urlsafe` writes them."""
+OURS = frozenset({SESSION, FORM, HOST_ONLY + SESSION, HOST_ONLY + FORM})
 STALE = "This form is not of this session any more: load the page again and send it once more."
 
 
@@ -42,15 +46,22 @@ def cookie_name(name: str, *, secure: bool) -> str:
     return HOST_ONLY + name if secure else name
 
 
+def own_cookies(scope: Scope) -> Iterator[tuple[str, str]]:
+    """Name and value of every cookie of a request that is called as ours are and holds what we give out.
+
+    Cookies of others on this host are passed over, whatever they hold: nothing is unquoted.
+    """
+    for header in Headers(scope=scope).getlist("cookie"):
+        for one in header.split(";"):
+            name, _, value = (part.strip() for part in one.partition("="))
+            if name in OURS and VALUE.fullmatch(value):
+                yield name, value
+
+
 def held(scope: Scope, name: str, settings: Settings) -> str | None:
     """What the browser holds in a cookie of ours."""
-    jar: SimpleCookie = SimpleCookie()
-    try:
-        jar.load(Headers(scope=scope).get("cookie", ""))
-    except CookieError:
-        return None
-    found = jar.get(cookie_name(name, secure=is_secure(scope, settings)))
-    return found.value if found is not None and found.value else None
+    wanted = cookie_name(name, secure=is_secure(scope, settings))
+    return next((value for called, value in own_cookies(scope) if called == wanted), None)
 
 
 def hold(response: Response, request: Request, name: str, value: str) -> None:
@@ -82,12 +93,16 @@ def form_token(request: Request) -> str:
     return hashlib.sha256(f"form:{form_secret(request)}".encode()).hexdigest()
 
 
-def check_form(request: Request, token: str) -> None:
-    """Raises Forbidden unless a form that was sent is of a page of ours, shown to this browser."""
+def check_site(request: Request) -> None:
+    """Raises Forbidden where the browser says that a form is of another site's page."""
     headers = request.headers
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in {None, "same-origin"} or (origin is not None and not _is_ours(origin, headers.get("host", ""))):
         raise Forbidden("This form was sent by a page of another site.")
+
+
+def check_token(request: Request, token: str) -> None:
+    """Raises Forbidden unless a form that was sent is of a page of ours, shown to this browser."""
     expected = form_token(request)
     if request.state.form_secret_is_new or not hmac.compare_digest(expected.encode(), token.encode()):
         raise Forbidden(STALE)

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from registry.errors import SoupError, Unauthenticated
 from service.http import problems
 from service.http.pages import addresses
-from service.http.pages.cookies import SESSION, cookie_name, held, is_secure
+from service.http.pages.cookies import SESSION, cookie_name, held, is_secure, own_cookies
 from service.keys import Principal
 from service.sessions import Sessions
 from service.settings import Settings
@@ -34,6 +34,10 @@ class Door:
     def is_open(self, scope: Scope) -> bool:
         """Whether it is for whoever has not signed in as well."""
         return addresses.is_open(scope["method"], scope["path"])
+
+    def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers with which the browser sends the cookies that it has from here."""
+        return [(b"cookie", f"{name}={value}".encode()) for name, value in own_cookies(scope)]
 
     def principal(self, scope: Scope) -> Principal:
         """Who signed in, whose session is left in the request's state; raises Unauthenticated."""

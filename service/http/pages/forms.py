@@ -1,29 +1,36 @@
 """Forms that a page sends: how large one may be, its fields, and that it is of a page of ours.
 
-A form that is not of one is refused before its route sees it (`cookies.check_form`). Fields are read as browsers write
-them (`application/x-www-form-urlencoded`); files come as text that the browser has read.
+One of another site is refused before it is read, one of another browser before its route sees it (`cookies`). Fields
+are read as browsers write them (`application/x-www-form-urlencoded`); files come as text that the browser has read.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from registry.errors import Cancelled, InvalidParameter
-from service.http.bodies import Bodies
-from service.http.body_limits import Account, BodyLimit, too_large
-from service.http.pages.cookies import check_form
-from service.http.thread_turns import in_thread
+from registry.errors import Cancelled, InvalidParameter, TooSlow
+from service.http.bodies import LARGE_JSON
+from service.http.body_limits import Account, BodyLimit, check_announced, too_large
+from service.http.pages.cookies import check_site, check_token
+from service.http.thread_turns import parsing_turn
+from service.settings import Settings
 
 URLENCODED = "application/x-www-form-urlencoded"
 MOST_FIELDS = 50
 TOKEN = "form"  # noqa: S105  # a field's name
 FEW = BodyLimit(lambda _: 4096)
 """Forms with a name or two; the one that signs in is read before anybody is known."""
+STRANGER_SECONDS = 10.0
+"""How long a form may take in all while nobody is known: its connection gives way to others last (`connections`)."""
+PIECE = 8 * 1024
+"""Bytes of a form that are decoded at once."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Fields = Mapping[str, str]
 
@@ -45,38 +52,84 @@ def limit_of(endpoint: Callable[..., Any]) -> BodyLimit | None:
 
 
 async def read(request: Request, key: str, limit: BodyLimit) -> None:
-    """Leave the fields of a request in its state; raises what is wrong with them, Forbidden for a foreign form."""
+    """Leave the fields of a request in its state; raises what is wrong with them, Forbidden for a foreign form.
+
+    `key` is empty while nobody is known: all of the form then has to come within STRANGER_SECONDS.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != URLENCODED:
         raise InvalidParameter(f"A form is sent with 'content-type: {URLENCODED}'.")
-    bodies: Bodies = request.app.state.bodies
+    check_site(request)
+    try:
+        async with asyncio.timeout(None if key else STRANGER_SECONDS):
+            body = await _gathered(request, key, limit)
+    except TimeoutError:
+        raise TooSlow(f"The form did not come within {STRANGER_SECONDS:g} seconds.") from None
+    fields = await _parsed(body)
+    check_token(request, fields.get(TOKEN, ""))
+    request.state.fields = fields
+
+
+async def _gathered(request: Request, key: str, limit: BodyLimit) -> bytearray:
+    """The bytes of a form; raises TooLarge, before any of them is read where that is announced, or Busy, Cancelled."""
+    settings: Settings = request.app.state.bodies.settings
     account: Account = request.state.body_account
-    most, body = limit.bytes_of(bodies.settings), bytearray()
+    most, body = limit.bytes_of(settings), bytearray()
+    check_announced(request.headers.get("content-length", ""), most, settings)
     try:
         async for piece in request.stream():
             if len(body) + len(piece) > most:
-                raise too_large(most, bodies.settings)
+                raise too_large(most, settings)
             account.take(key, len(piece))
             body += piece
     except ClientDisconnect as error:
         raise Cancelled("The client went away.") from error
-    fields = await in_thread(_fields, bytes(body))
-    check_form(request, fields.get(TOKEN, ""))
-    request.state.fields = fields
+    return body
 
 
-def _fields(body: bytes) -> dict[str, str]:
+async def _parsed(body: bytearray) -> dict[str, str]:
+    """The fields of a form; of a large one as `bodies` parses JSON: in a thread, one at a time."""
+    if len(body) <= LARGE_JSON:
+        return _fields(body)
+    async with parsing_turn():
+        return await run_in_threadpool(_fields, body)
+
+
+def _fields(body: bytearray) -> dict[str, str]:
     """The fields of a form, each once; raises InvalidParameter."""
-    try:
-        pairs = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=MOST_FIELDS,
-            errors="strict",
-        )  # fmt: skip
-    except ValueError as error:
-        raise InvalidParameter(f"The form is not well formed, or has more than {MOST_FIELDS} fields.") from error
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise InvalidParameter("A field of the form was sent twice.")
+    if body.count(b"&") >= MOST_FIELDS:
+        raise InvalidParameter(f"The form has more than {MOST_FIELDS} fields.")
+    found: dict[str, str] = {}
+    begin = 0
+    while body and begin <= len(body):
+        end = body.find(b"&", begin)
+        end = len(body) if end < 0 else end
+        equals = body.find(b"=", begin, end)
+        try:
+            if equals < 0 or not body.isascii():
+                raise ValueError
+            name, value = _decoded(body, begin, equals), _decoded(body, equals + 1, end)
+        except ValueError:
+            raise InvalidParameter("The form is not well formed: fields are ASCII, and decode to UTF-8.") from None
+        if name in found:
+            raise InvalidParameter("A field of the form was sent twice.")
+        found[name] = value
+        begin = end + 1
     return found
+
+
+def _decoded(body: bytearray, begin: int, end: int) -> str:
+    """The text of a name or value, which lies in `body` there; raises ValueError unless it is UTF-8.
+
+    A piece at a time: the library makes an object of each `%E2`, many times the memory of the whole.
+    """
+    found = bytearray()
+    while begin < end:
+        until = min(begin + PIECE, end)
+        cut = body.find(b"%", until - 2, until) if until < end else -1
+        until = until if cut < 0 else cut  # `%E2` is not cut in two
+        found += unquote_to_bytes(bytes(body[begin:until]).replace(b"+", b" "))
+        begin = until
+    return found.decode()
 
 
 async def fields_of(request: Request) -> Fields:

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 from registry.errors import Unauthenticated
 from service.http import problems
 from service.http.pages import addresses
-from service.http.pages.cookies import SESSION, hold
+from service.http.pages.cookies import SESSION, held, hold
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.keys import Anybody
 from service.sessions import Sessions
+from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -29,11 +30,13 @@ def sign_in_page(request: Request, next: Annotated[str | None, Query(max_length=
 @pages.post(addresses.SIGN_IN)
 @takes_form(FEW)
 def sign_in(request: Request, form: Form) -> Response:
-    """Sign in: from then on the browser holds a session, and goes where it was going."""
+    """Sign in: from then on the browser holds a session, and no former one, and goes where it was going."""
+    settings: Settings = request.app.state.runtime.settings
+    former = held(request.scope, SESSION, settings)
     sessions: Sessions = request.app.state.sessions
     place = addresses.place_of(form.get("next"))
     try:
-        token, _ = sessions.begin(form.get("key", "").strip(), request.state.request_id)
+        token, _ = sessions.begin(form.get("key", "").strip(), request.state.request_id, instead_of=former)
     except Unauthenticated as error:
         said = problems.body_of(error).error
         request.state.error_code = said.code
@@ -48,9 +51,9 @@ def sign_in(request: Request, form: Form) -> Response:
 def sign_out(request: Request, form: Form, who: Anybody) -> Response:  # noqa: ARG001  # its token was looked at
     """Sign out: the session is ended here, and forgotten by the browser."""
     sessions: Sessions = request.app.state.sessions
-    held: str | None = getattr(request.state, "session", None)
-    if held is not None:
-        sessions.end(held, who, request.state.request_id)
+    token: str | None = getattr(request.state, "session", None)
+    if token is not None:
+        sessions.end(token, who, request.state.request_id)
     answer = gone_to(addresses.SIGN_IN)
     hold(answer, request, SESSION, "")
     return answer

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
+from registry.errors import NotFound
 from service.http.answers.jobs import check_reach, job_shown
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
+from service.http.auth import Reader, Writer, asked_again
 from service.http.bodies import CheckedRoute
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
@@ -45,15 +46,21 @@ def get_job(id: str, parts: AppParts, who: Reader) -> Job:
 
 @router.get("/{id}/events", response_class=StreamingResponse)
 async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
-    """Server-sent events: `progress` whenever the job changes, then `done` with the whole job."""
+    """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
+
+    They end without it once the key, or the session, that asked has ended or sees the job no more.
+    """
     await in_thread(job_row, parts, who.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
-        last = ""
+        last, asks = "", who
         with job_watch(parts, id) as change:
             while not await request.is_disconnected():
-                row = await in_thread(job_row, parts, who.namespaces, id)
-                body = await in_thread(job_shown, parts, row, who)
+                try:
+                    row = await in_thread(job_row, parts, asks.namespaces, id)
+                except NotFound:
+                    return
+                body = await in_thread(job_shown, parts, row, asks)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
@@ -63,6 +70,10 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
                 if parts.jobs.closed:  # who follows asks the next server
                     return
                 await change(KEEPALIVE_SECONDS)
+                found = await asked_again(request, "read")
+                if found is None:
+                    return
+                asks = found
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 

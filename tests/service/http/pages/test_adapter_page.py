@@ -93,6 +93,17 @@ def test_files_can_be_fetched_and_are_what_their_digest_says(browser: Signed) ->
     assert browser.get("/models/acme/law@1/files/nothing").status_code == 404
 
 
+def test_a_browser_keeps_no_file_that_others_could_see_after_signing_out(browser: Signed, world: World) -> None:
+    """A program that comes with its key keeps it, and asks whether it is still the same."""
+    for path in ("README.md", "adapter_model.safetensors"):
+        place = f"/models/acme/law@1/files/{path}"
+        for headers, status in (({}, 200), ({"range": "bytes=0-9"}, 206)):
+            answer = browser.get(place, headers=headers)
+            assert (answer.status_code, answer.headers["cache-control"]) == (status, "no-store")
+        answer = Signed(world).get(place, headers=world.headers(world.admin))
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "private, no-cache")
+
+
 def test_what_is_not_there_and_what_is_anothers_are_the_same_page(browser: Signed) -> None:
     texts = set()
     for name in ("acme/nothing", "other/food", "other/nothing"):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from html import unescape
+from itertools import islice
 from typing import Any, get_args
 
+import httpx2
 import pytest
 
 from registry.errors import InvalidSample
 from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
 from service.client.samples import split_texts
 from service.http.pages.cook import WHAT
+from service.http.routes import jobs
 from tests.service.http.pages.cooked import evidence
 from tests.service.http.pages.signed import Signed, active, read
-from tests.service.servers import World
+from tests.service.servers import Live, World
 
 SETTINGS = {"job_workers": 0}  # what is asked for waits, and nothing is computed
 PASSAGES = [f"The court held that contract number {number} was void for want of consideration." for number in range(25)]
@@ -214,6 +218,46 @@ def test_a_job_of_another_namespace_does_not_exist(stocked: World, cooked: str, 
         form = {"form": outside.token("/jobs")}
         assert outside.client.post(f"{place}/cancel", data=form).status_code == 404
     assert outside.get("/jobs.json").json()["data"] == []
+
+
+ENDS: dict[str, Callable[[World, Signed, dict[str, Any]], Any]] = {
+    "signed out": lambda _, browser, key: browser.send("/sign-in/out", "/jobs"),
+    "revoked": lambda world, _, key: world.client.delete(f"/v1/keys/{key['id']}"),
+    "without the scope": lambda world, _, key: changed(world, key, scopes=["infer"]),
+    "of another namespace": lambda world, _, key: changed(world, key, namespaces=["other"]),
+}
+
+
+def changed(world: World, key: dict[str, Any], **fields: Any) -> None:
+    answer = world.client.patch(f"/v1/keys/{key['id']}", json=fields)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "by", "end"),
+    [("/jobs/{}/events", "session", "signed out"), ("/jobs/{}/events", "session", "revoked")]
+    + [("/v1/jobs/{}/events", "key", end) for end in ("revoked", "without the scope", "of another namespace")],
+)
+def test_who_follows_a_job_is_told_nothing_more_once_signed_out_or_revoked(
+    live: Live, waiting: str, path: str, by: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "KEEPALIVE_SECONDS", 0.02)
+    world, about = live.world, {"name": "k", "scopes": ["read"], "namespaces": ["acme"]}
+    key = world.client.post("/v1/keys", json=about).json()
+    browser = Signed(world, key["secret"])
+    held = f"soup-session={browser.client.cookies['soup-session']}"
+    headers = {"cookie": held} if by == "session" else {"authorization": f"Bearer {key['secret']}"}
+    with httpx2.stream("GET", live.url + path.format(waiting), headers=headers, timeout=30) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: progress"
+        while next(lines) != ": still running":
+            pass
+        ENDS[end](world, browser, key)
+        with world.registry.database.read() as catalogue:
+            assert catalogue.jobs.get(None, waiting).state == "queued"
+        rest = list(islice(lines, 400))
+        assert len(rest) < 400, "the stream has no end"
+        assert set(rest) <= {"", ": still running"}
 
 
 def test_a_job_that_worked_with_wider_rights_shows_no_names(stocked: World) -> None:

@@ -6,10 +6,11 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from service.http.pages.addresses import place_of
 from service.settings import Settings
-from tests.service.http.pages.signed import Signed, active, read
+from tests.service.http.pages.signed import TOKEN, Signed, active, read
 from tests.service.servers import World, open_world, write_bases
 
 WRONG = "sk-soup-" + "0" * 43
@@ -52,6 +53,42 @@ def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: Wo
     assert reader[8:20] not in cookie
 
 
+FOREIGN = [
+    'prefs={"a": 1}',
+    'prefs="a, b"',
+    "a b=c",
+    "=; ;;",
+    "soup-session=; soup-session=short; soup-form=short",
+    f"soup-session-other={'x' * 43}; xsoup-session={'x' * 43}",
+    'a="' + "\\\\" * 15_000 + '"',
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda text: text[:12])
+def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
+    world: World, reader: str, foreign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What unquotes takes the square of the time of what it is given, and one cookie that it cannot read ends it."""
+
+    def unquoted(text: str) -> str:
+        assert re.fullmatch(r"[\w-]{43}", text), f"{len(text)} bytes of another's cookie were unquoted"
+        return text
+
+    monkeypatch.setattr("http.cookies._unquote", unquoted)
+    browser = Signed(world)
+    page = browser.get("/sign-in")
+    held, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
+    assert token is not None
+    fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {held}"}
+    answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
+    assert answer.status_code == 303, read(answer.text)
+    session = answer.headers["set-cookie"].partition(";")[0]
+    for cookies in (f"{foreign}; {session}", f"{session}; {foreign}"):
+        assert Signed(world).get("/models", headers={"cookie": cookies}).status_code == 200
+    for path in ("/healthz", "/v1/jobs"):  # the framework looks at the cookies of every route
+        assert world.client.get(path, headers={"cookie": foreign}).status_code == 200
+
+
 @pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {}])
 def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, reader: str, headers: Any) -> None:
     secure = Signed(world, base_url="https://soup.test" if not headers else "http://soup.test", headers=headers)
@@ -88,6 +125,17 @@ def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> N
     assert 'soup-session=""; HttpOnly; Max-Age=0' in answer.headers["set-cookie"]
     again = Signed(world)
     assert again.get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
+
+
+def test_signing_in_again_ends_the_session_before(world: World, reader: str) -> None:
+    browser = Signed(world, reader)
+    held = {"cookie": f"soup-session={browser.client.cookies['soup-session']}"}
+    assert Signed(world).get("/models", headers=held).status_code == 200
+    assert browser.sign_in(WRONG).status_code == 401
+    assert Signed(world).get("/models", headers=held).status_code == 200
+    assert browser.sign_in(world.key(["read"], ["other"])).status_code == 303
+    assert Signed(world).get("/models", headers=held).status_code == 303
+    browser.page("/models")
 
 
 def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
@@ -183,3 +231,8 @@ def test_without_keys_there_is_nothing_to_sign_in_to(tmp_path: Any, served: Any)
 
 def test_the_settings_have_bounds() -> None:
     assert (Settings().pages, Settings().pages_session_seconds, Settings().pages_secure) == (True, 43_200.0, False)
+    for seconds in (60, 2_592_000):
+        assert Settings(pages_session_seconds=seconds).pages_session_seconds == seconds
+    for seconds in (59, 2_592_001):
+        with pytest.raises(ValidationError, match="pages_session_seconds"):
+            Settings(pages_session_seconds=seconds)
