@@ -60,8 +60,12 @@ def flood(name: str, tries: str, path: str, body: Callable[[int], dict[str, Any]
                   lambda target: target.post(path, body(99)), queued(path, body, 3))  # fmt: skip
 
 
-def fit(number: int) -> dict[str, Any]:
-    return {"selector": {"kind": "gmm", "seed": number}, "wait": 0}
+def fits(target: Target) -> None:
+    """As many fits of every key as it may have waiting; the pool's samples are still to be embedded."""
+    with target.world.runtime.database.write() as catalogue:
+        for key in catalogue.keys.list():
+            for _ in range(3):
+                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
 
 
 def cook(number: int) -> dict[str, Any]:
@@ -261,7 +265,15 @@ ATTACKS = (
         "limit",
         lambda target: target.ask("GET", "/v1/adapters?limit=1000000"),
     ),
-    flood("flood of fits", "Queues more fits than a key may have waiting.", "/v1/selectors", fit),
+    Attack(
+        "flood of fits",
+        "Queues more fits than a key may have waiting.",
+        429,
+        "busy",
+        "SOUP_JOB_QUEUE_PER_KEY",
+        lambda target: target.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}),
+        fits,
+    ),
     flood("flood of cooks", "Queues more cooks than a key may have waiting.", "/v1/soups", cook),
     sized(
         "training of 10^6 steps",

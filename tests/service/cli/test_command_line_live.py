@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.errors import InvalidName, Unavailable
+from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, SampleSource, WeightedRef
 from service.cli import app as cli
@@ -867,6 +868,9 @@ class TestComparing:
             job = begin(client, request, **more)
             made.append(wait(client, job)["model"])
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            with suppress(Cancelled):
+                while True:  # until the command has heard it
+                    more["progress"](0, 0, "")
             return job
 
         made: list[str] = []

@@ -53,7 +53,7 @@ def world(
 
 def finish(world: World, job: str) -> None:
     for _ in range(600):
-        state = world.client.get(f"/v1/jobs/{job}", params={"wait": 10}).json()["state"]
+        state = world.client.get(f"/v1/jobs/{job}").json()["state"]
         if state not in {"queued", "running"}:
             break
     assert state == "succeeded"

@@ -123,7 +123,6 @@ def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
         ({"sample": "One paragraph."}, 422, "at least 5 are needed"),
         ({"sample": '{"text": 1}'}, 422, "The sample, line 1,"),
         ({"sample": TEXT, "effort": "huge"}, 400, "effort"),
-        ({"sample": TEXT, "name": "no-namespace"}, 400, "has no namespace"),
         ({"sample": TEXT, "name": "other/x"}, 403, "may not write in namespace"),
         ({"sample": TEXT, "base_model": "nothing"}, 400, "is not on the allowlist"),
     ],
