@@ -159,8 +159,8 @@ class TestInterrupted:
         )
         failed: list[BaseException | None] = []
         asking.start()
-        while not store._runtime.engine.counters()["requests"]:
-            pass
+        while asking.is_alive() and not store._runtime.engine.counters()["requests"]:
+            asking.join(0.01)
         store.close()
         asking.join(60)
         assert not asking.is_alive()
