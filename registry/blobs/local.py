@@ -30,8 +30,6 @@ from registry.names import sha256_digest
 log = logging.getLogger("soup.blobs")
 SYNCED_AT_ONCE = 16 * 1024 * 1024
 """Bytes that the disk begins to write while the next ones come: the sync at the end of a large blob waits for fewer."""
-
-
 NOTHING = sha256_digest(b"")
 """Of a file that becomes no blob."""
 

@@ -19,12 +19,10 @@ _FLAGS = {"q": "--matching", "base_model": "--base"}
 
 
 @dataclass(frozen=True)
-class Filters:
-    """Which adapters are listed, as `SoupClient.adapters` takes it."""
+class _Filters:
+    """What lists of adapters are filtered by, whatever the verb; each says by itself how its words are given."""
 
-    q: Annotated[
-        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
-    ] = None
+    q: str | None = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
     domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
@@ -32,6 +30,15 @@ class Filters:
     namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
     method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
+
+
+@dataclass(frozen=True)
+class Filters(_Filters):
+    """Which adapters are listed, as `SoupClient.adapters` takes it."""
+
+    q: Annotated[
+        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
+    ] = None
     tuned_on: Annotated[
         str | None,
         typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST"),
@@ -39,20 +46,13 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class Matching:
+class Matching(_Filters):
     """Filters for a verb that changes what they find; without any of them it works on what is named."""
 
     q: Annotated[
         str | None,
         typer.Option("--matching", help="Only with these words, as `soup ls` looks for them.", metavar="TEXT"),
     ] = None
-    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
-    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
-    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
-    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
-    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
-    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
 
     def asked(self) -> Json | None:
         """The filters as `SoupClient.adapters` takes them, None where there are none.

@@ -174,18 +174,33 @@ async def _value(request: Request, key: str, limit: BodyLimit) -> Any:
 
 async def _read(request: Request, key: str, limit: BodyLimit, settings: Settings) -> bytearray:
     """The bytes of the body; raises TooLarge, Busy, TooSlow, Cancelled, or InvalidParameter for what is not JSON."""
-    most = limit.bytes_of(settings)
+    count, kind = BodyCount(limit, settings), request.headers.get("content-type", "")
+
+    def look(piece: bytes) -> None:
+        if piece and not is_json(kind):
+            raise InvalidParameter("The body must be a JSON object sent with 'content-type: application/json'.")
+        count.add(piece)
+
+    return await gathered(request, key, limit, settings, look)
+
+
+async def gathered(
+    request: Request, key: str, limit: BodyLimit, settings: Settings, look: Callable[[bytes], None] | None = None
+) -> bytearray:
+    """The bytes of a body, counted for a key while they come, and each piece shown to `look`.
+
+    Raises TooLarge, before any is read where that is announced, Busy, TooSlow, Cancelled, and what `look` raises.
+    """
+    most, body = limit.bytes_of(settings), bytearray()
     account: Account = request.state.body_account
-    count, body = BodyCount(limit, settings), bytearray()
     check_announced(request.headers.get("content-length", ""), most, settings)
     try:
         async for piece in request.stream():
-            if piece and not is_json(request.headers.get("content-type", "")):
-                raise InvalidParameter("The body must be a JSON object sent with 'content-type: application/json'.")
             if len(body) + len(piece) > most:
                 raise too_large(most, settings)
             account.take(key, len(piece))
-            count.add(piece)
+            if look is not None:
+                look(piece)
             body += piece
     except ClientDisconnect as error:
         raise Cancelled("The client went away.") from error

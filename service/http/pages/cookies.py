@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from registry.errors import Forbidden
+from service.http.forwarded import came_by_tls
 from service.settings import Settings
 
 SESSION = "soup-session"
@@ -33,12 +34,8 @@ STALE = "This form is not of this session any more: load the page again and send
 
 
 def is_secure(scope: Scope, settings: Settings) -> bool:
-    """Whether the browser came by TLS, as far as is known.
-
-    A proxy's word is taken for it: whoever lies about it only makes their own cookie stricter.
-    """
-    forwarded = Headers(scope=scope).get("x-forwarded-proto", "")
-    return settings.pages_secure or scope.get("scheme") == "https" or forwarded.strip().lower() == "https"
+    """Whether cookies go by TLS alone: the browser came so, or the settings say so."""
+    return settings.pages_secure or came_by_tls(scope)
 
 
 def cookie_name(name: str, *, secure: bool) -> str:

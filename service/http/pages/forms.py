@@ -13,14 +13,12 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 
-from registry.errors import Cancelled, InvalidParameter, TooSlow
-from service.http.bodies import LARGE_JSON
-from service.http.body_limits import Account, BodyLimit, check_announced, too_large
+from registry.errors import InvalidParameter, TooSlow
+from service.http.bodies import LARGE_JSON, gathered
+from service.http.body_limits import BodyLimit
 from service.http.pages.cookies import check_site, check_token
 from service.http.thread_turns import parsing_turn
-from service.settings import Settings
 
 URLENCODED = "application/x-www-form-urlencoded"
 MOST_FIELDS = 50
@@ -61,29 +59,12 @@ async def read(request: Request, key: str, limit: BodyLimit) -> None:
     check_site(request)
     try:
         async with asyncio.timeout(None if key else STRANGER_SECONDS):
-            body = await _gathered(request, key, limit)
+            body = await gathered(request, key, limit, request.app.state.bodies.settings)
     except TimeoutError:
         raise TooSlow(f"The form did not come within {STRANGER_SECONDS:g} seconds.") from None
     fields = await _parsed(body)
     check_token(request, fields.get(TOKEN, ""))
     request.state.fields = fields
-
-
-async def _gathered(request: Request, key: str, limit: BodyLimit) -> bytearray:
-    """The bytes of a form; raises TooLarge, before any of them is read where that is announced, or Busy, Cancelled."""
-    settings: Settings = request.app.state.bodies.settings
-    account: Account = request.state.body_account
-    most, body = limit.bytes_of(settings), bytearray()
-    check_announced(request.headers.get("content-length", ""), most, settings)
-    try:
-        async for piece in request.stream():
-            if len(body) + len(piece) > most:
-                raise too_large(most, settings)
-            account.take(key, len(piece))
-            body += piece
-    except ClientDisconnect as error:
-        raise Cancelled("The client went away.") from error
-    return body
 
 
 async def _parsed(body: bytearray) -> dict[str, str]:

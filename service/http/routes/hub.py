@@ -21,6 +21,7 @@ from service.http.answers.hub import listed_body, repository_body, tags_of, tree
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.bodies import CheckedRoute
+from service.http.forwarded import came_by_tls
 from service.http.hub_revisions import (
     COMMIT,
     FILE,
@@ -223,10 +224,6 @@ def _has(row: ListedRow, parts: Parts, wanted: Sequence[str]) -> bool:
 
 
 def _next(request: Request, cursor: str) -> str:
-    """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS.
-
-    The first of several proxies is the one that the client spoke to. Who lies about it sends but itself elsewhere.
-    """
+    """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS."""
     url = request.url.include_query_params(cursor=cursor)
-    scheme = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
-    return str(url.replace(scheme="https") if scheme == "https" else url)
+    return str(url.replace(scheme="https") if came_by_tls(request.scope) else url)

@@ -89,7 +89,7 @@ def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
         assert world.client.get(path, headers={"cookie": foreign}).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {}])
+@pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {"x-forwarded-proto": "HTTPS, http"}, {}])
 def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, reader: str, headers: Any) -> None:
     secure = Signed(world, base_url="https://soup.test" if not headers else "http://soup.test", headers=headers)
     page = secure.get("/sign-in")
