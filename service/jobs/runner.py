@@ -64,6 +64,7 @@ class JobRunner:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._claimable = True
+        self._claiming = threading.Lock()
         """False while the database does not answer: the log says that once, not every second of an outage."""
         self._clock = ClockSteps()
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
@@ -135,17 +136,21 @@ class JobRunner:
             with self._database.write() as catalogue:
                 row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now(), lane=lane)
         except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
-            if self._claimable:
+            if self._is_news(claimable=False):
                 log.warning("no job can be claimed: %s", error.message)
-            self._claimable = False
         except Exception:
             log.exception("claiming a job failed")
         else:
-            if not self._claimable:
+            if self._is_news(claimable=True):
                 log.info("jobs can be claimed again")
-            self._claimable = True
             return row
         return None
+
+    def _is_news(self, *, claimable: bool) -> bool:
+        """Whether jobs could be claimed until now where they cannot any more, or the other way; one thread hears so."""
+        with self._claiming:
+            changed, self._claimable = claimable != self._claimable, claimable
+        return changed
 
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""

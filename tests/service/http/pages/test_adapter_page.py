@@ -18,7 +18,7 @@ from service.http.schemas.adapters import Child, Lineage, Parent
 from tests.service.http.pages.signed import Signed, active, elements, read
 from tests.service.servers import Live, World
 
-HOSTILE = '"><script>alert(1)</script><a href="javascript:alert(2)">x</a> {{7*7}} {% raw %} <style>*{}</style>'
+HOSTILE = '"><script>alert(1)</script><a href="javascript:alert(2)">x</a> {{7*7777}} {% raw %} <style>*{}</style>'
 TRAINING = {"steps": 160, "loss": 3.25, "note": HOSTILE, HOSTILE: "x", "curve": [1.0, 0.5], "<b>": {"deep": HOSTILE}}
 
 
@@ -126,7 +126,7 @@ def test_nothing_that_a_person_wrote_runs(browser: Signed) -> None:
     page = browser.page("/models/acme/law@1")
     assert active(page) == []
     assert "<script>alert(1)</script>" in unescape(page)
-    assert "{{7*7}}" in page
+    assert "{{7*7777}}" in page
 
 
 @pytest.mark.parametrize("host", ["evil.test/x", "a b", "$(id)", '"', "a;b", "x:1:2", "a:999999"])

@@ -24,7 +24,7 @@ from tests.service.servers import Live, World
 SETTINGS = {"job_workers": 0}  # what is asked for waits, and nothing is computed
 PASSAGES = [f"The court held that contract number {number} was void for want of consideration." for number in range(25)]
 TEXT = "\r\n\r\n".join(PASSAGES)
-HOSTILE = "</textarea><script>alert(1)</script>\"'<b>{{7*7}}"
+HOSTILE = "</textarea><script>alert(1)</script>\"'<b>{{7*7777}}"
 
 
 @pytest.fixture(scope="module")
