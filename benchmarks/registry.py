@@ -2,12 +2,14 @@
 
 - `list_ms_p95`, `filter_ms_p95`, `search_ms_p95`: a page of 50 out of 100,000 adapters over HTTP, on PostgreSQL, for a
   key that sees all of them; `sqlite_...` on SQLite. The rows have those of a key that sees three namespaces of 200.
-- `upload_vs_hash`: the speed of one request that uploads 500 MB, over that of hashing them (SHA-256) alone.
+- `upload_vs_hash`: the speed of one request that uploads 500 MB, over that of hashing them (SHA-256) alone;
+  `dropped_vs_hash` with a server that keeps nothing, `written_vs_hash` without one: the file copied and synced.
 - `push_many`: pushes a second by 8 clients at once; `push_many_vs_one` over those of one client.
 - `refit_backlog`: fits that are to do after 1,000 pushes in a row into a pool that has a selector.
 - `help_s`: `soup --help`, a whole process; `serve_ready_cpu_s`: CPU time of a server until `/readyz` answers.
 
-The results file is written after each part, so that one that was stopped has the parts before it.
+The results file is written after each part, so that one that was stopped has the parts before it. With `--only` the
+parts that are named take the place of their own in the file that is there, and say themselves when they were measured.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.cold_start import GOALS, PROGRAMS, READY_CPU_GOAL, SMALL_BASE, process, server_start
 from benchmarks.faults.server import killable, postgresql
-from benchmarks.report import Result, interleaved, options, repeated
+from benchmarks.report import Result, interleaved, options, repeated, run_parts
 from benchmarks.shelf import lists, pushes, uploads
 from demo.results import Figure
 
@@ -53,6 +55,10 @@ def measure_uploads(result: Result, *, megabytes: int, repeats: int) -> None:
     )
     note = "SoupClient.upload, which hashes first and sends in parts"
     result.figures["client_upload_vs_hash"] = repeated([row["client_vs_hash"] for row in rows], "ratio", note=note)
+    note = "the same request to uvicorn with an application that keeps nothing"
+    result.figures["dropped_vs_hash"] = repeated([row["dropped_vs_hash"] for row in rows], "ratio", note=note)
+    note = "the same file written and synced, without a server"
+    result.figures["written_vs_hash"] = repeated([row["written_vs_hash"] for row in rows], "ratio", note=note)
 
 
 def measure_pushes(result: Result, *, each: int, repeats: int) -> None:
@@ -108,13 +114,9 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=EACH, help="pushes of each client")
     parser.add_argument("--in-a-row", type=int, default=IN_A_ROW, help="pushes before the fits are counted")
     names = ("start", "pushes", "backlog", "uploads", "lists")
-    parser.add_argument("--only", nargs="+", choices=names, help="these parts")
+    parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
     given = parser.parse_args()
-    result = Result("registry")
-    for name, part in parts(given).items():
-        if given.only is None or name in given.only:
-            part(result)
-            result.finish(given.out)
+    run_parts("registry", parts(given), only=given.only, out=given.out)
 
 
 if __name__ == "__main__":

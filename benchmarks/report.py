@@ -63,6 +63,21 @@ class Result:
             print(f"\n{part} in {out} is new")
 
 
+def run_parts(
+    name: str, parts: Mapping[str, Callable[[Result], None]], *, only: Sequence[str] | None, out: Path | None
+) -> None:
+    """Run every part and write the file after each, or only those that are named, in the place of their own in it."""
+    result = Result(name)
+    for called, part in parts.items():
+        if only is None:
+            part(result)
+            result.finish(out)
+        elif called in only:
+            one = Result(name)
+            part(one)
+            one.finish_part(out, called)
+
+
 def options(description: str | None) -> argparse.ArgumentParser:
     """A parser with what every benchmark takes."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])

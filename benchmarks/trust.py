@@ -26,14 +26,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.faults import findings, headers, kills, outages, schemas, tenants, updates
 from benchmarks.faults.server import killable, postgresql
 from benchmarks.faults.tested import run_tests
-from benchmarks.report import Result, options
+from benchmarks.report import Result, options, run_parts
 from demo.results import Figure
 
 KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 15, 200_000, 8, 25, 9
@@ -145,18 +145,23 @@ def measure_findings(result: Result) -> None:
     result.figures["findings_mended"] = Figure(len(mended), "groups", 15, note=note)
 
 
-PARTS: Mapping[str, Callable[[Result, argparse.Namespace], None]] = {
-    "routes": lambda result, _: measure_routes(result),
-    "attacks": lambda result, _: measure_attacks(result),
-    "findings": lambda result, _: measure_findings(result),
-    "headers": lambda result, given: measure_headers(result, amount=given.headers),
-    "updates": lambda result, given: measure_updates(result, writers=WRITERS, each=given.updates),
-    "tenants": lambda result, given: measure_tenants(result, requests=given.requests),
-    "faults": lambda result, _: measure_faults(result),
-    "schemathesis": lambda result, given: measure_schemathesis(result, cases=given.cases),
-    "kills": lambda result, given: measure_kills(result, each=given.kills),
-}
-"""What is measured, in the order of the cheapest first."""
+NAMES = ("routes", "attacks", "findings", "headers", "updates", "tenants", "faults", "schemathesis", "kills")
+
+
+def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
+    """What is measured, in the order of the cheapest first."""
+    measures: tuple[Callable[[Result], None], ...] = (
+        measure_routes,
+        measure_attacks,
+        measure_findings,
+        lambda result: measure_headers(result, amount=given.headers),
+        lambda result: measure_updates(result, writers=WRITERS, each=given.updates),
+        lambda result: measure_tenants(result, requests=given.requests),
+        measure_faults,
+        lambda result: measure_schemathesis(result, cases=given.cases),
+        lambda result: measure_kills(result, each=given.kills),
+    )
+    return dict(zip(NAMES, measures, strict=True))
 
 
 def main() -> None:
@@ -167,17 +172,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=UPDATES, help="marks of each writer")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests timed beside each flood")
     parser.add_argument("--cases", type=int, default=CASES, help="requests that schemathesis sends")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts; the others stay in the file")
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="these parts; the others stay in the file")
     given = parser.parse_args()
-    result = Result("trust")
-    for name, part in PARTS.items():
-        if given.only is None:
-            part(result, given)
-            result.finish(given.out)
-        elif name in given.only:
-            one = Result("trust")
-            part(one, given)
-            one.finish_part(given.out, name)
+    run_parts("trust", parts(given), only=given.only, out=given.out)
 
 
 if __name__ == "__main__":
