@@ -24,6 +24,10 @@ JOB = "/jobs/{id}"
 JOB_EVENTS = "/jobs/{id}/events"
 JOB_CANCEL = "/jobs/{id}/cancel"
 JOB_CSV = "/jobs/{id}/{table}.csv"
+PLAYGROUND = "/playground"
+PLAYGROUND_EVENTS = "/playground/events"
+COMPARE = "/compare"
+COMPARE_CSV = "/compare/{table}.csv"
 CSV = ".csv"
 TWIN = ".json"
 
@@ -31,6 +35,7 @@ OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
     *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
     *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
+    *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, COMPARE, COMPARE + TWIN, COMPARE_CSV),
 )
 """`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""
 _PATTERNS = [compile_path(one)[0] for one in TEMPLATES]

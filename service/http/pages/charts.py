@@ -34,6 +34,8 @@ class Room:
 
 ON_DESK = Room(300, 400, 30, 5)
 IN_HAND = Room(0, 226, 46, 3)
+ROOMS = {"desk": ON_DESK, "hand": IN_HAND}
+"""A chart is drawn for both, and the style sheet shows the one that fits."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ def intervals(rows: Sequence[Measured], room: Room = ON_DESK) -> Intervals | Non
     ticks = [Tick(at(number * step), _number(number * step, step)) for number in range(first, last + 1)]
     height = TOP + room.row * len(rows) + 34
     return Intervals(edge + room.wide + 24, height, tuple(marks), tuple(ticks), at(0.0))
+
+
+def drawn_intervals(rows: Sequence[Measured]) -> dict[str, Intervals]:
+    """The chart of some rows as `desk` and `hand` have room for it."""
+    drawn = {name: intervals(rows, room) for name, room in ROOMS.items()}
+    return {name: one for name, one in drawn.items() if one is not None}
 
 
 def _step(rough: float) -> float:

@@ -18,7 +18,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import Writer
 from service.http.body_limits import BodyLimit
 from service.http.pages import addresses
-from service.http.pages.forms import Form, takes_form
+from service.http.pages.forms import ENCODED, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.soups import begin_cook
 from service.http.schemas.soups import SoupRequest
@@ -29,8 +29,6 @@ from service.parts import Parts
 from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-ENCODED = 9
-"""Bytes of a form for one character of most languages: three of UTF-8, each as `%E2`."""
 WHAT: dict[Effort, str] = {
     "instant": "Compares your text with the samples of the adapters. Seconds.",
     "quick": "Weighs the best candidates by their gradients on most of your text, and checks on the rest. Some ten "

@@ -25,6 +25,8 @@ MOST_FIELDS = 50
 TOKEN = "form"  # noqa: S105  # a field's name
 FEW = BodyLimit(lambda _: 4096)
 """Forms with a name or two; the one that signs in is read before anybody is known."""
+ENCODED = 9
+"""Bytes of a form for one character of most languages: three of UTF-8, each as `%E2`."""
 STRANGER_SECONDS = 10.0
 """How long a form may take in all while nobody is known: its connection gives way to others last (`connections`)."""
 PIECE = 8 * 1024
@@ -120,3 +122,9 @@ async def fields_of(request: Request) -> Fields:
 
 
 Form = Annotated[Fields, Depends(fields_of)]
+
+
+def numbered(form: Fields, name: str, most: int) -> list[str]:
+    """What the fields `name-1`, `name-2` and so on hold, each once, without those that are empty."""
+    given = [form.get(f"{name}-{number}", "").strip() for number in range(1, most + 1)]
+    return list(dict.fromkeys(one for one in given if one))

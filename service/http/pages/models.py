@@ -30,6 +30,10 @@ Use = Literal["yes", "scope", "base", "text"]
 gives no text."""
 
 
+SUGGESTED = 100
+"""Adapters and soups that a field for a model offers."""
+
+
 class Filters(Wire):
     """What is looked for, as `GET /v1/adapters` takes it; what a form leaves empty is not asked for."""
 
@@ -142,3 +146,10 @@ def use_of(parts: Parts, who: Principal, row: ListedAdapter) -> Use:
     if not_speaking(parts.bases[row.base_model].shape, row.config) is not None:
         return "text"
     return "yes" if who.has("infer") else "scope"
+
+
+def suggested(parts: Parts, who: Principal) -> list[str]:
+    """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
+    bases = [f"base/{id}" for id, base in sorted(parts.bases.items()) if not_speaking(base.shape, None) is None]
+    newest = list_adapters(parts, who, limit=min(SUGGESTED, parts.settings.max_page_size)).data
+    return bases + [one.ref for one in newest if use_of(parts, who, one) == "yes"]

@@ -35,6 +35,7 @@ HEADERS = {
 }
 NAVIGATION: tuple[tuple[str, str, KeyScope], ...] = (
     (addresses.MODELS, "Models", "read"), (addresses.COOK, "Cook", "write"), (addresses.JOBS, "Jobs", "read"),
+    (addresses.PLAYGROUND, "Playground", "infer"), (addresses.COMPARE, "Compare", "read"),
 )  # fmt: skip
 """Place and name of each page that is there, and the scope that it needs."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

@@ -24,13 +24,10 @@ from registry.spec import (
 )
 from registry.spec.search import WAYS
 from registry.uncertainty import COVERAGE, reach_of
-from service.http.pages.charts import IN_HAND, ON_DESK, Intervals, Measured, Stacked, intervals, stacked
+from service.http.pages.charts import ROOMS, Intervals, Measured, Stacked, drawn_intervals, stacked
 from service.http.pages.tables import Cell, Column, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
-
-ROOMS = {"desk": ON_DESK, "hand": IN_HAND}
-"""A chart is drawn for both, and the style sheet shows the one that fits."""
 
 
 class SoupReport(Wire):
@@ -206,8 +203,7 @@ def _prices(report: SoupReport) -> Table:
 
 def difference_charts(report: SoupReport) -> dict[str, Intervals]:
     """The differences with their intervals, as `desk` and `hand` have room for them."""
-    drawn = {name: intervals(measured(report), room) for name, room in ROOMS.items()}
-    return {name: one for name, one in drawn.items() if one is not None}
+    return drawn_intervals(measured(report))
 
 
 def layer_charts(report: SoupReport) -> dict[str, Stacked]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from service.http.pages import adapter, addresses, assets, cook, jobs, models, sign_in, soup
+from service.http.pages import adapter, addresses, assets, compare, cook, jobs, models, playground, sign_in, soup
 from service.http.pages.door import Door
 from service.http.pages.page import PageRoute
 from service.sessions import Sessions
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from service.runtime import Runtime
 
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
-PAGES = (files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages)
+PAGES = (
+    files,
+    sign_in.pages,
+    models.pages,
+    adapter.pages,
+    soup.pages,
+    cook.pages,
+    jobs.pages,
+    playground.pages,
+    compare.pages,
+)
 
 
 @files.get(addresses.ASSET)

@@ -15,7 +15,7 @@ from service.http.pages import assets, words
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
     *(words.iso, words.in_words, words.seconds, words.size, words.count),
-    *(words.short, words.signed, words.percent, words.figure),
+    *(words.short, words.signed, words.percent, words.figure, words.quoted),
 )
 
 

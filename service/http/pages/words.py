@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -79,3 +80,8 @@ def figure(value: float) -> str:
 def percent(value: float) -> str:
     """A share: 12.3 %."""
     return f"{100 * value:.1f} %"
+
+
+def quoted(text: str) -> str:
+    """A text between quotes, with what cannot be seen of it as JSON writes it: "\\n", " the"."""
+    return json.dumps(text, ensure_ascii=False)

@@ -46,3 +46,128 @@ for (const field of document.querySelectorAll("[data-drop]")) {
     chosen.addEventListener("change", () => take(chosen.files[0]));
   }
 }
+
+// The playground: every model is asked by a request of its own, and its answer shown as it is written.
+for (const form of document.querySelectorAll("[data-ask]")) {
+  const place = document.querySelector("[data-answers]");
+  const empty = document.querySelector("[data-answer]").content.firstElementChild;
+  const [begin, stop, anew] = ["begin", "stop", "new"].map((name) => form.querySelector(`[data-${name}]`));
+  const said = new Map(); // what was said before, in a conversation, by model
+  let running = null;
+
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const others = (found) => found.map(([text, share]) => `${JSON.stringify(text)} ${percent(share)}`).join(", ");
+  const element = (name, text, kind) => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  };
+
+  // The tokens of one event, as the API sends those of conversations and of texts.
+  const tokens = (logprobs) => {
+    if (!logprobs) return [];
+    if (logprobs.content) {
+      return logprobs.content.map((one) => [one.token, one.logprob, one.top_logprobs.map((other) => [other.token, other.logprob])]);
+    }
+    return logprobs.tokens.map((token, n) => [token, logprobs.token_logprobs[n], Object.entries(logprobs.top_logprobs?.[n] ?? {})]);
+  };
+
+  const add = (shown, choice, state) => {
+    const text = choice.delta ? choice.delta.content ?? "" : choice.text;
+    const found = tokens(choice.logprobs);
+    const probability = found.reduce((product, [, logprob]) => product * Math.exp(logprob), 1);
+    const span = element("span", text, "token");
+    for (const [token, logprob, top] of found) {
+      state.count += 1;
+      const rest = top.filter(([other]) => other !== token).map(([other, value]) => [other, Math.exp(value)]);
+      span.title = `${percent(Math.exp(logprob))}${rest.length ? "; " + others(rest) : ""}`;
+      const rows = shown.querySelector("[data-rows]");
+      if (rows.childElementCount < Number(rows.dataset.most)) {
+        const row = element("tr", "");
+        const head = element("th", "");
+        head.scope = "row";
+        head.append(element("code", JSON.stringify(token)));
+        row.append(head, element("td", percent(Math.exp(logprob)), "number"), element("td", others(rest)));
+        rows.append(row);
+      }
+    }
+    if (found.length > 0) span.classList.add(`tenth-${Math.min(Math.floor(10 * probability), 9)}`);
+    shown.querySelector("[data-text]").append(span);
+    state.text += text;
+    state.end = choice.finish_reason ?? state.end;
+  };
+
+  const fail = (shown, message) => {
+    const problem = shown.querySelector("[data-problem]");
+    problem.textContent = message;
+    problem.hidden = false;
+  };
+
+  const ask = async (model, fields, shown, signal) => {
+    const state = { text: "", end: null, count: 0 };
+    const answer = await fetch(form.dataset.ask, { method: "POST", body: fields, signal });
+    if (answer.redirected || answer.status === 401) return location.reload();
+    if (!answer.ok) return fail(shown, (await answer.json()).error.message);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
+      const events = (rest + part.value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        const data = event.replace(/^data: /, "");
+        if (data === "[DONE]" || !event.startsWith("data: ")) continue;
+        const found = JSON.parse(data);
+        if (found.error) return fail(shown, found.error.message);
+        for (const choice of found.choices) add(shown, choice, state);
+      }
+    }
+    const ended = { stop: "it came to an end", length: "cut at the most it may write" };
+    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end] ?? "stopped"}`;
+    shown.querySelector("[data-table]").hidden = state.count === 0;
+    return state.text;
+  };
+
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const given = new FormData(form);
+    const names = [...given.keys()].filter((name) => name.startsWith("model-"));
+    const models = [...new Set(names.map((name) => given.get(name).trim()).filter(Boolean))];
+    const chat = given.get("kind") === "chat";
+    running?.abort();
+    running = new AbortController();
+    const { signal } = running;
+    place.replaceChildren();
+    [begin.disabled, stop.hidden, anew.hidden] = [true, false, !chat];
+    await Promise.all(models.map(async (model) => {
+      const shown = empty.cloneNode(true);
+      shown.setAttribute("aria-label", model);
+      shown.querySelector("[data-model]").textContent = model;
+      const before = chat ? said.get(model) ?? [] : [];
+      for (const one of before) shown.querySelector("[data-turns]").append(element("p", one.content, `turn ${one.role}`));
+      if (chat) shown.querySelector("[data-turns]").append(element("p", given.get("prompt"), "turn user"));
+      place.append(shown);
+      const fields = new URLSearchParams([...given].filter(([name]) => !names.includes(name)));
+      fields.set("model-1", model);
+      fields.set("before", JSON.stringify(before));
+      try {
+        const text = await ask(model, fields, shown, signal);
+        if (chat && text !== undefined) {
+          said.set(model, [...before, { role: "user", content: given.get("prompt") }, { role: "assistant", content: text }]);
+        }
+      } catch (error) {
+        if (signal.aborted) shown.querySelector("[data-end]").textContent = "stopped";
+        else fail(shown, "The connection broke. Ask again.");
+      }
+    }));
+    [begin.disabled, stop.hidden] = [false, true];
+    if (chat) form.elements.prompt.select();
+  });
+  stop.addEventListener("click", () => running?.abort());
+  anew.addEventListener("click", () => {
+    running?.abort();
+    said.clear();
+    place.replaceChildren();
+    anew.hidden = true;
+    form.elements.prompt.focus();
+  });
+}

@@ -232,3 +232,73 @@ def test_a_job_that_ends_elsewhere_ends_on_the_page(page: Page, stocked: Live) -
     assert "It waits for its turn." in page.text("main")
     stocked.world.client.post(f"/v1/jobs/{id}/cancel")
     page.until("document.querySelector('.state.cancelled') !== null")
+
+
+def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live) -> None:
+    """Both answers are those of the API, as they were streamed; the words of each are told apart."""
+    look_at(page, "/playground?model=acme/law@1&model=acme/food@1")
+    page.fill("#prompt", "The court ")
+    page.evaluate("document.querySelector('#seed').value = '3'")
+    page.evaluate("document.querySelector('#max_tokens').value = '8'")
+    page.evaluate("document.querySelector('[data-begin]').focus()")
+    page.press("Enter")
+    page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 2")
+    asked = {"prompt": "The court ", "seed": 3, "max_tokens": 8, "temperature": 0.7}
+    for number, ref in enumerate(("acme/law@1", "acme/food@1"), 1):
+        shown = f".answers .reply:nth-child({number})"
+        same = stocked.world.client.post("/v1/completions", json={"model": ref, **asked}).json()["choices"][0]["text"]
+        assert page.evaluate(f"document.querySelector('{shown} [data-text]').textContent.trim()") == same.strip()
+        assert page.text(f"{shown} h2") == ref
+        assert "8 tokens" in page.text(shown)
+        assert page.evaluate(f"document.querySelectorAll('{shown} [data-rows] tr').length") == 8
+        assert page.evaluate(f"document.querySelector('{shown} .token').title").count(" %") == 5
+    assert page.path == "/playground?model=acme/law@1&model=acme/food@1"
+    assert page.text(".playground .do").strip() == "Ask"  # nothing runs that could be stopped
+    page.evaluate("document.querySelector('details').open = true")
+    for width in (1280, 320):
+        page.look(width=width)
+        assert findings(page) == []
+    page.look()
+
+
+def test_what_a_model_refuses_stands_in_the_place_of_its_answer(page: Page) -> None:
+    page.open("/playground?model=acme/law@1&model=acme/nothing")
+    page.fill("#prompt", "x")
+    page.evaluate("document.querySelector('#max_tokens').value = '2'")
+    page.click("[data-begin]")
+    page.until("document.querySelectorAll('.reply .problem:not([hidden])').length === 1")
+    page.until("!document.querySelector('[data-begin]').disabled")
+    assert "acme/nothing" in page.text(".reply .problem:not([hidden])")
+    assert "2 tokens" in page.text(".answers")
+    page.said[:] = [one for one in page.said if "404" not in one]  # the browser says so of the request itself
+
+
+def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:
+    page.open("/playground?model=acme/law@1")
+    page.fill("#prompt", "The court ")
+    page.evaluate("document.querySelector('#max_tokens').value = '40'")
+    page.evaluate(
+        "(() => { const form = document.querySelector('[data-ask]'); form.requestSubmit();"
+        " document.querySelector('[data-stop]').click(); })()"
+    )
+    page.until("document.querySelector('.answers').innerText.includes('stopped')")
+    page.click("[data-begin]")
+    page.until("document.querySelector('.answers').innerText.includes('40 tokens')")
+
+
+def test_models_are_compared_and_measured_on_a_text(page: Page, cooked: str) -> None:
+    look_at(page, f"/compare?model=acme/law@1&model={cooked}")
+    assert "What is in them, by weight" in page.text("main")
+    page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
+    page.click("#predict ~ form button")
+    page.until("document.querySelector('#predict ~ figure svg') !== null && document.readyState === 'complete'")
+    assert "Perplexity on 6 passages" in page.text("main")
+    assert "onions" in page.evaluate("document.querySelector('#text').value")
+    for width in (1280, 320):
+        page.look(width=width)
+        assert findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.look()
+    page.click(".pages a")
+    page.until("location.pathname === '/playground' && document.readyState === 'complete'")
+    assert page.evaluate("document.querySelector('#model-2').value") == cooked

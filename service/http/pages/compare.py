@@ -1,0 +1,210 @@
+"""The page that holds models against each other: what they are, what is in them, and how well they predict a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
+
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Forbidden, InvalidParameter, InvalidPrompt, SoupError
+from registry.spec import Recipe
+from service.client.samples import split_texts
+from service.http import problems
+from service.http.answers.lineage import lineage_of
+from service.http.app_parts import AppParts
+from service.http.auth import ModelUser, Reader
+from service.http.body_limits import BodyLimit
+from service.http.named_models import ResolvedModel, resolve_model
+from service.http.pages import addresses, words
+from service.http.pages.charts import Measured, drawn_intervals
+from service.http.pages.forms import ENCODED, Form, numbered, takes_form
+from service.http.pages.models import suggested
+from service.http.pages.page import PageRoute, shown
+from service.http.pages.tables import Cell, Column, Table, csv_of
+from service.http.routes.perplexity import perplexity
+from service.http.schemas.perplexity import PerplexityAnswer, PerplexityRequest
+from service.http.schemas.wire import Wire
+from service.http.thread_turns import in_thread
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+MOST_MODELS = 4
+Models = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
+TEXT = BodyLimit(lambda settings: ENCODED * settings.max_sample_chars + 64 * 1024)
+
+
+class Compared(Wire):
+    """One of the models that are held against each other."""
+
+    model: str
+    base_model: str
+    kind: str
+    facts: dict[str, str]
+    """What is known of it, as people read it."""
+    recipe: Recipe | None
+    """Of a soup."""
+    ingredients: dict[str, str]
+    """Weights of a soup by the ref of an ingredient, or by its digest where the key does not see it."""
+
+
+class Comparison(Wire):
+    """What is known of some models, side by side."""
+
+    object: Literal["comparison"] = "comparison"
+    models: list[Compared]
+
+
+@pages.get(addresses.COMPARE + addresses.TWIN)
+def comparison(parts: AppParts, who: Reader, model: Models = None) -> Comparison:
+    """What the page shows."""
+    names = list(dict.fromkeys(name.strip() for name in model or () if name.strip()))
+    return Comparison(models=[_compared(parts, who, resolve_model(parts, who, name)) for name in names])
+
+
+@pages.get(addresses.COMPARE_CSV)
+def comparison_csv(table: str, parts: AppParts, who: Reader, model: Models = None) -> Response:
+    """One of its tables."""
+    return csv_of(tables(comparison(parts, who, model)), table)
+
+
+@pages.get(addresses.COMPARE)
+def compare_page(request: Request, parts: AppParts, who: Reader, model: Models = None) -> Response:
+    """The page; what is wrong with a name is said above the form that has it."""
+    try:
+        found, problem = comparison(parts, who, model), None
+    except SoupError as error:
+        found, problem = Comparison(models=[]), error
+    return _page(request, parts, who, found, named=model or [], problem=problem)
+
+
+@pages.post(addresses.COMPARE)
+@takes_form(TEXT)
+async def measure(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
+    """The page, with how well each model predicts a text: all of them against the first."""
+    if not who.has("read"):
+        raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
+    named = numbered(form, "model", MOST_MODELS)
+    found = await in_thread(comparison, parts, who, named)
+    try:
+        answers = await _measured(request, form, parts, who, named)
+    except SoupError as error:
+        return await in_thread(_page, request, parts, who, found, named=named, given=form, problem=error)
+    if form.get("as") == "csv":
+        return csv_of([_scores(answers)], "scores")
+    return await in_thread(_page, request, parts, who, found, named=named, given=form, answers=answers)
+
+
+def _page(
+    request: Request, parts: Parts, who: Principal, found: Comparison, *, named: Sequence[str],
+    given: Mapping[str, str] | None = None, answers: Sequence[PerplexityAnswer] = (), problem: SoupError | None = None,
+) -> Response:  # fmt: skip
+    charts = drawn_intervals([
+        Measured(one.model, one.baseline.difference, *one.baseline.interval)
+        for one in answers if one.baseline is not None and one.baseline.interval is not None
+    ])  # fmt: skip
+    return shown(
+        request, "compare.html", status=200 if problem is None else problems.response_of(problem).status_code,
+        found=found, named=named, given=given or {}, problem=problem,
+        tables=tables(found), scores=_scores(answers) if answers else None, charts=charts,
+        suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
+    )  # fmt: skip
+
+
+# --- what is known of them ----------------------------------------------------------------------------
+
+
+def _compared(parts: Parts, who: Principal, model: ResolvedModel) -> Compared:
+    """What is known of one model."""
+    if model.row is None:
+        facts = {"Kind": "base model", "Base model": model.base_id}
+        return Compared(
+            model=f"base/{model.base_id}", base_model=model.base_id, kind="base", facts=facts, recipe=None,
+            ingredients={},
+        )  # fmt: skip
+    lineage = lineage_of(parts, who.namespaces, model.row)
+    names = {one.digest: one.ref or one.digest for one in lineage.parents}
+    recipe = lineage.recipe
+    weights = {} if recipe is None else {names.get(one.digest, one.digest): one.weight for one in recipe.ingredients}
+    return Compared(
+        model=model.row.ref, base_model=model.base_id, kind=model.row.kind, facts=_facts(model.row, recipe),
+        recipe=recipe, ingredients=weights,
+    )  # fmt: skip
+
+
+def _facts(row: AdapterRow, recipe: Recipe | None) -> dict[str, str]:
+    """What is known of a stored model, as people read it."""
+    return {
+        "Kind": ("tuned soup" if row.tuned else "soup") if row.kind == "soup" else "adapter",
+        "Base model": row.base_model,
+        "Domain": row.domain,
+        "Method": row.config.method,
+        "Parameters": words.count(row.parameters),
+        "Size": words.size(row.size_bytes),
+        "Stored as": row.dtype,
+        "Added": words.in_words(row.created_at),
+        "Mixed by": "" if recipe is None else recipe.mixing.method,
+        "Digest": row.digest,
+    }
+
+
+def tables(found: Comparison) -> list[Table]:
+    """What they are, and what is in those that are soups; a column for each model."""
+    models = found.models
+    columns = (Column("What"), *(Column(one.model) for one in models))
+    known = list(dict.fromkeys(name for one in models for name in one.facts))
+    facts = tuple((name, *(one.facts.get(name) for one in models)) for name in known)
+    mixed = list(dict.fromkeys(ref for one in models for ref in one.ingredients))
+    rows: list[tuple[Cell, ...]] = [
+        (ref, *(float(one.ingredients[ref]) if ref in one.ingredients else None for one in models)) for ref in mixed
+    ]
+    weighed = (Column("Ingredient", "model"), *(Column(one.model, "number") for one in models))
+    all_tables = [
+        Table("facts", "What they are", columns, facts),
+        Table("recipes", "What is in them, by weight", weighed, tuple(rows)),
+    ]
+    return [table for table in all_tables if models and table.rows]
+
+
+# --- how well they predict a text -----------------------------------------------------------------------
+
+
+async def _measured(
+    request: Request, form: Mapping[str, str], parts: Parts, who: Principal, named: Sequence[str]
+) -> list[PerplexityAnswer]:
+    """The perplexity of each model but the first, which is the baseline of all; raises what is wrong with the form."""
+    if len(named) < 2:
+        raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")
+    if not form.get("text", "").strip():
+        raise InvalidPrompt("Paste some text that they are to predict.", param="text")
+    texts = split_texts(form["text"].strip(), what="The text")
+    answers = []
+    for model in named[1:]:
+        try:
+            body = PerplexityRequest(model=model, texts=texts, baseline=named[0])
+        except ValidationError as error:
+            raise problems.from_validation(error.errors()) from None
+        answers.append(await perplexity(request, Response(), body, parts, who))
+    return answers
+
+
+def _scores(answers: Sequence[PerplexityAnswer]) -> Table:
+    """The first model, and the others against it."""
+    columns = (
+        Column("Model", "model"), Column("Perplexity", "number"), Column("Against the first", "difference"),
+        Column("From", "difference"), Column("To", "difference"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for one in answers:
+        first: Any = one.baseline
+        rows = rows or [(first.model, first.perplexity, None, None, None)]
+        low, high = first.interval or (None, None)
+        rows.append((one.model, one.perplexity, first.difference, low, high))
+    texts = len(answers[0].texts) if answers else 0
+    caption = (
+        f"Perplexity on {texts} {'passage' if texts == 1 else 'passages'}, and mean NLL per token against the first"
+    )
+    return Table("scores", caption, columns, tuple(rows))

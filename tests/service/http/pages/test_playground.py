@@ -1,0 +1,158 @@
+"""The playground without scripts, the stream that its script reads, and models that are compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from html import unescape
+
+import pytest
+
+from service.http.pages.playground import Playground
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World
+
+HOSTILE = "\"><script>alert(1)</script> {{7*7777}} '&amp;"
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    world.push("acme/law", seed=1, domain="law")
+    world.push("acme/food", seed=2, domain=HOSTILE)
+    world.push("other/secret", seed=3, domain="hidden-domain")
+    ingredients = [{"ref": "acme/law@1", "weight": 3}, {"ref": "acme/food", "weight": 1}]
+    asked = {"recipe": {"ingredients": ingredients}, "name": "acme/mix", "wait": 60}
+    assert world.client.post("/v1/soups", json=asked).status_code == 201
+    return world
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read", "infer"], ["acme"]))
+
+
+def spans(page: str) -> str:
+    """The text of the coloured tokens of a page's first answer."""
+    found = re.search(r"data-text>(.*?)</div>", page, re.DOTALL)
+    assert found is not None
+    return unescape("".join(re.findall(r'<span class="token [^>]*>(.*?)</span>', found[1], re.DOTALL)))
+
+
+def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
+    found = Playground.model_validate(browser.get("/playground.json?model=acme/law&model=acme/mix").json())
+    assert found.models == ["acme/law", "acme/mix"]
+    assert {"acme/law@1", "acme/food@1", "acme/mix@1"} < set(found.suggested)
+    assert not [one for one in found.suggested if "secret" in one]
+    page = browser.page("/playground?model=acme/law&model=acme/mix")
+    assert re.findall(r'name="model-\d"[^>]*value="([^"]*)"', page) == ["acme/law", "acme/mix", "", ""]
+    assert browser.get("/playground?" + "&".join(["model=x"] * 5)).status_code == 400
+
+
+def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
+    fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The court ", "seed": "7"}
+    answer = browser.send("/playground", "/playground", **fields, max_tokens="12", temperature="0.9")
+    assert answer.status_code == 200
+    asked = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
+    same = stocked.client.post("/v1/completions", json={"model": "acme/law@1", **asked}).json()["choices"][0]
+    assert spans(answer.text) == same["text"]
+    assert answer.text.count('class="reply"') == 3  # and the empty one, for the script
+    assert f"{100 * math.exp(same['logprobs']['token_logprobs'][0]):.1f} %" in read(answer.text)
+    assert not active(answer.text)
+
+
+def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
+    answer = browser.send(
+        "/playground/events", "/playground", **{"model-1": "acme/law"}, kind="text", prompt="x", max_tokens="3"
+    )
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    assert sum(len(one["logprobs"]["tokens"]) for one in choices if one["logprobs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": "x"}, "Name a model to ask."),
+        ({"model-1": "acme/law", "prompt": "  "}, "Write something to ask."),
+        ({"model-1": "acme/law", "prompt": "x", "temperature": "hot"}, "temperature"),
+        ({"model-1": "acme/law", "prompt": "x", "max_tokens": "-1"}, "max_tokens"),
+        ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "JSON"),
+        ({"model-1": "other/secret", "prompt": "x"}, "There is no"),
+        ({"model-1": HOSTILE, "prompt": HOSTILE}, "name"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], said: str) -> None:
+    page = browser.send("/playground", "/playground", **fields)
+    events = browser.send("/playground/events", "/playground", **fields)
+    assert said in read(page.text)
+    assert events.status_code >= 400
+    assert said in events.json()["error"]["message"]
+    assert not active(page.text)
+
+
+def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: Signed) -> None:
+    page = browser.send("/playground", "/playground", **{"model-1": "acme/law"}, kind="chat", prompt="x")
+    assert "has no chat template" in read(page.text)
+
+
+def test_it_takes_the_scope_to_ask(stocked: World) -> None:
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert reader.get("/playground").status_code == 403
+    assert 'href="/playground"' not in reader.page("/models")
+    assert 'href="/compare"' in reader.page("/models")
+
+
+# --- compare ---------------------------------------------------------------------------------------------
+
+BOTH = "model=acme/law&model=acme/mix@1"
+
+
+def test_models_are_told_side_by_side(browser: Signed) -> None:
+    found = browser.get(f"/compare.json?{BOTH}").json()["models"]
+    assert [one["model"] for one in found] == ["acme/law@1", "acme/mix@1"]
+    assert found[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
+    page = browser.page(f"/compare?{BOTH}")
+    assert "What is in them, by weight" in page
+    assert not active(page)
+    rows = list(csv.reader(browser.get(f"/compare/recipes.csv?{BOTH}").text.splitlines()))
+    assert rows[0] == ["Ingredient", "acme/law@1", "acme/mix@1"]
+    assert sorted(rows[1:]) == [["acme/food@1", "", "0.25"], ["acme/law@1", "", "0.75"]]
+
+
+def test_nothing_is_compared_before_something_is_named(browser: Signed) -> None:
+    page = browser.page("/compare")
+    assert "What they are" not in page
+    unknown = browser.get("/compare?model=acme/law&model=other/secret")
+    assert unknown.status_code == 404
+    assert "There is no" in read(unknown.text)
+    assert "hidden-domain" not in unknown.text
+
+
+def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Signed) -> None:
+    texts = [f"The court held that contract {number} was void." for number in range(4)]
+    fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "\n\n".join(texts)}
+    page = browser.send("/compare", f"/compare?{BOTH}", **fields)
+    assert page.status_code == 200
+    asked = {"model": "acme/mix@1", "baseline": "acme/law@1", "texts": texts}
+    same = stocked.client.post("/v1/perplexity", json=asked).json()
+    told = browser.send("/compare", f"/compare?{BOTH}", **fields, **{"as": "csv"})
+    assert told.headers["content-type"].startswith("text/csv")
+    first, second = list(csv.reader(told.text.splitlines()))[1:]
+    assert float(first[1]) == pytest.approx(same["baseline"]["perplexity"])
+    assert [float(cell) for cell in second[1:]] == pytest.approx(
+        [same["perplexity"], same["baseline"]["difference"], *same["baseline"]["interval"]]
+    )
+    assert "<circle" in page.text
+    assert not active(page.text)
+
+
+def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
+    page = browser.send("/compare", f"/compare?{BOTH}", **{"model-1": "acme/law"}, text=HOSTILE)
+    assert page.status_code == 400
+    assert "Name two models" in read(page.text)
+    assert HOSTILE in unescape(page.text)
+    assert not active(page.text)
