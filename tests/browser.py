@@ -26,7 +26,14 @@ FLAGS = (
     "--disable-features=Translate,OptimizationHints,MediaRouter,AutofillServerCommunication", "--mute-audio",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
-KEYS = {"Tab": ("\t", 9), "Enter": ("\r", 13), "Escape": ("", 27), "ArrowDown": ("", 40), "ArrowRight": ("", 39)}
+KEYS = {
+    "Tab": ("\t", 9),
+    "Enter": ("\r", 13),
+    "Escape": ("", 27),
+    "ArrowDown": ("", 40),
+    "ArrowRight": ("", 39),
+    " ": (" ", 32),
+}
 NAVIGATED = ("Execution context was destroyed", "Inspected target navigated", "Cannot find context", "uniqueContextId")
 
 
@@ -199,7 +206,9 @@ class Page:
         text, code = KEYS[key]
         about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         for _ in range(times):
-            self.call("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text == "\r" else {}))
+            self.call(
+                "Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text in {"\r", " "} else {})
+            )
             self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def click(self, selector: str) -> None:

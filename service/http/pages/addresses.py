@@ -28,6 +28,13 @@ PLAYGROUND = "/playground"
 PLAYGROUND_EVENTS = "/playground/events"
 COMPARE = "/compare"
 COMPARE_CSV = "/compare/{table}.csv"
+USAGE = "/usage"
+AUDIT = "/audit"
+KEYS = "/keys"
+KEY_ROTATE = "/keys/{id}/rotate"
+KEY_REVOKE = "/keys/{id}/revoke"
+ENGINE = "/engine"
+ENGINE_CSV = "/engine/{table}.csv"
 CSV = ".csv"
 TWIN = ".json"
 
@@ -36,6 +43,8 @@ TEMPLATES = (
     *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
     *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
     *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, COMPARE, COMPARE + TWIN, COMPARE_CSV),
+    *(USAGE, USAGE + TWIN, USAGE + CSV, AUDIT, AUDIT + TWIN, AUDIT + CSV, ENGINE, ENGINE + TWIN, ENGINE_CSV),
+    *(KEYS, KEYS + TWIN, KEY_ROTATE, KEY_REVOKE),
 )
 """`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""
 _PATTERNS = [compile_path(one)[0] for one in TEMPLATES]

@@ -170,3 +170,9 @@ def stacked(
             x += width
         rows.append(BarRow(label, room.label_y(number), room.mark_y(number) - 11, tuple(bars)))
     return Stacked(room.labels + room.wide + 10, TOP + room.row * len(labels), tuple(rows), tuple(names))
+
+
+def drawn_stacked(labels: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Stacked]:
+    """The chart of `values` as `desk` and `hand` have room for it."""
+    drawn = {name: stacked(labels, names, values, room) for name, room in ROOMS.items()}
+    return {name: one for name, one in drawn.items() if one is not None}

@@ -15,6 +15,7 @@ from service.engine.served import not_speaking
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.pages import addresses
+from service.http.pages.fields import Text
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.paging import Cursor, Limit
 from service.http.routes.adapters import list_adapters
@@ -24,7 +25,6 @@ from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-Text = Annotated[str | None, Query(max_length=500)]
 Use = Literal["yes", "scope", "base", "text"]
 """Whether a key may ask for a model: if not, it lacks the scope `infer`, the base model is not served, or the model
 gives no text."""

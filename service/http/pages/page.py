@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -33,11 +33,13 @@ HEADERS = {
     "referrer-policy": "same-origin",  # with none at all a browser does not say where a form comes from
     "cross-origin-opener-policy": "same-origin",
 }
-NAVIGATION: tuple[tuple[str, str, KeyScope], ...] = (
-    (addresses.MODELS, "Models", "read"), (addresses.COOK, "Cook", "write"), (addresses.JOBS, "Jobs", "read"),
-    (addresses.PLAYGROUND, "Playground", "infer"), (addresses.COMPARE, "Compare", "read"),
+NAVIGATION: tuple[tuple[str, str, tuple[KeyScope, ...]], ...] = (
+    (addresses.MODELS, "Models", ("read",)), (addresses.COOK, "Cook", ("write",)), (addresses.JOBS, "Jobs", ("read",)),
+    (addresses.PLAYGROUND, "Playground", ("infer",)), (addresses.COMPARE, "Compare", ("read",)),
+    (addresses.USAGE, "Usage", get_args(KeyScope)), (addresses.KEYS, "Keys", ("admin",)),
+    (addresses.AUDIT, "Audit", ("admin",)), (addresses.ENGINE, "Engine", ("admin",)),
 )  # fmt: skip
-"""Place and name of each page that is there, and the scope that it needs."""
+"""Place and name of each page that is there, and the scopes of which it needs one."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -73,7 +75,9 @@ def shown(request: Request, template: str, *, status: int = 200, **values: Any) 
         "signed_in": who is not None and who is not NOBODY_IN_PARTICULAR,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": [(place, name) for place, name, scope in NAVIGATION if who is not None and who.has(scope)],
+        "navigation": [
+            (place, name) for place, name, scopes in NAVIGATION if who is not None and any(map(who.has, scopes))
+        ],
         "request_id": request.state.request_id,
     }
     answer = HTMLResponse(drawn(template, **frame, **values), status_code=status, headers=HEADERS)

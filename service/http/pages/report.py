@@ -24,7 +24,7 @@ from registry.spec import (
 )
 from registry.spec.search import WAYS
 from registry.uncertainty import COVERAGE, reach_of
-from service.http.pages.charts import ROOMS, Intervals, Measured, Stacked, drawn_intervals, stacked
+from service.http.pages.charts import Intervals, Measured, Stacked, drawn_intervals, drawn_stacked
 from service.http.pages.tables import Cell, Column, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
@@ -214,8 +214,7 @@ def layer_charts(report: SoupReport) -> dict[str, Stacked]:
     labels = [str(row[0]) for row in table.rows]
     values = [[float(cell or 0) for cell in row[1:]] for row in table.rows]
     names = [column.name for column in table.columns[1:]]
-    drawn = {name: stacked(labels, names, values, room) for name, room in ROOMS.items()}
-    return {name: one for name, one in drawn.items() if one is not None}
+    return drawn_stacked(labels, names, values)
 
 
 def drawn_report(report: SoupReport) -> dict[str, Any]:

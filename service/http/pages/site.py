@@ -6,7 +6,22 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from service.http.pages import adapter, addresses, assets, compare, cook, jobs, models, playground, sign_in, soup
+from service.http.pages import (
+    adapter,
+    addresses,
+    assets,
+    audit,
+    compare,
+    cook,
+    engine,
+    jobs,
+    keys,
+    models,
+    playground,
+    sign_in,
+    soup,
+    usage,
+)
 from service.http.pages.door import Door
 from service.http.pages.page import PageRoute
 from service.sessions import Sessions
@@ -16,15 +31,8 @@ if TYPE_CHECKING:
 
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
-    files,
-    sign_in.pages,
-    models.pages,
-    adapter.pages,
-    soup.pages,
-    cook.pages,
-    jobs.pages,
-    playground.pages,
-    compare.pages,
+    *(files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages, playground.pages),
+    *(compare.pages, usage.pages, keys.pages, audit.pages, engine.pages),
 )
 
 

@@ -27,8 +27,11 @@ UNKNOWN = {
 OPEN = {("GET", addresses.SIGN_IN), ("POST", addresses.SIGN_IN), ("GET", addresses.ASSET)}
 ANYBODY = {("POST", addresses.SIGN_OUT)}
 """Every key may sign out."""
-ASKING = {addresses.PLAYGROUND, addresses.PLAYGROUND + addresses.TWIN, addresses.PLAYGROUND_EVENTS}
-"""For keys with the scope `infer`; all others take another."""
+ASKING = {
+    *(addresses.PLAYGROUND, addresses.PLAYGROUND + addresses.TWIN, addresses.PLAYGROUND_EVENTS),
+    *(addresses.USAGE, addresses.USAGE + addresses.TWIN, addresses.USAGE + addresses.CSV),
+}
+"""For keys with the scope `infer`, too; all others take another."""
 
 
 def operations() -> list[tuple[str, str]]:

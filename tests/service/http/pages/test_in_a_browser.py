@@ -302,3 +302,32 @@ def test_models_are_compared_and_measured_on_a_text(page: Page, cooked: str) -> 
     page.click(".pages a")
     page.until("location.pathname === '/playground' && document.readyState === 'complete'")
     assert page.evaluate("document.querySelector('#model-2').value") == cooked
+
+
+def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
+    """Usage, audit, engine and keys; a key is made and revoked by keyboard."""
+    with chrome.page(stocked.url) as admin:
+        admin.open("/sign-in?next=/keys")
+        admin.call("Input.insertText", text=stocked.world.admin)
+        admin.press("Enter")
+        admin.until("location.pathname === '/keys' && document.readyState === 'complete'")
+        for path in ("/usage", "/usage?by=model", "/audit", "/engine", "/keys"):
+            look_at(admin, path)
+        admin.fill("#name", "for a reader")
+        admin.evaluate("document.querySelector('#scope-read').focus()")
+        admin.press(" ")
+        admin.fill("#namespaces", "acme")
+        admin.press("Enter")
+        admin.until("document.querySelector('#secret') !== null && document.readyState === 'complete'")
+        assert admin.text(".verdict").startswith("sk-soup-")
+        assert findings(admin) == []
+        admin.evaluate(
+            "[...document.querySelectorAll('summary')].find(one => one.innerText.includes('reader')).click()"
+        )
+        assert findings(admin) == []
+        (made,) = [one for one in stocked.world.client.get("/v1/keys").json()["data"] if one["name"] == "for a reader"]
+        admin.fill(f"#name-{made['id']}", "for a reader")
+        admin.press("Enter")
+        admin.until("document.querySelector('main').innerText.includes('✕ revoked')")
+        assert admin.said == []
+        assert admin.foreign == []

@@ -1,0 +1,108 @@
+"""The page of the engine: what it holds and does at the moment, and how long it takes for each adapter.
+
+Of the whole server, so it takes what `/metrics` takes: a key with scope `admin` that sees all namespaces.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from registry.errors import Forbidden, NotFound, Retired
+from registry.names import DigestRef
+from service.engine.tally import BASE, OTHER, Figures
+from service.http.app_parts import AppParts
+from service.http.auth import Admin
+from service.http.pages import addresses
+from service.http.pages.page import PageRoute, shown
+from service.http.pages.tables import Cell, Column, Table, csv_of
+from service.http.schemas.wire import Wire
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+NAMED = {BASE: "base models alone", OTHER: "all others together"}
+
+
+class AdapterTimes(Wire):
+    """What the requests of an adapter took since the server began."""
+
+    model: str
+    """Its newest ref; or its digest, where it is gone."""
+    generated_tokens: int
+    scored_tokens: int
+    answers: int
+    first_token_seconds: float | None
+    """On average; null where none was generated, as below."""
+    answer_seconds: float | None
+
+
+class EngineState(Wire):
+    """What the engine holds and does."""
+
+    object: Literal["engine"] = "engine"
+    bases: list[str]
+    """Those in memory."""
+    counters: dict[str, float]
+    """As `/metrics` has them, after `soup_engine_`."""
+    adapters: list[AdapterTimes]
+    """Those with the most tokens first."""
+
+
+@pages.get(addresses.ENGINE + addresses.TWIN)
+def engine(parts: AppParts, who: Admin) -> EngineState:
+    """What the page shows; raises Forbidden for keys that do not see the whole server."""
+    if who.namespaces is not None:
+        raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
+    found = [_times(parts, who, label, one) for label, one in parts.engine.by_adapter().items()]
+    busy = [one for one in found if one.answers or one.generated_tokens or one.scored_tokens]
+    busy.sort(key=lambda one: (-one.generated_tokens - one.scored_tokens, one.model))
+    return EngineState(bases=list(parts.engine.bases_held()), counters=parts.engine.counters(), adapters=busy)
+
+
+@pages.get(addresses.ENGINE_CSV)
+def engine_csv(table: str, parts: AppParts, who: Admin) -> Response:
+    """Its table."""
+    return csv_of([adapters(engine(parts, who))], table)
+
+
+@pages.get(addresses.ENGINE)
+def engine_page(request: Request, parts: AppParts, who: Admin) -> Response:
+    """The page."""
+    found = engine(parts, who)
+    asked = found.counters["adapter_hits_total"] + found.counters["adapter_loads_total"]
+    there = found.counters["adapter_hits_total"] / asked if asked else None
+    return shown(request, "engine.html", found=found, table=adapters(found), there=there)
+
+
+def adapters(found: EngineState) -> Table:
+    """How long adapters take."""
+    columns = (
+        Column("Model", "model"), Column("Tokens written", "number"), Column("Tokens scored", "number"),
+        Column("Answers", "number"), Column("Seconds to the first token", "number"),
+        Column("Seconds an answer", "number"),
+    )  # fmt: skip
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (one.model, one.generated_tokens, one.scored_tokens, one.answers, one.first_token_seconds, one.answer_seconds)
+        for one in found.adapters
+    )
+    return Table("adapters", "Models by their tokens, since the server began", columns, rows)
+
+
+def _times(parts: Parts, who: Principal, label: str, found: Figures) -> AdapterTimes:
+    return AdapterTimes(
+        model=NAMED.get(label) or _name(parts, who, label), generated_tokens=found.generated_tokens,
+        scored_tokens=found.scored_tokens, answers=found.answers,
+        first_token_seconds=found.first_token_seconds / found.first_tokens if found.first_tokens else None,
+        answer_seconds=found.seconds / found.answers if found.answers else None,
+    )  # fmt: skip
+
+
+def _name(parts: Parts, who: Principal, digest: str) -> str:
+    """The newest ref of a digest; the digest, where it has none any more."""
+    with parts.registry.database.read() as catalogue:
+        try:
+            return catalogue.adapters.find(who.namespaces, DigestRef(digest)).ref
+        except (NotFound, Retired):
+            return digest

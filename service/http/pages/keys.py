@@ -1,0 +1,113 @@
+"""The page of keys: those that an admin may manage, another one made, a secret replaced, a key revoked.
+
+A secret is on the page that answers the form which made it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import get_args
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from registry.errors import InvalidParameter, SoupError
+from registry.names import KeyScope
+from service.http import problems
+from service.http.app_parts import AppParts
+from service.http.auth import Admin
+from service.http.pages import addresses
+from service.http.pages.fields import begin_of, given
+from service.http.pages.forms import FEW, Form, takes_form
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.routes.keys import create_key, list_keys, revoke_key, rotate_key
+from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
+from service.key_watch import present
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+SCOPES: dict[KeyScope, str] = {
+    "read": "see models, jobs and selectors",
+    "write": "push, cook, train, and change what is there",
+    "infer": "ask models",
+    "admin": "all of that, and manage keys and namespaces",
+}
+GRACE = timedelta(days=1)
+"""For so long a secret that was replaced goes on, where that is asked for."""
+
+
+@pages.get(addresses.KEYS + addresses.TWIN)
+def keys(parts: AppParts, who: Admin) -> KeyList:
+    """What the page shows."""
+    return list_keys(parts, who)
+
+
+@pages.get(addresses.KEYS)
+def keys_page(request: Request, parts: AppParts, who: Admin) -> Response:
+    """The page."""
+    return _page(request, parts, who)
+
+
+@pages.post(addresses.KEYS)
+@takes_form(FEW)
+def make(request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+    """Make a key, and show its secret once; the form again where that cannot be, with what is wrong."""
+    try:
+        made = create_key(request, _new(form), parts, who)
+    except SoupError as error:
+        return _page(request, parts, who, given_before=form, problem=error)
+    return _page(request, parts, who, made=made)
+
+
+@pages.post(addresses.KEY_ROTATE)
+@takes_form(FEW)
+def rotate(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+    """Give a key another secret, and show it once."""
+    grace = GRACE if form.get("grace") else timedelta()
+    made = rotate_key(request, id, parts, who, Rotation(grace_seconds=int(grace.total_seconds())))
+    return _page(request, parts, who, made=made)
+
+
+@pages.post(addresses.KEY_REVOKE)
+@takes_form(FEW)
+def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+    """Revoke a key, whose name has to be said as well."""
+    found = {one.id: one for one in list_keys(parts, who).data}
+    if id in found and given(form.get("name")) != found[id].name:
+        raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
+    revoke_key(request, id, parts, who)
+    return gone_to(addresses.KEYS)
+
+
+def _page(
+    request: Request, parts: Parts, who: Principal, *, made: CreatedKey | None = None,
+    given_before: Mapping[str, str] | None = None, problem: SoupError | None = None,
+) -> Response:  # fmt: skip
+    """The page, with a key that was just made, or with what is wrong with the form as it was given."""
+    return shown(
+        request, "keys.html", status=200 if problem is None else problems.status_of(problem),
+        keys=keys(parts, who).data, made=made, given=given_before or {}, problem=problem, scopes=SCOPES, now=present(),
+    )  # fmt: skip
+
+
+def _new(form: Mapping[str, str]) -> NewKey:
+    """The key that a form asks for; raises InvalidParameter."""
+    named = (given(form.get("namespaces")) or "").replace(",", " ").split()
+    if not named and "all" not in form:
+        raise InvalidParameter(
+            "Name the namespaces that the key may see, or say that it may see all.", param="namespaces"
+        )
+    if named and "all" in form:
+        raise InvalidParameter("Name namespaces or take all of them, not both.", param="namespaces")
+    end = begin_of(form.get("expires"), "expires")
+    try:
+        return NewKey.model_validate({
+            "name": given(form.get("name")) or "",
+            "namespaces": named or None,
+            "scopes": [scope for scope in get_args(KeyScope) if f"scope-{scope}" in form],
+            "expires_at": None if end is None else end.isoformat(),
+        })  # fmt: skip
+    except ValidationError as error:
+        raise problems.from_validation(error.errors()) from None

@@ -1,0 +1,78 @@
+"""The page of usage: requests and tokens by day, model, key or namespace, as `GET /v1/usage` counts them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request, Response
+
+from registry.errors import InvalidParameter
+from service.http.app_parts import AppParts
+from service.http.pages import addresses
+from service.http.pages.charts import MOST_MARKS, drawn_stacked
+from service.http.pages.fields import Text, day, given
+from service.http.pages.page import PageRoute, shown
+from service.http.paging import Cursor, Limit
+from service.http.routes.usage import Anyone, get_usage
+from service.http.schemas.usage import Group, UsageEntry, UsageList
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+By = Annotated[str | None, Query(max_length=20)]
+TOLD_APART: dict[Group, str] = {"day": "Day", "model": "Model", "key_id": "Key", "namespace": "Namespace"}
+PARTS = ("read", "written")
+"""Of the tokens of a bar."""
+
+
+@pages.get(addresses.USAGE + addresses.CSV)
+def usage_csv(parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None) -> Response:
+    """All of it, as a file."""
+    found = get_usage(parts, who, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], format="csv")
+    assert isinstance(found, Response)
+    return found
+
+
+@pages.get(addresses.USAGE + addresses.TWIN)
+def usage(
+    parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None, limit: Limit = None,
+    cursor: Cursor = None,
+) -> UsageList:  # fmt: skip
+    """What the page shows."""
+    found = get_usage(
+        parts, who, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], limit=limit, cursor=cursor
+    )
+    assert isinstance(found, UsageList)
+    return found
+
+
+@pages.get(addresses.USAGE)
+def usage_page(
+    request: Request, parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None,
+    limit: Limit = None, cursor: Cursor = None,
+) -> Response:  # fmt: skip
+    """The page."""
+    group = _group(by)
+    found = usage(parts, who, since, until, by, limit, cursor)
+    shown_rows = found.data[: MOST_MARKS // len(PARTS)]
+    charts = drawn_stacked(
+        [named(one, group) for one in shown_rows], PARTS, [(one.tokens_in, one.tokens_out) for one in shown_rows]
+    )
+    asked: dict[str, Any] = {"since": given(since), "until": given(until), "by": group}
+    return shown(
+        request, "usage.html", found=found, asked=asked, groups=TOLD_APART, group=group, charts=charts,
+        drawn=len(shown_rows), rows=[(named(one, group), one) for one in found.data], limit=limit, cursor=cursor,
+    )  # fmt: skip
+
+
+def named(one: UsageEntry, group: Group) -> str:
+    """What a row is of."""
+    return str(getattr(one, group) or "–")
+
+
+def _group(by: str | None) -> Group:
+    """What rows are told apart by, days where nothing is said; raises InvalidParameter."""
+    wanted = given(by) or "day"
+    for one in get_args(Group):
+        if one == wanted:
+            found: Group = one
+            return found
+    raise InvalidParameter(f"'by' is one of {', '.join(get_args(Group))}.", param="by")

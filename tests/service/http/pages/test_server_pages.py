@@ -1,0 +1,185 @@
+"""The pages of usage, keys, audit and engine: what they show is what the API answers, and forms do what it does."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World
+
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    world.push("acme/law", seed=1, domain="law")
+    world.push("other/secret", seed=2, domain="hidden-domain")
+    for model in ("acme/law@1", "base/tiny", "other/secret"):
+        asked = {"model": model, "prompt": "The court", "max_tokens": 3}
+        assert world.client.post("/v1/completions", json=asked).status_code == 200
+    return world
+
+
+@pytest.fixture
+def admin(stocked: World) -> Signed:
+    return Signed(stocked, stocked.admin)
+
+
+@pytest.fixture
+def of_acme(stocked: World) -> Signed:
+    """An admin of one namespace."""
+    return Signed(stocked, stocked.key(["admin"], ["acme"]))
+
+
+# --- usage -----------------------------------------------------------------------------------------------
+
+
+def test_usage_is_what_the_api_counts(stocked: World, admin: Signed) -> None:
+    there = stocked.client.get("/v1/usage", params={"by": "model"}).json()
+    found = admin.get("/usage.json?by=model").json()
+    assert found["data"] == there["data"]
+    page = admin.page("/usage?by=model")
+    assert "acme/law@1" in page
+    assert '<rect class="part part-1"' in page
+    assert f"{there['total']['tokens_out']} written" in read(page)
+    rows = list(csv.DictReader(admin.get("/usage.csv?by=model").text.splitlines()))
+    assert sum(int(row["tokens_out"]) for row in rows) == there["total"]["tokens_out"]
+    assert not active(page)
+
+
+def test_usage_of_another_namespace_is_not_shown(of_acme: Signed) -> None:
+    assert "secret" not in of_acme.page("/usage?by=model")
+    assert "secret" not in of_acme.get("/usage.csv?by=model").text
+
+
+def test_what_a_form_leaves_empty_is_not_asked_for(admin: Signed) -> None:
+    assert "By" in read(admin.page("/usage?by=&since=&until="))
+    assert "When" in read(admin.page("/audit?action=&subject=&namespace=&key_id=&since=&until="))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/usage?by=week", "'by' is one of"),
+        ("/usage?since=yesterday", "'since' is a day"),
+        ("/audit?until=x", "'until'"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(admin: Signed, path: str, said: str) -> None:
+    answer = admin.get(path)
+    assert answer.status_code == 400
+    assert said in read(answer.text)
+
+
+# --- audit -----------------------------------------------------------------------------------------------
+
+
+def test_the_audit_is_filtered_as_the_api_filters_it(stocked: World, admin: Signed) -> None:
+    there = stocked.client.get("/v1/audit", params={"action": "adapter."}).json()["data"]
+    assert there
+    assert admin.get("/audit.json?action=adapter.").json()["data"] == there
+    page = admin.page("/audit?action=adapter.&since=2020-01-01")
+    assert "acme/law@1" in page
+    assert 'value="2020-01-01"' in page
+    assert not active(page)
+    assert "Nothing that this key sees matches" in admin.page("/audit?until=2020-01-01")
+    assert admin.get("/audit.csv?action=adapter.").text.startswith("at,action,subject")
+
+
+def test_the_audit_of_another_namespace_is_not_shown(of_acme: Signed) -> None:
+    assert "other" not in re.sub("<[^>]*>", "", of_acme.page("/audit?action=adapter."))
+    assert "acme/law@1" in of_acme.page("/audit?action=adapter.")
+
+
+# --- keys ------------------------------------------------------------------------------------------------
+
+
+def secret_of(page: str) -> str:
+    found = re.search(r"<code>(sk-soup-[\w-]+)</code>", page)
+    assert found is not None
+    return found[1]
+
+
+def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> None:
+    fields = {"name": HOSTILE, "scope-read": "yes", "scope-infer": "yes", "namespaces": "acme, team"}
+    page = admin.send("/keys", "/keys", **fields, expires="2030-01-31").text
+    secret = secret_of(page)
+    assert not active(page)
+    (made,) = [one for one in stocked.client.get("/v1/keys").json()["data"] if one["name"] == HOSTILE]
+    assert (made["scopes"], made["namespaces"]) == (["infer", "read"], ["acme", "team"])
+    assert made["expires_at"].startswith("2030-01-31T00:00:00")
+    assert Signed(stocked, secret).get("/models").status_code == 200
+    assert secret not in admin.page("/keys")
+    assert secret not in admin.get("/keys.json").text
+    other = secret_of(admin.send(f"/keys/{made['id']}/rotate", "/keys", grace="yes").text)
+    for one in (secret, other):  # the old one goes on for a day
+        assert stocked.client.get("/v1/adapters", headers=stocked.headers(one)).status_code == 200
+    last = secret_of(admin.send(f"/keys/{made['id']}/rotate", "/keys").text)
+    assert stocked.client.get("/v1/adapters", headers=stocked.headers(secret)).status_code == 401
+    wrong = admin.send(f"/keys/{made['id']}/revoke", "/keys", name="something")
+    assert (wrong.status_code, "write its name" in read(wrong.text)) == (400, True)
+    assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 200
+    assert admin.send(f"/keys/{made['id']}/revoke", "/keys", name=HOSTILE).status_code == 303
+    assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 401
+    assert "✕ revoked" in admin.page("/keys")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "x", "scope-read": "yes"}, "Name the namespaces"),
+        ({"name": "x", "scope-read": "yes", "namespaces": "acme", "all": "yes"}, "not both"),
+        ({"name": "x", "namespaces": "acme"}, "scopes"),
+        ({"name": "", "scope-read": "yes", "all": "yes"}, "name"),
+        ({"name": "x", "scope-read": "yes", "all": "yes", "expires": "2020-01-01"}, "must lie ahead"),
+        ({"name": "x", "scope-read": "yes", "namespaces": "UP PER"}, "namespaces"),
+    ],
+)
+def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[str, str], said: str) -> None:
+    before = len(admin.get("/keys.json").json()["data"])
+    answer = admin.send("/keys", "/keys", **fields)
+    assert answer.status_code == 400
+    assert said in read(answer.text)
+    assert "sk-soup-" not in re.sub(r"sk-soup-\w+…", "", answer.text)
+    assert len(admin.get("/keys.json").json()["data"]) == before
+
+
+def test_an_admin_of_a_namespace_manages_its_keys_alone(stocked: World, of_acme: Signed) -> None:
+    shown = of_acme.get("/keys.json").json()["data"]
+    assert all(one["namespaces"] == ["acme"] for one in shown)
+    assert 'name="all"' not in of_acme.page("/keys")
+    refused = of_acme.send("/keys", "/keys", **{"name": "x", "scope-read": "yes", "all": "yes"})
+    assert refused.status_code == 403
+    first = stocked.client.get("/v1/keys").json()["data"][0]["id"]
+    assert of_acme.send(f"/keys/{first}/revoke", "/keys", name="x").status_code == 404
+    assert of_acme.send(f"/keys/{first}/rotate", "/keys").status_code == 404
+
+
+# --- the engine ------------------------------------------------------------------------------------------
+
+
+def test_the_engine_shows_what_it_did_to_those_who_see_the_whole_server(admin: Signed, of_acme: Signed) -> None:
+    found = admin.get("/engine.json").json()
+    by_model = {one["model"]: one for one in found["adapters"]}
+    assert by_model["acme/law@1"]["generated_tokens"] == 3
+    assert by_model["acme/law@1"]["answer_seconds"] > 0
+    assert by_model["base models alone"]["answers"] >= 1
+    page = admin.page("/engine")
+    assert "acme/law@1" in page
+    assert "Adapters in memory" in page
+    assert not active(page)
+    assert admin.get("/engine/adapters.csv").text.count("\n") == len(by_model) + 1
+    for path in ("/engine", "/engine.json", "/engine/adapters.csv"):
+        assert of_acme.get(path).status_code == 403, path
+
+
+def test_pages_are_in_the_navigation_of_those_who_may_see_them(stocked: World, admin: Signed) -> None:
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    for place in ("/keys", "/audit", "/engine"):
+        assert f'href="{place}"' in admin.page("/models")
+        assert f'href="{place}"' not in reader.page("/models")
+        assert reader.get(place).status_code == 403
+    assert 'href="/usage"' in reader.page("/models")
