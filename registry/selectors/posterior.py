@@ -220,6 +220,17 @@ class PosteriorSelector(Selector[PosteriorSpec]):
             ),
         )
 
+    @property
+    def places(self) -> Float64:
+        """Where the members' domains lie (members, dimensions): the means of their Gaussians."""
+        return self.gaussians_.means
+
+    def place(self, vectors: Floats) -> Float64:
+        """Where a sample (n, d) lies among them (dimensions,); raises InvalidSample for another encoder's vectors."""
+        points = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
+        found: Float64 = self.gaussians_.projection(points).mean(axis=0)
+        return found
+
     def _arrays(self) -> Arrays:
         found = {"age": self.age_.array, "own_distances": self.own_distances_, **_stored_gaussians("", self.gaussians_)}
         if self.age_.cross_fit:

@@ -176,3 +176,82 @@ def drawn_stacked(labels: Sequence[str], names: Sequence[str], values: Sequence[
     """The chart of `values` as `desk` and `hand` have room for it."""
     drawn = {name: stacked(labels, names, values, room) for name, room in ROOMS.items()}
     return {name: one for name, one in drawn.items() if one is not None}
+
+
+# --- places -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Something that lies somewhere; `mine` is the sample."""
+
+    label: str
+    x: float
+    y: float
+    mine: bool = False
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A spot where it is drawn, with its number, and its label where there is room for it."""
+
+    number: int
+    title: str
+    x: float
+    y: float
+    label: str
+    label_x: float
+    mine: bool
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A chart of places, with axes that have no unit."""
+
+    width: float
+    height: float
+    dots: tuple[Dot, ...]
+
+
+LETTER, LINE, RADIUS = 6.6, 15.0, 9.0
+"""Pixels of a letter, of a line, and of a dot."""
+
+
+def scatter(spots: Sequence[Spot], room: Room = ON_DESK) -> Scatter | None:
+    """The chart of some spots, the sample on top; None for none, and for more than are read as a chart."""
+    if not spots or len(spots) > MOST_MARKS:
+        return None
+    labelled = room.labels > 0
+    side, width = (150.0, 980.0) if labelled else (14.0, 266.0)
+    height = 520.0 if labelled else 300.0
+    spans = [(min(values), max(values)) for values in ([one.x for one in spots], [one.y for one in spots])]
+
+    def at(value: float, span: tuple[float, float], begin: float, end: float) -> float:
+        low, high = span
+        return begin + (end - begin) * ((value - low) / (high - low) if high > low else 0.5)
+
+    places = [(at(one.x, spans[0], side, width - side), at(one.y, spans[1], height - 20, 20)) for one in spots]
+    taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
+    dots = []
+    for number, (spot, (x, y)) in enumerate(zip(spots, places, strict=True)):
+        label, label_x = "", 0.0
+        wide = LETTER * len(spot.label)
+        for begin in (x + RADIUS + 3, x - RADIUS - 3 - wide) if labelled else ():
+            box = (begin, y - LINE / 2, begin + wide, y + LINE / 2)
+            if begin >= 0 and begin + wide <= width and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                label, label_x = spot.label, begin
+                break
+        dots.append(Dot(number, spot.label, x, y, label, label_x, spot.mine))
+    dots.sort(key=lambda one: one.mine)  # what is drawn last is on top
+    return Scatter(width, height, tuple(dots))
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def drawn_scatter(spots: Sequence[Spot]) -> dict[str, Scatter]:
+    """The chart of some spots as `desk` and `hand` have room for it."""
+    drawn = {name: scatter(spots, room) for name, room in ROOMS.items()}
+    return {name: one for name, one in drawn.items() if one is not None}

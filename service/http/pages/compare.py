@@ -16,11 +16,10 @@ from service.http import problems
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser, Reader
-from service.http.body_limits import BodyLimit
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
 from service.http.pages.charts import Measured, drawn_intervals
-from service.http.pages.forms import ENCODED, Form, numbered, takes_form
+from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
 from service.http.pages.models import suggested
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Cell, Column, Table, csv_of
@@ -34,7 +33,6 @@ from service.parts import Parts
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST_MODELS = 4
 Models = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
-TEXT = BodyLimit(lambda settings: ENCODED * settings.max_sample_chars + 64 * 1024)
 
 
 class Compared(Wire):
@@ -82,7 +80,7 @@ def compare_page(request: Request, parts: AppParts, who: Reader, model: Models =
 
 
 @pages.post(addresses.COMPARE)
-@takes_form(TEXT)
+@takes_form(SAMPLE)
 async def measure(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
     """The page, with how well each model predicts a text: all of them against the first."""
     if not who.has("read"):

@@ -16,9 +16,8 @@ from service.client.samples import split_texts
 from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.auth import Writer
-from service.http.body_limits import BodyLimit
 from service.http.pages import addresses
-from service.http.pages.forms import ENCODED, Form, takes_form
+from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.soups import begin_cook
 from service.http.schemas.soups import SoupRequest
@@ -26,7 +25,6 @@ from service.http.schemas.wire import Wire
 from service.jobs.cook import check_pool
 from service.keys import Principal
 from service.parts import Parts
-from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 WHAT: dict[Effort, str] = {
@@ -40,13 +38,8 @@ WHAT: dict[Effort, str] = {
 """What an effort does, and about how long it takes."""
 
 
-def _room(settings: Settings) -> int:
-    return ENCODED * settings.max_sample_chars + 64 * 1024
-
-
 BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")
 """What a browser makes of a file that is no text."""
-SAMPLE = BodyLimit(_room)
 
 
 class CookForm(Wire):

@@ -27,6 +27,8 @@ FEW = BodyLimit(lambda _: 4096)
 """Forms with a name or two; the one that signs in is read before anybody is known."""
 ENCODED = 9
 """Bytes of a form for one character of most languages: three of UTF-8, each as `%E2`."""
+SAMPLE = BodyLimit(lambda settings: ENCODED * settings.max_sample_chars + 64 * 1024)
+"""Forms with a sample of text."""
 STRANGER_SECONDS = 10.0
 """How long a form may take in all while nobody is known: its connection gives way to others last (`connections`)."""
 PIECE = 8 * 1024

@@ -36,6 +36,7 @@ HEADERS = {
 NAVIGATION: tuple[tuple[str, str, tuple[KeyScope, ...]], ...] = (
     (addresses.MODELS, "Models", ("read",)), (addresses.COOK, "Cook", ("write",)), (addresses.JOBS, "Jobs", ("read",)),
     (addresses.PLAYGROUND, "Playground", ("infer",)), (addresses.COMPARE, "Compare", ("read",)),
+    (addresses.MAP, "Map", ("read",)),
     (addresses.USAGE, "Usage", get_args(KeyScope)), (addresses.KEYS, "Keys", ("admin",)),
     (addresses.AUDIT, "Audit", ("admin",)), (addresses.ENGINE, "Engine", ("admin",)),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from service.http.pages import (
     audit,
     compare,
     cook,
+    domain_map,
     engine,
     jobs,
     keys,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages, playground.pages),
-    *(compare.pages, usage.pages, keys.pages, audit.pages, engine.pages),
+    *(compare.pages, domain_map.pages, usage.pages, keys.pages, audit.pages, engine.pages),
 )
 
 

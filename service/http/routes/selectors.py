@@ -191,7 +191,7 @@ async def _fit(
 
 
 @contextmanager
-def _embedding(parts: AppParts) -> Iterator[None]:
+def embedding_place(parts: AppParts) -> Iterator[None]:
     """A place among the samples that are embedded at once; raises Busy where there is none."""
     if not parts.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
@@ -202,7 +202,7 @@ def _embedding(parts: AppParts) -> Iterator[None]:
 
 
 def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
-    with _embedding(parts):
+    with embedding_place(parts):
         chosen = select(
             parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here,
             listed=None if body.list_all else LISTED, scored=False,
@@ -217,7 +217,7 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
 
 
 def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
-    with _embedding(parts):
+    with embedding_place(parts):
         chosen = select(
             parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=SelectOptions(), fit=_not_here,
             scored=False,

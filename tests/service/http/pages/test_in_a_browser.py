@@ -331,3 +331,19 @@ def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
         admin.until("document.querySelector('main').innerText.includes('✕ revoked')")
         assert admin.said == []
         assert admin.foreign == []
+
+
+def test_a_text_is_placed_on_the_map(page: Page, stocked: Live) -> None:
+    writer = stocked.world.headers(stocked.world.key(["read", "write", "infer"], ["acme"]))
+    fit = {"selector": {"kind": "posterior"}, "wait": 60}
+    assert stocked.world.client.post("/v1/selectors", json=fit, headers=writer).status_code == 201
+    look_at(page, "/map")
+    page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
+    page.click("#place ~ form button")
+    page.until("document.querySelector('.dot.mine') !== null && document.readyState === 'complete'")
+    assert "It is most like acme/food@1" in page.text(".answer")
+    for width, dark in ((1280, False), (320, True)):
+        page.look(width=width, dark=dark)
+        assert findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.look()

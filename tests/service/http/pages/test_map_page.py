@@ -1,0 +1,124 @@
+"""The map of domains: of what it is made, what it says of a text, and whose adapters are on it."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from registry.domain_map import plane
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import World
+
+SAMPLES = {
+    "law": [f"The court held that contract number {number} was void." for number in range(25)],
+    "food": [f"Heat the oil, add {number} onions and stir until golden." for number in range(25)],
+    "code": [f"def f{number}(x): return x + {number} if x else None" for number in range(25)],
+}
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    for seed, (name, texts) in enumerate(SAMPLES.items()):
+        made = world.push(f"acme/{name}", seed=seed, domain=name, sample={"texts": texts})
+        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    return world
+
+
+def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
+    browser = Signed(stocked, stocked.key(["read"], ["acme"]))
+    page = browser.page("/map")
+    assert "No posterior selector was fitted for this pool yet" in read(page)
+    assert "<svg" not in page
+    assert browser.get("/map.json").status_code == 404
+
+
+@pytest.fixture(scope="module")
+def fitted(stocked: World) -> World:
+    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
+    asked = {"selector": {"kind": "posterior"}, "wait": 60}
+    assert stocked.client.post("/v1/selectors", json=asked, headers=writer).status_code == 201
+    return stocked
+
+
+@pytest.fixture(scope="module")
+def browser(fitted: World) -> Signed:
+    return Signed(fitted, fitted.key(["read"], ["acme"]))
+
+
+def test_every_domain_has_its_place(browser: Signed) -> None:
+    found = browser.get("/map.json").json()
+    assert [one["domain"] for one in found["places"]] == ["code", "food", "law"]
+    assert found["text"] is None
+    assert 0 < found["explained"] <= 1 + 1e-9
+    page = browser.page("/map")
+    assert page.count("<circle") == 2 * 3  # for wide screens and for narrow ones
+    assert not active(page)
+    rows = list(csv.DictReader(browser.get("/map/places.csv").text.splitlines()))
+    assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
+
+
+def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Signed) -> None:
+    texts = SAMPLES["food"][:12]
+    told = browser.send("/map", "/map", text="\n\n".join(texts), **{"as": "csv"})
+    rows = list(csv.DictReader(told.text.splitlines()))
+    writer = fitted.headers(fitted.key(["read", "write"], ["acme"]))
+    asked = {"sample": {"texts": texts}, "options": {"min_share": 0.0001}, "list_all": True}
+    selection = fitted.client.post("/v1/select", json=asked, headers=writer).json()["selection"]
+    scores = {one["ref"]: one["score"] for one in [*selection["selected"], *selection["left_out"]]}
+    assert rows[0]["Adapter"] == "acme/food@1"
+    assert {row["Adapter"]: float(row["Posterior"]) for row in rows} == pytest.approx(scores)
+    page = browser.send("/map", "/map", text="\n\n".join(texts)).text
+    assert "It is most like" in read(page)
+    assert page.count("dot mine") == 2
+    assert not active(page)
+
+
+@pytest.mark.parametrize(("text", "said"), [(" ", "Paste some text"), ('{"text": 5}', "The text")])
+def test_what_cannot_be_placed_is_said(browser: Signed, text: str, said: str) -> None:
+    answer = browser.send("/map", "/map", text=text)
+    assert answer.status_code in {400, 422}
+    assert said in read(answer.text)
+
+
+def test_hostile_text_is_text(browser: Signed) -> None:
+    answer = browser.send("/map", "/map", text=f"{HOSTILE} is a passage of some length, or so one would think.")
+    assert answer.status_code == 200
+    assert not active(answer.text)
+
+
+def test_another_base_and_other_namespaces_have_no_map_here(fitted: World, browser: Signed) -> None:
+    unknown = browser.get("/map?base_model=nothing")
+    assert unknown.status_code == 400
+    assert "tiny" in read(unknown.text)
+    other = Signed(fitted, fitted.key(["read"], ["other"]))
+    assert "acme" not in other.page("/map")
+
+
+def test_a_retired_adapter_leaves_the_map(fitted: World, browser: Signed) -> None:
+    fitted.client.delete("/v1/adapters/acme/code@1")
+    assert "code" not in [one["domain"] for one in browser.get("/map.json").json()["places"]]
+
+
+def test_the_plane_is_that_of_the_principal_components() -> None:
+    """Against scikit-learn, but for signs, which are ours."""
+    from sklearn.decomposition import PCA
+
+    places = np.random.default_rng(0).normal(size=(9, 5)) * [5, 3, 1, 1, 1]
+    to_plane, explained = plane(places)
+    known = PCA(n_components=2, svd_solver="full").fit(places)
+    np.testing.assert_allclose(np.abs(to_plane(places)), np.abs(known.transform(places)), atol=1e-10)
+    assert explained == pytest.approx(known.explained_variance_ratio_.sum())
+    for axis in to_plane.axes:
+        assert axis[np.abs(axis).argmax()] > 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_places_have_a_plane_as_well(count: int) -> None:
+    places = np.random.default_rng(0).normal(size=(count, 5))
+    to_plane, explained = plane(places)
+    assert to_plane(places).shape == (count, 2)
+    assert np.isfinite(to_plane(places)).all()
+    assert explained == pytest.approx(1.0)
