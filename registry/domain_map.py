@@ -107,7 +107,8 @@ def plane(places: Float64) -> tuple[Plane, float]:
     centre = places.mean(axis=0)
     _, sizes, directions = np.linalg.svd(places - centre, full_matrices=False)
     axes = np.zeros((2, places.shape[1]))
-    axes[: min(2, len(directions))] = directions[:2]
+    there = int((sizes[:2] > sizes[0] * 1e-9).sum())  # two places differ in one direction alone
+    axes[:there] = directions[:there]
     signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])
     axes *= np.where(signs == 0, 1.0, signs)[:, None]
     total = float((sizes**2).sum())

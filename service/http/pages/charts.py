@@ -206,7 +206,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A chart of places, with axes that have no unit."""
+    """A chart of places; both its axes have one scale, and no unit."""
 
     width: float
     height: float
@@ -224,13 +224,14 @@ def scatter(spots: Sequence[Spot], room: Room = ON_DESK) -> Scatter | None:
     labelled = room.labels > 0
     side, width = (150.0, 980.0) if labelled else (14.0, 266.0)
     height = 520.0 if labelled else 300.0
-    spans = [(min(values), max(values)) for values in ([one.x for one in spots], [one.y for one in spots])]
-
-    def at(value: float, span: tuple[float, float], begin: float, end: float) -> float:
-        low, high = span
-        return begin + (end - begin) * ((value - low) / (high - low) if high > low else 0.5)
-
-    places = [(at(one.x, spans[0], side, width - side), at(one.y, spans[1], height - 20, 20)) for one in spots]
+    xs, ys = [one.x for one in spots], [one.y for one in spots]
+    spans = max(xs) - min(xs), max(ys) - min(ys)
+    rooms = width - 2 * side, height - 40
+    scale = min((room / span for room, span in zip(rooms, spans, strict=True) if span > 0), default=0.0)
+    middle = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
+    places = [
+        (width / 2 + scale * (x - middle[0]), height / 2 - scale * (y - middle[1])) for x, y in zip(xs, ys, strict=True)
+    ]
     taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
     dots = []
     for number, (spot, (x, y)) in enumerate(zip(spots, places, strict=True)):

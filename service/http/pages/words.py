@@ -71,7 +71,9 @@ def signed(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number with as many places as say something: 0.344, 12.3, 1,234."""
+    """A number with as many places as say something: 0.344, 12.3, 1,234; a whole one is as it is."""
+    if isinstance(value, int):
+        return count(value)
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from registry.domain_map import plane
+from service.http.pages.charts import LETTER, RADIUS, ROOMS, Spot, scatter
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -120,5 +121,26 @@ def test_few_places_have_a_plane_as_well(count: int) -> None:
     places = np.random.default_rng(0).normal(size=(count, 5))
     to_plane, explained = plane(places)
     assert to_plane(places).shape == (count, 2)
+    assert (to_plane(places + 1)[:, 1] == 0).all()  # there is no second direction
     assert np.isfinite(to_plane(places)).all()
     assert explained == pytest.approx(1.0)
+
+
+def test_both_axes_of_the_chart_have_one_scale_and_nothing_leaves_it() -> None:
+    places = np.random.default_rng(1).normal(size=(30, 2)) * [9, 2]
+    spots = [Spot(f"domain-{number}", *place) for number, place in enumerate(places)]
+    for room in ROOMS.values():
+        chart = scatter(spots, room)
+        assert chart is not None
+        drawn = np.array([(dot.x, -dot.y) for dot in sorted(chart.dots, key=lambda dot: dot.number)])
+        scale = np.ptp(drawn, axis=0) / np.ptp(places, axis=0)
+        assert scale[0] == pytest.approx(scale[1])
+        for dot in chart.dots:
+            assert RADIUS <= dot.x <= chart.width - RADIUS
+            assert RADIUS <= dot.y <= chart.height - RADIUS
+            assert not dot.label or 0 <= dot.label_x <= chart.width - LETTER * len(dot.label)
+    assert scatter([]) is None
+    assert scatter([Spot("x", 0, 0)] * 51) is None
+    alone = scatter([Spot("x", 3, 3)])
+    assert alone is not None
+    assert (alone.dots[0].x, alone.dots[0].y) == (alone.width / 2, alone.height / 2)
