@@ -8,23 +8,22 @@ what is near on the map need not be near.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from registry.catalogue.rows import SelectorRow
-from registry.errors import NotFound, Unavailable
+from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.pools import gone_members
-from registry.registry import Caller, Registry
+from registry.registry import BaseModel, Registry
 from registry.samples import CheckedSample
-from registry.select import Chosen, answering, encoder_for, loaded, pool_of, select
+from registry.select import encoder_for, loaded, sample_vectors
 from registry.selectors.posterior import PosteriorSelector
 from registry.selectors.ranking import Member
-from registry.spec import PoolRequest, PosteriorSpec, SelectOptions
+from registry.spec import Selection, SelectOptions
 
 Float64 = npt.NDArray[np.float64]
-NEVER = "No posterior selector was fitted for this pool yet: cook a soup, or ask for a selection, and look again."
 
 
 @dataclass(frozen=True)
@@ -45,38 +44,41 @@ class DomainMap:
     """Those with the largest posterior first; without a sample in the order of their labels."""
     explained: float
     """The share of the variance between domains that two dimensions have."""
-    selector: SelectorRow
     sample: tuple[float, float] | None
-    chosen: Chosen | None
+    selection: Selection | None
     """What the selector says of the sample."""
 
 
-def domain_map(registry: Registry, caller: Caller, pool: PoolRequest, sample: CheckedSample | None = None) -> DomainMap:
-    """The map of a pool by its newest posterior selector.
+def base_of(registry: Registry, row: SelectorRow) -> BaseModel:
+    """The base model that a selector's pool is over; raises Unavailable where it is not served any more."""
+    for base in registry.bases.values():
+        if base.shape.fingerprint == row.pool.base_fingerprint:
+            return base
+    raise Unavailable(f"The base model that selector {row.id} was fitted for is not served here any more.")
 
-    Raises NotFound where none was fitted, and what `registry.select` raises of the pool and the sample.
+
+def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | None = None) -> DomainMap:
+    """The map of a fitted posterior selector.
+
+    Raises InvalidParameter for one of another kind; with a sample Unavailable where its base model is not served, and
+    Incompatible where its encoder is another by now.
     """
-    spec = PosteriorSpec()
-    base, members = pool_of(registry, caller, pool)
-    encoder = encoder_for(spec, base.encoders())
-    row = answering(registry, members, spec, None if encoder is None else encoder.digest)
-    if row is None:
-        raise NotFound(NEVER)
-    chosen = None
-    if sample is not None:
-        chosen = select(
-            registry, caller, sample, pool=pool, spec=spec, options=SelectOptions(), fit=_replaced, scored=False
-        )
-        row = chosen.selector
+    if row.spec.kind != PosteriorSelector.kind:
+        raise InvalidParameter(f"Selector {row.id} is of kind {row.spec.kind}: only posterior selectors have a map.")
     selector = cast(PosteriorSelector, loaded(registry, row))
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
     to_plane, explained = plane(selector.places)
-    posteriors: dict[str, float] = {}
-    point = None
-    if chosen is not None and chosen.vectors is not None:
-        posteriors = {one.member.digest: one.score for one in chosen.ranking.ranked}
-        x, y = to_plane(selector.place(chosen.vectors.array)[None])[0]
+    point, selection, posteriors = None, None, dict[str, float]()
+    if sample is not None:
+        encoder = encoder_for(row.spec, base_of(registry, row).encoders())
+        if encoder is None or encoder.digest != row.encoder_digest:
+            raise Incompatible(f"Selector {row.id} was fitted with another encoder: fit it again.")
+        vectors = sample_vectors(sample, encoder, scored=False).array
+        ranking = selector.rank(vectors, options=SelectOptions(), exclude=gone)
+        selection = ranking.selection()
+        posteriors = {one.member.digest: one.score for one in ranking.ranked}
+        x, y = to_plane(selector.place(vectors)[None])[0]
         point = (float(x), float(y))
     found = [
         Place(member, float(x), float(y), posteriors.get(member.digest))
@@ -84,7 +86,7 @@ def domain_map(registry: Registry, caller: Caller, pool: PoolRequest, sample: Ch
         if member.digest not in gone
     ]
     found.sort(key=lambda one: (-(one.posterior or 0.0), one.member.domain, one.member.digest))
-    return DomainMap(tuple(found), explained, row, point, chosen)
+    return DomainMap(tuple(found), explained, point, selection)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,3 @@ def plane(places: Float64) -> tuple[Plane, float]:
     axes *= np.where(signs == 0, 1.0, signs)[:, None]
     total = float((sizes**2).sum())
     return Plane(centre, axes), float((sizes[:2] ** 2).sum() / total) if total > 0 else 1.0
-
-
-def _replaced(*_: Any) -> SelectorRow:
-    raise Unavailable("The pool's selector was replaced while this was asked: ask again.")

@@ -201,6 +201,8 @@ class Dot:
     y: float
     label: str
     label_x: float
+    before: bool
+    """Whether the label ends there, before the dot, and does not begin there."""
     mine: bool
 
 
@@ -235,15 +237,16 @@ def scatter(spots: Sequence[Spot], room: Room = ON_DESK) -> Scatter | None:
     taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
     dots = []
     for number, (spot, (x, y)) in enumerate(zip(spots, places, strict=True)):
-        label, label_x = "", 0.0
+        label, label_x, before = "", 0.0, False
         wide = LETTER * len(spot.label)
         for begin in (x + RADIUS + 3, x - RADIUS - 3 - wide) if labelled else ():
             box = (begin, y - LINE / 2, begin + wide, y + LINE / 2)
             if begin >= 0 and begin + wide <= width and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                label, label_x = spot.label, begin
+                label, before = spot.label, begin < x
+                label_x = begin + wide if before else begin
                 break
-        dots.append(Dot(number, spot.label, x, y, label, label_x, spot.mine))
+        dots.append(Dot(number, spot.label, x, y, label, label_x, before, spot.mine))
     dots.sort(key=lambda one: one.mine)  # what is drawn last is on top
     return Scatter(width, height, tuple(dots))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from registry.domain_map import DomainMap, domain_map
+from registry.catalogue.rows import SelectorRow
+from registry.domain_map import DomainMap, base_of, domain_map
 from registry.errors import InvalidSample, NotFound, SoupError
 from registry.samples import prepare
-from registry.spec import PoolRequest
 from service.client.samples import split_texts
 from service.http import problems
 from service.http.app_parts import AppParts
@@ -30,6 +31,7 @@ from service.parts import Parts
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 DRAWN = 40
 """Domains of a chart: those with the largest posterior, or the first."""
+NEVER = "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
 ALIKE, SHARE = 3, 0.05
 """At most so many adapters are named that a text is most like, those with so much of its posterior."""
 
@@ -45,13 +47,21 @@ class MapPlace(Wire):
     """Its share of the text; null without one."""
 
 
+class FittedMap(Wire):
+    """A fitted selector that has a map."""
+
+    id: str
+    fitted_at: datetime
+    domains: int
+    namespaces: list[str] | None
+    """Of its pool; null for all."""
+
+
 class Map(Wire):
     """The domains of a pool in two dimensions, those with the largest posterior first, else by their labels."""
 
     object: Literal["map"] = "map"
-    base_model: str
-    selector: str
-    fitted_at: datetime
+    selector: FittedMap
     explained: float
     """The share of the variance between domains that two dimensions have."""
     places: list[MapPlace]
@@ -64,66 +74,83 @@ class Map(Wire):
 
 
 @pages.get(addresses.MAP + addresses.TWIN)
-def whole_map(parts: AppParts, who: Reader, base_model: Text = None) -> Map:
+def whole_map(parts: AppParts, who: Reader, selector: Text = None) -> Map:
     """What the page shows."""
-    return _map(parts, who, given(base_model), None, "")
+    return _map(parts, _row(parts, who, given(selector)), None)
 
 
 @pages.get(addresses.MAP_CSV)
-def map_csv(table: str, parts: AppParts, who: Reader, base_model: Text = None) -> Response:
+def map_csv(table: str, parts: AppParts, who: Reader, selector: Text = None) -> Response:
     """Its table."""
-    return csv_of([places(whole_map(parts, who, base_model))], table)
+    return csv_of([places(whole_map(parts, who, selector))], table)
 
 
 @pages.get(addresses.MAP)
-def map_page(request: Request, parts: AppParts, who: Reader, base_model: Text = None) -> Response:
-    """The page."""
-    try:
-        return _page(request, parts, whole_map(parts, who, base_model), base_model=given(base_model))
-    except NotFound as error:
-        return _page(request, parts, None, base_model=given(base_model), problem=error)
+def map_page(request: Request, parts: AppParts, who: Reader, selector: Text = None) -> Response:
+    """The page; where nothing was fitted yet it says so."""
+    if given(selector) is None and not (fitted := _fitted(parts, who)):
+        return _page(request, fitted, None)
+    return _page(request, _fitted(parts, who), whole_map(parts, who, selector))
 
 
 @pages.post(addresses.MAP)
 @takes_form(SAMPLE)
 def place(request: Request, form: Form, parts: AppParts, who: Reader) -> Response:
     """The page with a text on it."""
-    base_model = given(form.get("base_model"))
+    row, text = _row(parts, who, given(form.get("selector"))), given(form.get("text"))
     try:
-        if given(form.get("text")) is None:
+        if text is None:
             raise InvalidSample("Paste some text, or drop a file of it.", param="text")
-        found = _map(parts, who, base_model, form["text"].strip(), request.state.request_id)
+        found = _map(parts, row, text)
     except SoupError as error:
-        return _page(request, parts, None, base_model=base_model, text=form.get("text"), problem=error)
+        return _page(request, _fitted(parts, who), _map(parts, row, None), text=form.get("text", ""), problem=error)
     if form.get("as") == "csv":
         return csv_of([places(found)], "places")
-    return _page(request, parts, found, base_model=base_model, text=form["text"])
+    return _page(request, _fitted(parts, who), found, text=form["text"])
 
 
-def _map(parts: Parts, who: Principal, base_model: str | None, text: str | None, request_id: str) -> Map:
-    """The map of what a key sees, and a text on it; raises NotFound where nothing was fitted yet."""
-    pool = PoolRequest(base_model=base_model or _first(parts))
-    caller = who.caller(request_id)
+def _fitted(parts: Parts, who: Principal) -> list[SelectorRow]:
+    """The posterior selectors that a key sees, the newest of each pool, newest first."""
+    with parts.registry.database.read() as catalogue:
+        rows = catalogue.selectors.list(who.namespaces, limit=parts.settings.max_page_size).rows
+    newest = {(row.pool, row.spec): row for row in reversed(rows) if row.spec.kind == "posterior"}
+    return sorted(newest.values(), key=lambda row: row.fitted_at, reverse=True)
+
+
+def _row(parts: Parts, who: Principal, id: str | None) -> SelectorRow:
+    """The selector that is meant: that of an id, else the newest; raises NotFound."""
+    if id is not None:
+        with parts.registry.database.read() as catalogue:
+            return catalogue.selectors.get(who.namespaces, id)
+    fitted = _fitted(parts, who)
+    if not fitted:
+        raise NotFound(NEVER)
+    return fitted[0]
+
+
+def _map(parts: Parts, row: SelectorRow, text: str | None) -> Map:
+    """The map of a selector, and a text on it."""
     if text is None:
-        return _told(pool, domain_map(parts.registry, caller, pool))
-    base = parts.registry.bases[pool.base_model or ""]
+        return _told(row, domain_map(parts.registry, row))
     limits = replace(parts.registry.limits.sample, novel=1)
-    sample = prepare(split_texts(text, what="The text"), limits, bos=base.bos, novel=True)
+    bos = base_of(parts.registry, row).bos
+    sample = prepare(split_texts(text, what="The text"), limits, bos=bos, novel=True)
     with embedding_place(parts):
-        return _told(pool, domain_map(parts.registry, caller, pool, sample))
+        return _told(row, domain_map(parts.registry, row, sample))
 
 
-def _first(parts: Parts) -> str:
-    """The base model that is meant where none is named."""
-    return next(iter(sorted(parts.bases)), "")
+def _about(row: SelectorRow) -> FittedMap:
+    names = row.pool.namespaces
+    return FittedMap(
+        id=row.id, fitted_at=row.fitted_at, domains=len(row.members), namespaces=None if names is None else list(names)
+    )
 
 
-def _told(pool: PoolRequest, found: DomainMap) -> Map:
-    chosen = found.chosen
+def _told(row: SelectorRow, found: DomainMap) -> Map:
+    said = found.selection
     return Map(
-        base_model=pool.base_model or "", selector=found.selector.id, fitted_at=found.selector.fitted_at,
-        explained=found.explained, text=found.sample, novelty=None if chosen is None else chosen.selection.novelty,
-        reason=None if chosen is None else chosen.selection.reason,
+        selector=_about(row), explained=found.explained, text=found.sample,
+        novelty=None if said is None else said.novelty, reason=None if said is None else said.reason,
         places=[
             MapPlace(ref=one.member.ref, domain=one.member.domain, x=one.x, y=one.y, posterior=one.posterior)
             for one in found.places
@@ -144,19 +171,18 @@ def places(found: Map) -> Table:
 
 
 def _page(
-    request: Request, parts: Parts, found: Map | None, *, base_model: str | None, text: str | None = None,
+    request: Request, fitted: Sequence[SelectorRow], found: Map | None, *, text: str | None = None,
     problem: SoupError | None = None,
 ) -> Response:  # fmt: skip
+    """The page; `found` is None where nothing was fitted yet."""
     spots: list[Spot] = []
+    alike: list[MapPlace] = []
     if found is not None:
         mine = [] if found.text is None else [Spot("your text", *found.text, mine=True)]
         spots = [*mine, *(Spot(one.domain, one.x, one.y) for one in found.places[:DRAWN])]
-    missing = isinstance(problem, NotFound) and text is None
-    alike = [] if found is None else [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE]
-    given_before = {} if text is None else {"text": text}
+        alike = [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE] or found.places[:1]
     return shown(
-        request, "map.html", status=200 if problem is None or missing else problems.status_of(problem), found=found,
+        request, "map.html", status=200 if problem is None else problems.status_of(problem), found=found,
         charts=drawn_scatter(spots), table=None if found is None else places(found), drawn=DRAWN, problem=problem,
-        alike=alike or ([] if found is None else found.places[:1]),
-        bases=sorted(parts.bases), base_model=base_model, given=given_before,
+        alike=alike, fitted=[_about(row) for row in fitted], never=NEVER, given={} if text is None else {"text": text},
     )  # fmt: skip

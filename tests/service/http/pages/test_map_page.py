@@ -31,7 +31,7 @@ def stocked(world: World) -> World:
 def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
     browser = Signed(stocked, stocked.key(["read"], ["acme"]))
     page = browser.page("/map")
-    assert "No posterior selector was fitted for this pool yet" in read(page)
+    assert "No posterior selector that this key sees was fitted yet" in read(page)
     assert "<svg" not in page
     assert browser.get("/map.json").status_code == 404
 
@@ -90,12 +90,13 @@ def test_hostile_text_is_text(browser: Signed) -> None:
     assert not active(answer.text)
 
 
-def test_another_base_and_other_namespaces_have_no_map_here(fitted: World, browser: Signed) -> None:
-    unknown = browser.get("/map?base_model=nothing")
-    assert unknown.status_code == 400
-    assert "tiny" in read(unknown.text)
+def test_other_keys_have_no_map_of_these(fitted: World, browser: Signed) -> None:
+    assert browser.get("/map?selector=sel-0000000000000000").status_code == 404
+    mine = browser.get("/map.json").json()["selector"]["id"]
     other = Signed(fitted, fitted.key(["read"], ["other"]))
     assert "acme" not in other.page("/map")
+    assert other.get(f"/map?selector={mine}").status_code == 404
+    assert other.send("/map", "/models", selector=mine, text="x").status_code == 404
 
 
 def test_a_retired_adapter_leaves_the_map(fitted: World, browser: Signed) -> None:
@@ -138,7 +139,8 @@ def test_both_axes_of_the_chart_have_one_scale_and_nothing_leaves_it() -> None:
         for dot in chart.dots:
             assert RADIUS <= dot.x <= chart.width - RADIUS
             assert RADIUS <= dot.y <= chart.height - RADIUS
-            assert not dot.label or 0 <= dot.label_x <= chart.width - LETTER * len(dot.label)
+            begin = dot.label_x - LETTER * len(dot.label) * dot.before
+            assert not dot.label or 0 <= begin <= chart.width - LETTER * len(dot.label)
     assert scatter([]) is None
     assert scatter([Spot("x", 0, 0)] * 51) is None
     alone = scatter([Spot("x", 3, 3)])
