@@ -2,6 +2,8 @@
 
 - `list_ms_p95`, `filter_ms_p95`, `search_ms_p95`: a page of 50 out of 100,000 adapters over HTTP, on PostgreSQL, for a
   key that sees all of them; `sqlite_...` on SQLite. The rows have those of a key that sees three namespaces of 200.
+- `page_models_ms_p95`: the page of models over 10,000 adapters on SQLite, from the first byte sent to the last
+  received; `page_slowest_ms_p95` the slowest of ten pages, which its note names.
 - `upload_vs_hash`: the speed of one request that uploads 500 MB, over that of hashing them (SHA-256) alone;
   `dropped_vs_hash` with a server that keeps nothing, `written_vs_hash` without one: the file copied and synced.
 - `push_many`: pushes a second by 8 clients at once; `push_many_vs_one` over those of one client.
@@ -23,11 +25,11 @@ from pathlib import Path
 from benchmarks.cold_start import GOALS, PROGRAMS, READY_CPU_GOAL, SMALL_BASE, process, server_start
 from benchmarks.faults.server import killable, postgresql
 from benchmarks.report import Result, interleaved, options, repeated, run_parts
-from benchmarks.shelf import lists, pushes, uploads
+from benchmarks.shelf import lists, pushes, site, uploads
 from demo.results import Figure
 
 ADAPTERS, REQUESTS, MEGABYTES, CLIENTS, EACH, IN_A_ROW = 100_000, 200, 500, 8, 20, 1_000
-PAGE_GOAL, UPLOAD_GOAL, BACKLOG_GOAL = 30.0, 0.5, 2
+PAGE_GOAL, SITE_GOAL, UPLOAD_GOAL, BACKLOG_GOAL = 30.0, 200.0, 0.5, 2
 
 
 def measure_lists(result: Result, *, adapters: int, requests: int) -> None:
@@ -42,6 +44,18 @@ def measure_lists(result: Result, *, adapters: int, requests: int) -> None:
             prefix, goal = ("", PAGE_GOAL) if name == "postgresql" else ("sqlite_", None)
             note = f"{name}, {adapters:,} adapters, {requests} requests"
             result.figures[f"{prefix}{one.kind}_ms_p95"] = Figure(one.p95, "ms", goal, note=note)
+
+
+def measure_pages(result: Result, *, adapters: int, requests: int) -> None:
+    """The pages over a catalogue of their own."""
+    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None) as server:
+        lists.stock(server, adapters)
+        found = list(site.timed(server, adapters, requests=requests))
+    result.rows += [one.row("sqlite", "pages") for one in found]
+    slowest = max(found, key=lambda one: one.p95)
+    note = f"sqlite, {adapters:,} adapters, {requests} requests of each"
+    result.figures["page_models_ms_p95"] = Figure(found[0].p95, "ms", SITE_GOAL, note=note)
+    result.figures["page_slowest_ms_p95"] = Figure(slowest.p95, "ms", SITE_GOAL, note=f"{slowest.kind}; {note}")
 
 
 def measure_uploads(result: Result, *, megabytes: int, repeats: int) -> None:
@@ -101,6 +115,7 @@ def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
         "pushes": lambda result: measure_pushes(result, each=given.each, repeats=given.repeats),
         "backlog": lambda result: measure_backlog(result, in_a_row=given.in_a_row),
         "uploads": lambda result: measure_uploads(result, megabytes=given.megabytes, repeats=given.repeats),
+        "pages": lambda result: measure_pages(result, adapters=given.adapters // 10, requests=given.requests // 4),
         "lists": lambda result: measure_lists(result, adapters=given.adapters, requests=given.requests),
     }
 
@@ -113,7 +128,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="size of the file that is uploaded")
     parser.add_argument("--each", type=int, default=EACH, help="pushes of each client")
     parser.add_argument("--in-a-row", type=int, default=IN_A_ROW, help="pushes before the fits are counted")
-    names = ("start", "pushes", "backlog", "uploads", "lists")
+    names = ("start", "pushes", "backlog", "uploads", "pages", "lists")
     parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
     given = parser.parse_args()
     run_parts("registry", parts(given), only=given.only, out=given.out)

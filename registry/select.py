@@ -34,14 +34,17 @@ from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
-from registry.selectors.ranking import LISTED, Member, Ranking
+from registry.selectors.novelty import NOVEL
+from registry.selectors.ranking import LISTED, Candidate, Member, Ranking
 from registry.selectors.state import load_state
-from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec
+from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted."""
 Rank = Callable[[np.ndarray], Ranking]
 """(vectors of a sample) -> how a fitted selector ranks its members for it, without those that are gone."""
+MAJORITY = 0.5
+"""The posterior from which one adapter is what a sample is most like."""
 ASKED_TO = timedelta(hours=1)
 """So exactly it is known when a selector was last asked for: within it nothing is written."""
 
@@ -113,6 +116,30 @@ def select(
     ranking = rank(_array(vectors, passages))
     missing = missing_members(present, row)
     return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors, rank)
+
+
+def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool: PoolRequest) -> Candidate | None:
+    """The one adapter of a pool that a sample is most like, by its fitted posterior selector; None where none is.
+
+    None is where no domain has half of the posterior, and where the sample is as far from all of them as only the
+    farthest of their own samples are. Raises Unavailable where nothing was fitted.
+    """
+    spec = PosteriorSpec()
+    base, members = pool_of(registry, caller, pool)
+    encoder = encoder_for(spec, base.encoders())
+    row = answering(registry, members, spec, None if encoder is None else encoder.digest)
+    if row is None or encoder is None:
+        raise Unavailable(
+            "No posterior selector was fitted for the adapters that this key sees: ask /v1/select once with the "
+            "scope 'write', or cook a soup."
+        )
+    with registry.database.read() as catalogue:
+        gone = gone_members(catalogue, row)
+    vectors = sample_vectors(sample, encoder, scored=False).array
+    ranking = loaded(registry, row).rank(vectors, options=SelectOptions(), exclude=gone)
+    strange = ranking.evidence.novelty
+    best = ranking.ranked[0] if len(ranking.ranked) else None
+    return best if best is not None and best.score >= MAJORITY and (strange is None or strange < NOVEL) else None
 
 
 def _array(vectors: Vectors | None, passages: Sequence[int] | None) -> np.ndarray:

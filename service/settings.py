@@ -7,15 +7,18 @@ created here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_UR
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
 
 MIB = 1024 * 1024
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
+"""As browsers send it: in lower case, without a path."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_DATA = Path("soup-data")
 
@@ -92,6 +95,12 @@ class Settings(BaseSettings):
     )
     pages_secure: bool = Field(
         False, description="Cookies go by TLS alone, also where a proxy does not say that a request did."
+    )
+    auto_model: bool = Field(
+        False, description="'auto' as a model has the server choose the adapter that a prompt is most like, or none."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may call /v1 from a browser, with a key, separated by commas; * is any."
     )
     docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
     metrics_public: bool = Field(
@@ -297,10 +306,24 @@ class Settings(BaseSettings):
         14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."
     )
 
-    @field_validator("allowed_hosts", "oidc_audience", mode="before")
+    @field_validator("allowed_hosts", "oidc_audience", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if one != "*" and ORIGIN.fullmatch(one) is None:
+                raise ValueError(f"{one!r} is no origin: write https://app.example.com, with a port if it has one")
+        return value
+
+    @model_validator(mode="after")
+    def _other_origins_need_keys(self) -> Self:
+        if self.no_auth and self.cors_origins:
+            raise ValueError("without keys no other origin is let in: cors_origins and no_auth do not go together")
+        return self
 
     @property
     def database(self) -> str:

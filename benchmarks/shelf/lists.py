@@ -42,11 +42,11 @@ class Timed:
         """All but the slowest twentieth took at most so long."""
         return float(np.percentile(self.milliseconds, 95))
 
-    def row(self, database: str) -> dict[str, Any]:
+    def row(self, database: str, part: str = "lists") -> dict[str, Any]:
         """As a row of the results."""
         half, most = float(np.median(self.milliseconds)), max(self.milliseconds)
         return {
-            "part": "lists", "database": database, "kind": self.kind, "sees": self.sees,
+            "part": part, "database": database, "kind": self.kind, "sees": self.sees,
             "requests": len(self.milliseconds), "found": self.found, "median_ms": half,
             "p95_ms": self.p95, "slowest_ms": most,
         }  # fmt: skip

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from service.http import docs_page, examples, problems
 from service.http.auth import Gate
 from service.http.bodies import Bodies
+from service.http.cross_origin import CrossOrigin
 from service.http.observe import Metrics, Observe
 from service.http.pages import site
 from service.http.readiness import Readiness
@@ -97,6 +98,8 @@ def create_app(runtime: Runtime) -> FastAPI:
         Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities,
         door=door,
     )  # fmt: skip
+    if settings.cors_origins:
+        app.add_middleware(CrossOrigin, origins=settings.cors_origins)
     app.add_middleware(Observe, metrics=metrics, traces=runtime.traces)
     return app
 

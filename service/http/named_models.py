@@ -22,13 +22,17 @@ from service.parts import Parts
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A base model, with an adapter or without; `asked` is the text of the request, which answers echo."""
+    """A base model, with an adapter or without; `asked` is the name by which answers echo it.
+
+    That is the text of the request, or where the server has `chosen` the model, the name of that.
+    """
 
     asked: str
     base_id: str
     base: BaseText
     row: AdapterRow | None = None
     handle: LoadableAdapter | None = None
+    chosen: bool = False
 
     @property
     def digest(self) -> str | None:
@@ -43,7 +47,7 @@ class ResolvedModel:
     @property
     def headers(self) -> dict[str, str]:
         """What every answer says of the model: what was used, and whether it has learnt from a sample."""
-        found = {"x-soup-digest": self.fingerprint}
+        found = {"x-soup-digest": self.fingerprint} | ({"x-soup-model": self.asked} if self.chosen else {})
         learnt = () if self.row is None else self.row.learnt_from
         return found | ({"x-soup-tuned": "true"} if learnt else {})
 

@@ -17,13 +17,13 @@ from service.client.samples import split_texts
 from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
+from service.http.embedding_places import embedding_place
 from service.http.pages import addresses
 from service.http.pages.charts import Spot, drawn_scatter
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Column, Table, csv_of
-from service.http.routes.selectors import embedding_place
 from service.http.schemas.wire import Wire
 from service.keys import Principal
 from service.parts import Parts

@@ -15,11 +15,12 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.auto_model import model_for
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import CONVERSATION, takes
 from service.http.inference_limits import check_sampling, check_text
 from service.http.metering import admit, answer_headers
-from service.http.named_models import ResolvedModel, language_model
+from service.http.named_models import ResolvedModel
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.thread_turns import in_thread
@@ -49,7 +50,7 @@ def _prepare(
     for message in body.messages:
         check_text(message.text, parts.settings, param="messages")
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
-    model = language_model(parts, who, body.model)
+    model = model_for(parts, who, body.model, [one.text for one in body.messages if one.role == "user"])
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     asked = _asked(body, model, ids, who)
     return ChatAnswers(body, model, len(ids)), admit(request, parts, who, [(model, asked)])

@@ -11,11 +11,12 @@ from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.auto_model import model_for
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import PROMPTS, takes
 from service.http.inference_limits import check_best_of, check_ids, check_sampling, check_text
 from service.http.metering import admit, answer_headers
-from service.http.named_models import ResolvedModel, language_model
+from service.http.named_models import ResolvedModel
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.thread_turns import in_thread
@@ -58,7 +59,7 @@ def _prepare(
     for given in body.prompts:
         check_text(given, parts.settings, param="prompt")
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
-    model = language_model(parts, who, body.model)
+    model = model_for(parts, who, body.model, [one for one in body.prompts if isinstance(one, str)])
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
     answers = CompletionAnswers(body, model, prompts)
     return answers, admit(request, parts, who, [(model, one) for one in _asked(body, model, prompts, who)])

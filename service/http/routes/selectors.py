@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
-from registry.errors import Busy, Forbidden, Unavailable
+from registry.errors import Forbidden, Unavailable
 from registry.pools import enqueue_fit, members_of, missing_members
 from registry.quotas import check_jobs
 from registry.registry import BaseModel, Caller
@@ -26,6 +25,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import FILES, takes
+from service.http.embedding_places import embedding_place
 from service.http.paging import Cursor, Limit, page_size
 from service.http.pool_waiting import until_selectable
 from service.http.schemas.adapters import listed
@@ -188,17 +188,6 @@ async def _fit(
         response.status_code = 202
         return job_begun(row, who)
     return str(result_of(row)["selector"])
-
-
-@contextmanager
-def embedding_place(parts: AppParts) -> Iterator[None]:
-    """A place among the samples that are embedded at once; raises Busy where there is none."""
-    if not parts.selections.acquire(blocking=False):
-        raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
-    try:
-        yield
-    finally:
-        parts.selections.release()
 
 
 def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:

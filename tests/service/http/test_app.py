@@ -171,3 +171,14 @@ def test_websockets_are_refused(world: World) -> None:
     client: TestClient = world.client
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/completions"):
         pass
+
+
+def test_pages_of_other_origins_are_let_in_nowhere_unless_a_setting_says_so(world: World) -> None:
+    asked = {"origin": "https://app.example.com", "access-control-request-method": "GET"}
+    for method in ("GET", "OPTIONS"):
+        assert "access-control-allow-origin" not in world.client.request(method, "/v1/models", headers=asked).headers
+
+
+def test_no_model_is_chosen_for_a_prompt_unless_a_setting_says_so(world: World) -> None:
+    answer = world.client.post("/v1/completions", json={"model": "auto", "prompt": "The court", "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

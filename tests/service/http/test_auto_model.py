@@ -1,0 +1,87 @@
+"""`model: "auto"`: what is chosen for a prompt, who sees it, and that nothing is chosen where nobody asked for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.servers import BASE_ID, World
+
+SETTINGS = {"auto_model": True}
+SAMPLES = {
+    "law": [f"The court held that contract number {number} was void and struck it out." for number in range(30)],
+    "food": [f"Heat the oil, add {number} onions, and stir until they are golden brown." for number in range(30)],
+}
+ASKED = {"model": "auto", "max_tokens": 2, "temperature": 0}
+
+
+def key_of(world: World, namespace: str) -> dict[str, str]:
+    return world.headers(world.key(["read", "write", "infer"], [namespace]))
+
+
+@pytest.fixture(scope="module")
+def fitted(world: World) -> World:
+    for namespace, swap in (("acme", False), ("other", True)):
+        for seed, (name, texts) in enumerate(SAMPLES.items()):
+            label = name if not swap else f"{name}-of-others"
+            made = world.push(f"{namespace}/{label}", seed=seed, domain=label, sample={"texts": texts})
+            world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    fit = {"selector": {"kind": "posterior"}, "wait": 60}
+    answer = world.client.post("/v1/selectors", json=fit, headers=key_of(world, "acme"))
+    assert answer.status_code == 201, answer.text
+    return world
+
+
+def ask(world: World, prompt: Any, **fields: Any) -> Any:
+    return world.client.post(
+        "/v1/completions", json={**ASKED, "prompt": prompt, **fields}, headers=key_of(world, "acme")
+    )
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_a_prompt_goes_to_the_adapter_that_it_is_most_like(fitted: World, name: str) -> None:
+    answer = ask(fitted, SAMPLES[name][7])
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["model"], answer.headers["x-soup-model"]) == (f"acme/{name}@1", f"acme/{name}@1")
+    named = ask(fitted, SAMPLES[name][7], model=f"acme/{name}@1")
+    assert answer.json()["choices"] == named.json()["choices"]
+    assert answer.headers["x-soup-digest"] == named.headers["x-soup-digest"]
+    assert "x-soup-model" not in named.headers
+
+
+def test_what_is_like_none_of_them_goes_to_the_base(fitted: World) -> None:
+    answer = ask(fitted, "0x7f 0x45 0x4c 0x46")
+    assert answer.headers["x-soup-model"] == f"base/{BASE_ID}"
+    assert answer.json()["model"] == f"base/{BASE_ID}"
+
+
+def test_a_stream_says_it_too(fitted: World) -> None:
+    answer = ask(fitted, SAMPLES["law"][3], stream=True)
+    assert answer.headers["x-soup-model"] == "acme/law@1"
+    assert '"model": "acme/law@1"' in answer.text
+
+
+def test_a_retired_adapter_is_not_chosen(fitted: World) -> None:
+    fitted.client.delete("/v1/adapters/acme/food@1")
+    assert ask(fitted, SAMPLES["food"][7]).headers["x-soup-model"] != "acme/food@1"
+    fitted.client.post("/v1/adapters/acme/food@1/restore")
+    assert ask(fitted, SAMPLES["food"][7]).headers["x-soup-model"] == "acme/food@1"
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], "  "])
+def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
+    answer = ask(fitted, prompt)
+    assert answer.status_code == 400, answer.text
+    assert "goes by the text of a prompt" in answer.json()["error"]["message"]
+
+
+def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
+    answer = fitted.client.post("/v1/completions", json={**ASKED, "prompt": "x"}, headers=key_of(fitted, "other"))
+    assert answer.status_code == 503
+    assert "ask /v1/select once" in answer.json()["error"]["message"]
+
+
+def test_other_calls_name_a_model(fitted: World) -> None:
+    for path, body in (("/v1/perplexity", {"texts": ["x"]}), ("/v1/embeddings", {"input": "x"})):
+        assert fitted.client.post(path, json={"model": "auto", **body}).status_code == 404, path
