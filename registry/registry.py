@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -55,6 +55,11 @@ class SampleLimits:
     maximum: int = 500
     max_chars: int = 1_000_000
     characters: int = 2_000_000
+
+    @property
+    def of_any_number(self) -> SampleLimits:
+        """The same for a sample of which one sequence is enough: it is looked at, and nothing is cooked of it."""
+        return replace(self, novel=1)
 
 
 @dataclass(frozen=True)

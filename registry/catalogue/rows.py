@@ -214,6 +214,16 @@ class SelectorRow:
 
 
 @dataclass(frozen=True)
+class FittedRow:
+    """What is listed of a fitted selector: not its members, of which there may be thousands."""
+
+    id: str
+    pool: PoolSpec
+    domains: int
+    fitted_at: datetime
+
+
+@dataclass(frozen=True)
 class RecipeRow:
     """A recipe that was cooked, and the bytes it gave."""
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, delete, exists, insert, select, true, update
 
 from registry.catalogue.repository import Repository, now
-from registry.catalogue.rows import Namespaces, Page, SelectorRow
+from registry.catalogue.rows import FittedRow, Namespaces, Page, SelectorRow
 from registry.catalogue.tables import EVERY, selector_namespaces, selector_targets, selectors
 from registry.errors import NotFound
 from registry.spec import PoolSpec, SelectorSpec
@@ -64,6 +64,17 @@ class Selectors(Repository[SelectorRow]):
         """Selectors whose whole pool is visible, newest first."""
         query = select(selectors).where(_visible(visible))
         return self._page(query, selectors.c.sequence, limit=limit, cursor=cursor)
+
+    def serving(self, visible: Namespaces, kind: str) -> builtins.list[FittedRow]:
+        """The selectors of a kind that serve a pool, whose whole pool is visible, newest first; without members."""
+        columns = (selectors.c[name] for name in ("id", "pool", "spec", "fitted_at", "report"))
+        query = select(*columns).join(selector_targets, SERVES).where(_visible(visible))
+        found = self._connection.execute(query.order_by(selectors.c.fitted_at.desc(), selectors.c.id))
+        return [
+            FittedRow(row.id, PoolSpec.model_validate(row.pool), int(row.report["domains"]), row.fitted_at)
+            for row in found
+            if row.spec["kind"] == kind
+        ]
 
     def targets(
         self, base_fingerprint: str, *, asked_since: datetime | None = None

@@ -46,7 +46,7 @@ def model_for(parts: Parts, who: Principal, model: str, texts: Sequence[str]) ->
         raise InvalidPrompt(
             f"'{AUTO}' goes by the text of a prompt, and here is none: send text, or name a model.", param="model"
         )
-    limits = replace(parts.registry.limits.sample, novel=1)
+    limits = parts.registry.limits.sample.of_any_number
     sample = prepare(seen, limits, bos=base.bos, novel=True)
     with embedding_place(parts):
         best = likeliest(parts.registry, who.caller(""), sample, pool=PoolRequest(base_model=base_id))

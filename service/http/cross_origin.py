@@ -15,7 +15,17 @@ from service.http.metering import MEASURES
 API = "/v1/"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 EXPOSED = (
-    *("x-request-id", "retry-after", "etag", "location", "content-range", "content-disposition", "range"),
+    *(
+        "x-request-id",
+        "retry-after",
+        "etag",
+        "location",
+        "content-range",
+        "content-disposition",
+        "range",
+        "upload-offset",
+        "upload-uuid",
+    ),
     *("x-soup-digest", "x-soup-model", "x-soup-tuned"),
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in MEASURES),
 )

@@ -136,7 +136,12 @@ def _sendable(text: str) -> str:
 
 def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """One of our errors as a response: the status, and the headers that belong to it."""
-    extra = dict(headers or {})
+    return ProblemResponse(body_of(error), status_of(error), headers_of(error) | dict(headers or {}))
+
+
+def headers_of(error: SoupError) -> dict[str, str]:
+    """The headers that belong to one of our errors."""
+    extra: dict[str, str] = {}
     if isinstance(error, errors.Busy | errors.Unavailable):
         extra["retry-after"] = str(error.retry_after)
     if isinstance(error, errors.WrongOffset):
@@ -145,7 +150,15 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
         extra["www-authenticate"] = "Bearer"
     if isinstance(error, errors.TooSlow):  # what comes after all is no request
         extra["connection"] = "close"
-    return ProblemResponse(body_of(error), status_of(error), extra)
+    return extra
+
+
+def noticed(request: Request, error: SoupError) -> dict[str, str]:
+    """The headers of an answer to this request, which is counted as one beyond a limit where that is why."""
+    if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
+        request.state.over_limit = error.param  # `observe` counts it
+    found: dict[str, str] = getattr(request.state, "rate_headers", dict)()
+    return headers_of(error) | found | getattr(request.state, "problem_headers", _none)(error)
 
 
 def held_headers(offset: int) -> dict[str, str]:
@@ -239,10 +252,7 @@ def install(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SoupError)
-        if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
-            request.state.over_limit = error.param  # `observe` counts it
-        headers: dict[str, str] = getattr(request.state, "rate_headers", dict)()
-        return response_of(error, headers | getattr(request.state, "problem_headers", _none)(error))
+        return response_of(error, noticed(request, error))
 
     async def validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -166,7 +166,14 @@ def stacked(
         for kind, (name, value) in enumerate(zip(names, row, strict=True)):
             width = room.wide * value / longest
             if width:
-                bars.append(Bar(x, width, kind, f"{label}, {name}: {value:.3f}"))
+                bars.append(
+                    Bar(
+                        x,
+                        width,
+                        kind,
+                        f"{label}, {name}: {value:,}" if isinstance(value, int) else f"{label}, {name}: {value:.3f}",
+                    )
+                )
             x += width
         rows.append(BarRow(label, room.label_y(number), room.mark_y(number) - 11, tuple(bars)))
     return Stacked(room.labels + room.wide + 10, TOP + room.row * len(labels), tuple(rows), tuple(names))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import ValidationError
+from fastapi import APIRouter, Request, Response
 
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Forbidden, InvalidParameter, InvalidPrompt, SoupError
+from registry.errors import Cancelled, Forbidden, InvalidParameter, InvalidPrompt, SoupError
 from registry.spec import Recipe
 from service.client.samples import split_texts
-from service.http import problems
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser, Reader
@@ -20,19 +18,17 @@ from service.http.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
 from service.http.pages.charts import Measured, drawn_intervals
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
-from service.http.pages.models import suggested
+from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Cell, Column, Table, csv_of
-from service.http.routes.perplexity import perplexity
-from service.http.schemas.perplexity import PerplexityAnswer, PerplexityRequest
+from service.http.routes.perplexity import against_the_first
+from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
 from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-MOST_MODELS = 4
-Models = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
 
 
 class Compared(Wire):
@@ -57,26 +53,26 @@ class Comparison(Wire):
 
 
 @pages.get(addresses.COMPARE + addresses.TWIN)
-def comparison(parts: AppParts, who: Reader, model: Models = None) -> Comparison:
+def comparison(parts: AppParts, who: Reader, model: NamedModels = None) -> Comparison:
     """What the page shows."""
-    names = list(dict.fromkeys(name.strip() for name in model or () if name.strip()))
-    return Comparison(models=[_compared(parts, who, resolve_model(parts, who, name)) for name in names])
+    resolved = [resolve_model(parts, who, name) for one in model or () if (name := one.strip())]
+    found = {one.digest or one.base_id: one for one in resolved}  # each once, by whatever name it is asked for
+    return Comparison(models=[_compared(parts, who, one) for one in found.values()])
 
 
 @pages.get(addresses.COMPARE_CSV)
-def comparison_csv(table: str, parts: AppParts, who: Reader, model: Models = None) -> Response:
+def comparison_csv(table: str, parts: AppParts, who: Reader, model: NamedModels = None) -> Response:
     """One of its tables."""
     return csv_of(tables(comparison(parts, who, model)), table)
 
 
 @pages.get(addresses.COMPARE)
-def compare_page(request: Request, parts: AppParts, who: Reader, model: Models = None) -> Response:
+def compare_page(request: Request, parts: AppParts, who: Reader, model: NamedModels = None) -> Response:
     """The page; what is wrong with a name is said above the form that has it."""
     try:
-        found, problem = comparison(parts, who, model), None
+        return _page(request, parts, who, comparison(parts, who, model))
     except SoupError as error:
-        found, problem = Comparison(models=[]), error
-    return _page(request, parts, who, found, named=model or [], problem=problem)
+        return _page(request, parts, who, None, named=[one for one in model or () if one.strip()], error=error)
 
 
 @pages.post(addresses.COMPARE)
@@ -85,30 +81,44 @@ async def measure(request: Request, form: Form, parts: AppParts, who: ModelUser)
     """The page, with how well each model predicts a text: all of them against the first."""
     if not who.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
-    named = numbered(form, "model", MOST_MODELS)
-    found = await in_thread(comparison, parts, who, named)
+    named, text = numbered(form, "model", MOST_MODELS), form.get("text", "")
+    found: Comparison | None = None
     try:
-        answers = await _measured(request, form, parts, who, named)
+        found = await in_thread(comparison, parts, who, named)
+        texts = await in_thread(_texts, found, text)
+        answers = await against_the_first(request, parts, who, [one.model for one in found.models], texts)
+    except Cancelled:
+        raise
     except SoupError as error:
-        return await in_thread(_page, request, parts, who, found, named=named, given=form, problem=error)
+        return await in_thread(_page, request, parts, who, found, named=named, text=text, error=error)
     if form.get("as") == "csv":
         return csv_of([_scores(answers)], "scores")
-    return await in_thread(_page, request, parts, who, found, named=named, given=form, answers=answers)
+    return await in_thread(_page, request, parts, who, found, text=text, answers=answers)
+
+
+def _texts(found: Comparison, text: str) -> list[str]:
+    """The passages that models are to predict; raises InvalidParameter, InvalidPrompt."""
+    if len(found.models) < 2:
+        raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")
+    if not text.strip():
+        raise InvalidPrompt("Paste some text that they are to predict.", param="text")
+    return split_texts(text.strip(), what="The text")
 
 
 def _page(
-    request: Request, parts: Parts, who: Principal, found: Comparison, *, named: Sequence[str],
-    given: Mapping[str, str] | None = None, answers: Sequence[PerplexityAnswer] = (), problem: SoupError | None = None,
+    request: Request, parts: Parts, who: Principal, found: Comparison | None, *, named: Sequence[str] = (),
+    text: str = "", answers: Sequence[PerplexityAnswer] = (), error: SoupError | None = None,
 ) -> Response:  # fmt: skip
+    """The page; `named` are the models of a form that could not be found."""
+    models = [] if found is None else found.models
     charts = drawn_intervals([
         Measured(one.model, one.baseline.difference, *one.baseline.interval)
         for one in answers if one.baseline is not None and one.baseline.interval is not None
     ])  # fmt: skip
     return shown(
-        request, "compare.html", status=200 if problem is None else problems.response_of(problem).status_code,
-        found=found, named=named, given=given or {}, problem=problem,
-        tables=tables(found), scores=_scores(answers) if answers else None, charts=charts,
-        suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
+        request, "compare.html", error=error, models=models, named=[one.model for one in models] or list(named),
+        text=text, tables=[] if found is None else tables(found), scores=_scores(answers) if answers else None,
+        charts=charts, suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
     )  # fmt: skip
 
 
@@ -168,25 +178,6 @@ def tables(found: Comparison) -> list[Table]:
 
 
 # --- how well they predict a text -----------------------------------------------------------------------
-
-
-async def _measured(
-    request: Request, form: Mapping[str, str], parts: Parts, who: Principal, named: Sequence[str]
-) -> list[PerplexityAnswer]:
-    """The perplexity of each model but the first, which is the baseline of all; raises what is wrong with the form."""
-    if len(named) < 2:
-        raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")
-    if not form.get("text", "").strip():
-        raise InvalidPrompt("Paste some text that they are to predict.", param="text")
-    texts = split_texts(form["text"].strip(), what="The text")
-    answers = []
-    for model in named[1:]:
-        try:
-            body = PerplexityRequest(model=model, texts=texts, baseline=named[0])
-        except ValidationError as error:
-            raise problems.from_validation(error.errors()) from None
-        answers.append(await perplexity(request, Response(), body, parts, who))
-    return answers
 
 
 def _scores(answers: Sequence[PerplexityAnswer]) -> Table:

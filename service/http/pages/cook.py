@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
@@ -87,12 +87,7 @@ def _form(
     request: Request, parts: Parts, who: Principal, given: Mapping[str, str], error: SoupError | None = None
 ) -> Response:
     """The form as it was given, and what is wrong with it."""
-    about: dict[str, Any] = {"form": cook_form(parts, who), "given": given, "problem": None}
-    if error is None:
-        return shown(request, "cook.html", **about)
-    said = problems.body_of(error).error
-    request.state.error_code = said.code
-    return shown(request, "cook.html", status=problems.status_of(error), **about | {"problem": said})
+    return shown(request, "cook.html", error=error, form=cook_form(parts, who), given=given)
 
 
 def _asked(form: Mapping[str, str], parts: Parts) -> SoupRequest:

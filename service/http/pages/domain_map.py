@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
@@ -13,8 +12,8 @@ from registry.catalogue.rows import SelectorRow
 from registry.domain_map import DomainMap, base_of, domain_map
 from registry.errors import InvalidSample, NotFound, SoupError
 from registry.samples import prepare
+from registry.spec import PoolSpec
 from service.client.samples import split_texts
-from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.embedding_places import embedding_place
@@ -30,7 +29,7 @@ from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 DRAWN = 40
-"""Domains of a chart: those with the largest posterior, or the first."""
+"""Domains of the chart and of its table, those with the largest posterior or the first; the CSV has all."""
 NEVER = "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
 ALIKE, SHARE = 3, 0.05
 """At most so many adapters are named that a text is most like, those with so much of its posterior."""
@@ -75,82 +74,79 @@ class Map(Wire):
 
 @pages.get(addresses.MAP + addresses.TWIN)
 def whole_map(parts: AppParts, who: Reader, selector: Text = None) -> Map:
-    """What the page shows."""
-    return _map(parts, _row(parts, who, given(selector)), None)
+    """What the page shows; raises NotFound where nothing was fitted yet."""
+    return _map(parts, who, given(selector), _fitted(parts, who))
 
 
 @pages.get(addresses.MAP_CSV)
 def map_csv(table: str, parts: AppParts, who: Reader, selector: Text = None) -> Response:
-    """Its table."""
+    """Its table, whole."""
     return csv_of([places(whole_map(parts, who, selector))], table)
 
 
 @pages.get(addresses.MAP)
 def map_page(request: Request, parts: AppParts, who: Reader, selector: Text = None) -> Response:
-    """The page; where nothing was fitted yet it says so."""
-    if given(selector) is None and not (fitted := _fitted(parts, who)):
+    """The page; where nothing was fitted yet, or a selector cannot be read, it says so."""
+    fitted, id = _fitted(parts, who), given(selector)
+    if id is None and not fitted:
         return _page(request, fitted, None)
-    return _page(request, _fitted(parts, who), whole_map(parts, who, selector))
+    try:
+        return _page(request, fitted, _map(parts, who, id, fitted))
+    except SoupError as error:
+        return _page(request, fitted, None, error=error)
 
 
 @pages.post(addresses.MAP)
 @takes_form(SAMPLE)
 def place(request: Request, form: Form, parts: AppParts, who: Reader) -> Response:
     """The page with a text on it."""
-    row, text = _row(parts, who, given(form.get("selector"))), given(form.get("text"))
+    fitted, id, text = _fitted(parts, who), given(form.get("selector")), form.get("text", "")
+    found: Map | None = None
     try:
-        if text is None:
+        found = _map(parts, who, id, fitted)
+        if not text.strip():
             raise InvalidSample("Paste some text, or drop a file of it.", param="text")
-        found = _map(parts, row, text)
+        found = _map(parts, who, id, fitted, text.strip())
     except SoupError as error:
-        return _page(request, _fitted(parts, who), _map(parts, row, None), text=form.get("text", ""), problem=error)
+        return _page(request, fitted, found, text=text, error=error)
     if form.get("as") == "csv":
         return csv_of([places(found)], "places")
-    return _page(request, _fitted(parts, who), found, text=form["text"])
+    return _page(request, fitted, found, text=text)
 
 
-def _fitted(parts: Parts, who: Principal) -> list[SelectorRow]:
-    """The posterior selectors that a key sees, the newest of each pool, newest first."""
+def _fitted(parts: Parts, who: Principal) -> list[FittedMap]:
+    """The posterior selectors that serve the pools which a key sees, newest first."""
     with parts.registry.database.read() as catalogue:
-        rows = catalogue.selectors.list(who.namespaces, limit=parts.settings.max_page_size).rows
-    newest = {(row.pool, row.spec): row for row in reversed(rows) if row.spec.kind == "posterior"}
-    return sorted(newest.values(), key=lambda row: row.fitted_at, reverse=True)
+        rows = catalogue.selectors.serving(who.namespaces, "posterior")
+    return [_about(row.id, row.fitted_at, row.domains, row.pool) for row in rows]
 
 
-def _row(parts: Parts, who: Principal, id: str | None) -> SelectorRow:
-    """The selector that is meant: that of an id, else the newest; raises NotFound."""
-    if id is not None:
-        with parts.registry.database.read() as catalogue:
-            return catalogue.selectors.get(who.namespaces, id)
-    fitted = _fitted(parts, who)
-    if not fitted:
+def _map(parts: Parts, who: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None) -> Map:
+    """The map of a selector, the newest where none is named, and a text on it; raises NotFound."""
+    if id is None and not fitted:
         raise NotFound(NEVER)
-    return fitted[0]
-
-
-def _map(parts: Parts, row: SelectorRow, text: str | None) -> Map:
-    """The map of a selector, and a text on it."""
+    with parts.registry.database.read() as catalogue:
+        row = catalogue.selectors.get(who.namespaces, id or fitted[0].id)
     if text is None:
         return _told(row, domain_map(parts.registry, row))
-    limits = replace(parts.registry.limits.sample, novel=1)
     bos = base_of(parts.registry, row).bos
-    sample = prepare(split_texts(text, what="The text"), limits, bos=bos, novel=True)
+    sample = prepare(
+        split_texts(text, what="The text"), parts.registry.limits.sample.of_any_number, bos=bos, novel=True
+    )
     with embedding_place(parts):
         return _told(row, domain_map(parts.registry, row, sample))
 
 
-def _about(row: SelectorRow) -> FittedMap:
-    names = row.pool.namespaces
-    return FittedMap(
-        id=row.id, fitted_at=row.fitted_at, domains=len(row.members), namespaces=None if names is None else list(names)
-    )
+def _about(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> FittedMap:
+    names = pool.namespaces
+    return FittedMap(id=id, fitted_at=fitted_at, domains=domains, namespaces=None if names is None else list(names))
 
 
 def _told(row: SelectorRow, found: DomainMap) -> Map:
     said = found.selection
     return Map(
-        selector=_about(row), explained=found.explained, text=found.sample,
-        novelty=None if said is None else said.novelty, reason=None if said is None else said.reason,
+        selector=_about(row.id, row.fitted_at, len(row.members), row.pool), explained=found.explained,
+        text=found.sample, novelty=None if said is None else said.novelty, reason=None if said is None else said.reason,
         places=[
             MapPlace(ref=one.member.ref, domain=one.member.domain, x=one.x, y=one.y, posterior=one.posterior)
             for one in found.places
@@ -171,18 +167,18 @@ def places(found: Map) -> Table:
 
 
 def _page(
-    request: Request, fitted: Sequence[SelectorRow], found: Map | None, *, text: str | None = None,
-    problem: SoupError | None = None,
-) -> Response:  # fmt: skip
-    """The page; `found` is None where nothing was fitted yet."""
+    request: Request, fitted: Sequence[FittedMap], found: Map | None, *, text: str = "", error: SoupError | None = None
+) -> Response:
+    """The page; `found` is None where nothing was fitted yet, or could not be read."""
     spots: list[Spot] = []
     alike: list[MapPlace] = []
+    table = None
     if found is not None:
         mine = [] if found.text is None else [Spot("your text", *found.text, mine=True)]
         spots = [*mine, *(Spot(one.domain, one.x, one.y) for one in found.places[:DRAWN])]
         alike = [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE] or found.places[:1]
+        table = places(found.model_copy(update={"places": found.places[:DRAWN]}))
     return shown(
-        request, "map.html", status=200 if problem is None else problems.status_of(problem), found=found,
-        charts=drawn_scatter(spots), table=None if found is None else places(found), drawn=DRAWN, problem=problem,
-        alike=alike, fitted=[_about(row) for row in fitted], never=NEVER, given={} if text is None else {"text": text},
+        request, "map.html", error=error, found=found, charts=drawn_scatter(spots), table=table, drawn=DRAWN,
+        alike=alike, fitted=fitted, never=NEVER, text=text,
     )  # fmt: skip

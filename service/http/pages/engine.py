@@ -5,6 +5,7 @@ Of the whole server, so it takes what `/metrics` takes: a key with scope `admin`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -55,10 +56,14 @@ def engine(parts: AppParts, who: Admin) -> EngineState:
     """What the page shows; raises Forbidden for keys that do not see the whole server."""
     if who.namespaces is not None:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
-    found = [_times(parts, who, label, one) for label, one in parts.engine.by_adapter().items()]
-    busy = [one for one in found if one.answers or one.generated_tokens or one.scored_tokens]
-    busy.sort(key=lambda one: (-one.generated_tokens - one.scored_tokens, one.model))
-    return EngineState(bases=list(parts.engine.bases_held()), counters=parts.engine.counters(), adapters=busy)
+    figures = {
+        label: one for label, one in parts.engine.by_adapter().items()
+        if one.answers or one.generated_tokens or one.scored_tokens
+    }  # fmt: skip
+    names = NAMED | _names(parts, who, [label for label in figures if label not in NAMED])
+    found = [_times(names[label], one) for label, one in figures.items()]
+    found.sort(key=lambda one: (-one.generated_tokens - one.scored_tokens, one.model))
+    return EngineState(bases=list(parts.engine.bases_held()), counters=parts.engine.counters(), adapters=found)
 
 
 @pages.get(addresses.ENGINE_CSV)
@@ -90,19 +95,21 @@ def adapters(found: EngineState) -> Table:
     return Table("adapters", "Models by their tokens, since the server began", columns, rows)
 
 
-def _times(parts: Parts, who: Principal, label: str, found: Figures) -> AdapterTimes:
+def _times(model: str, found: Figures) -> AdapterTimes:
     return AdapterTimes(
-        model=NAMED.get(label) or _name(parts, who, label), generated_tokens=found.generated_tokens,
-        scored_tokens=found.scored_tokens, answers=found.answers,
+        model=model, generated_tokens=found.generated_tokens, scored_tokens=found.scored_tokens, answers=found.answers,
         first_token_seconds=found.first_token_seconds / found.first_tokens if found.first_tokens else None,
         answer_seconds=found.seconds / found.answers if found.answers else None,
     )  # fmt: skip
 
 
-def _name(parts: Parts, who: Principal, digest: str) -> str:
-    """The newest ref of a digest; the digest, where it has none any more."""
+def _names(parts: Parts, who: Principal, digests: Sequence[str]) -> dict[str, str]:
+    """The newest ref of each digest; the digest, where it has none any more."""
+    found = {}
     with parts.registry.database.read() as catalogue:
-        try:
-            return catalogue.adapters.find(who.namespaces, DigestRef(digest)).ref
-        except (NotFound, Retired):
-            return digest
+        for digest in digests:
+            try:
+                found[digest] = catalogue.adapters.find(who.namespaces, DigestRef(digest)).ref
+            except (NotFound, Retired):
+                found[digest] = digest
+    return found

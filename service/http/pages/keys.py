@@ -17,12 +17,13 @@ from registry.names import KeyScope
 from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
+from service.http.body_limits import BodyLimit
 from service.http.pages import addresses
 from service.http.pages.fields import begin_of, given
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.keys import create_key, list_keys, revoke_key, rotate_key
-from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
+from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey, Rotation
 from service.key_watch import present
 from service.keys import Principal
 from service.parts import Parts
@@ -34,6 +35,8 @@ SCOPES: dict[KeyScope, str] = {
     "infer": "ask models",
     "admin": "all of that, and manage keys and namespaces",
 }
+NEW = BodyLimit(lambda _: 256 * 1024)
+"""The form of a new key, which may name a thousand namespaces."""
 GRACE = timedelta(days=1)
 """For so long a secret that was replaced goes on, where that is asked for."""
 
@@ -51,13 +54,13 @@ def keys_page(request: Request, parts: AppParts, who: Admin) -> Response:
 
 
 @pages.post(addresses.KEYS)
-@takes_form(FEW)
+@takes_form(NEW)
 def make(request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
     """Make a key, and show its secret once; the form again where that cannot be, with what is wrong."""
     try:
         made = create_key(request, _new(form), parts, who)
     except SoupError as error:
-        return _page(request, parts, who, given_before=form, problem=error)
+        return _page(request, parts, who, given_before=form, error=error)
     return _page(request, parts, who, made=made)
 
 
@@ -75,7 +78,7 @@ def rotate(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -
 def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
     """Revoke a key, whose name has to be said as well."""
     found = {one.id: one for one in list_keys(parts, who).data}
-    if id in found and given(form.get("name")) != found[id].name:
+    if id in found and given(form.get("name")) != given(found[id].name):
         raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
     revoke_key(request, id, parts, who)
     return gone_to(addresses.KEYS)
@@ -83,12 +86,21 @@ def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -
 
 def _page(
     request: Request, parts: Parts, who: Principal, *, made: CreatedKey | None = None,
-    given_before: Mapping[str, str] | None = None, problem: SoupError | None = None,
+    given_before: Mapping[str, str] | None = None, error: SoupError | None = None,
 ) -> Response:  # fmt: skip
-    """The page, with a key that was just made, or with what is wrong with the form as it was given."""
+    """The page, with a key that was just made, or with what is wrong with the form as it was given.
+
+    A secret that was just made is shown also where the list cannot be read: there is no other place to find it.
+    """
+    listed: list[Key] | None = None
+    try:
+        listed = keys(parts, who).data
+    except SoupError:
+        if made is None:
+            raise
     return shown(
-        request, "keys.html", status=200 if problem is None else problems.status_of(problem),
-        keys=keys(parts, who).data, made=made, given=given_before or {}, problem=problem, scopes=SCOPES, now=present(),
+        request, "keys.html", error=error, keys=listed, made=made, given=given_before or {}, scopes=SCOPES,
+        now=present(), own=who.key_id,
     )  # fmt: skip
 
 

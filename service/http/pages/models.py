@@ -30,6 +30,9 @@ Use = Literal["yes", "scope", "base", "text"]
 gives no text."""
 
 
+MOST_MODELS = 4
+NamedModels = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
+"""The models that the address of a page names side by side."""
 SUGGESTED = 100
 """Adapters and soups that a field for a model offers."""
 
@@ -152,4 +155,4 @@ def suggested(parts: Parts, who: Principal) -> list[str]:
     """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
     bases = [f"base/{id}" for id, base in sorted(parts.bases.items()) if not_speaking(base.shape, None) is None]
     newest = list_adapters(parts, who, limit=min(SUGGESTED, parts.settings.max_page_size)).data
-    return bases + [one.ref for one in newest if use_of(parts, who, one) == "yes"]
+    return bases + [one.ref for one in newest if use_of(parts, who, one) in {"yes", "scope"}]

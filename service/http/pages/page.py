@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from fastapi import Request, Response
@@ -33,14 +34,34 @@ HEADERS = {
     "referrer-policy": "same-origin",  # with none at all a browser does not say where a form comes from
     "cross-origin-opener-policy": "same-origin",
 }
-NAVIGATION: tuple[tuple[str, str, tuple[KeyScope, ...]], ...] = (
-    (addresses.MODELS, "Models", ("read",)), (addresses.COOK, "Cook", ("write",)), (addresses.JOBS, "Jobs", ("read",)),
-    (addresses.PLAYGROUND, "Playground", ("infer",)), (addresses.COMPARE, "Compare", ("read",)),
-    (addresses.MAP, "Map", ("read",)),
-    (addresses.USAGE, "Usage", get_args(KeyScope)), (addresses.KEYS, "Keys", ("admin",)),
-    (addresses.AUDIT, "Audit", ("admin",)), (addresses.ENGINE, "Engine", ("admin",)),
-)  # fmt: skip
-"""Place and name of each page that is there, and the scopes of which it needs one."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page in the navigation, and the scopes of which a key needs one; `whole` if also all namespaces."""
+
+    place: str
+    name: str
+    scopes: tuple[KeyScope, ...]
+    whole: bool = False
+
+    def is_for(self, who: Principal) -> bool:
+        """Whether a key sees it."""
+        return any(map(who.has, self.scopes)) and not (self.whole and who.namespaces is not None)
+
+
+NAVIGATION = (
+    Entry(addresses.MODELS, "Models", ("read",)),
+    Entry(addresses.COOK, "Cook", ("write",)),
+    Entry(addresses.JOBS, "Jobs", ("read",)),
+    Entry(addresses.PLAYGROUND, "Playground", ("infer",)),
+    Entry(addresses.COMPARE, "Compare", ("read",)),
+    Entry(addresses.MAP, "Map", ("read",)),
+    Entry(addresses.USAGE, "Usage", get_args(KeyScope)),
+    Entry(addresses.KEYS, "Keys", ("admin",)),
+    Entry(addresses.AUDIT, "Audit", ("admin",)),
+    Entry(addresses.ENGINE, "Engine", ("admin",), whole=True),
+)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -68,20 +89,29 @@ class PageRoute(CheckedRoute):
         return handler
 
 
-def shown(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page: a template with these values, and what all of them need."""
+def shown(
+    request: Request, template: str, *, error: SoupError | None = None, status: int = 200, **values: Any
+) -> Response:
+    """A page: a template with these values, and what all of them need.
+
+    With an error it says that too, as `problem`, and has its status and headers.
+    """
+    headers = dict(HEADERS)
+    if error is not None:
+        values["problem"] = problems.body_of(error).error
+        request.state.error_code = values["problem"].code
+        status, headers = problems.status_of(error), headers | problems.noticed(request, error)
     who: Principal | None = getattr(request.state, "principal", None)
     frame = {
         "who": who,
         "signed_in": who is not None and who is not NOBODY_IN_PARTICULAR,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": [
-            (place, name) for place, name, scopes in NAVIGATION if who is not None and any(map(who.has, scopes))
-        ],
+        "navigation": [(one.place, one.name) for one in NAVIGATION if who is not None and one.is_for(who)],
         "request_id": request.state.request_id,
     }
-    answer = HTMLResponse(drawn(template, **frame, **values), status_code=status, headers=HEADERS)
+    values.setdefault("problem", None)
+    answer = HTMLResponse(drawn(template, **frame, **values), status_code=status, headers=headers)
     if request.state.form_secret_is_new:
         hold(answer, request, FORM, request.state.form_secret)
     return answer
@@ -99,12 +129,7 @@ def failed(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         raise error
     if isinstance(error, SoupError):
-        found, body = problems.response_of(error), problems.body_of(error)
-    else:
-        body = problems.unexpected(error)
-        found = problems.response_of_unexpected(body)
+        return shown(request, "error.html", error=error)
+    body = problems.unexpected(error)
     request.state.error_code = body.error.code
-    answer = shown(request, "error.html", status=found.status_code, problem=body.error)
-    if "retry-after" in found.headers:
-        answer.headers["retry-after"] = found.headers["retry-after"]
-    return answer
+    return shown(request, "error.html", status=500, problem=body.error)

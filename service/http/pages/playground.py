@@ -10,25 +10,28 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field, TypeAdapter, ValidationError
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, ValidationError
 
 from registry.base_model.chat_template import template_of
-from registry.errors import InvalidParameter, InvalidPrompt, SoupError
+from registry.errors import Cancelled, InvalidParameter, InvalidPrompt, SoupError, TooLarge
+from registry.files import loads_strict
+from service.base_models import ServedBaseModel
 from service.engine.served import not_speaking
 from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
 from service.http.body_limits import BodyLimit
+from service.http.named_models import resolve_model
 from service.http.pages import addresses
 from service.http.pages.forms import ENCODED, Form, numbered, takes_form
-from service.http.pages.models import suggested
+from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, shown
 from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
-from service.http.schemas.chat import ChatMessage, ChatRequest
+from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.wire import Wire
 from service.http.thread_turns import in_thread
@@ -37,16 +40,15 @@ from service.parts import Parts
 from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-MOST_MODELS = 4
 ALTERNATIVES = 4
 """Of each token, beside the one that was drawn."""
 TABLED = 300
-"""Tokens of an answer that its table has."""
+"""Tokens of an answer that are coloured, and in its table; a longer one is shown as its text alone without scripts."""
+TURNS = 200
+"""Of a conversation that goes on, questions and answers."""
 Kind = Literal["chat", "text"]
-Models = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
 PROMPT = BodyLimit(lambda settings: 2 * ENCODED * settings.max_text_chars + 64 * 1024)
 """A form with a prompt, and with what was said before it."""
-_MESSAGES = TypeAdapter(Annotated[list[ChatMessage], Field(max_length=200, fail_fast=True)])
 
 
 class Drawing(Wire):
@@ -67,6 +69,8 @@ class Playground(Wire):
     suggested: list[str]
     chat: list[str]
     """Base models with a chat template."""
+    kind: Kind
+    """How the first of them is asked."""
     drawing: Drawing = Drawing()
 
 
@@ -91,105 +95,167 @@ class Answer(Wire):
     model: str
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
+    """The first of them, at most TABLED."""
+    count: int = 0
     finish_reason: str | None = None
     problem: str | None = None
 
     @property
     def told_apart(self) -> bool:
-        """Whether its text is that of its tokens, one after the other."""
+        """Whether its text is that of its tokens, one after the other, and none is left out."""
         return "".join(token.part for token in self.tokens) == self.text
 
 
 @pages.get(addresses.PLAYGROUND + addresses.TWIN)
-def playground(parts: AppParts, who: ModelUser, model: Models = None) -> Playground:
+def playground(parts: AppParts, who: ModelUser, model: NamedModels = None) -> Playground:
     """What the page shows."""
     names = suggested(parts, who)
-    speak = [base for base in parts.bases.values() if not_speaking(base.shape, None) is None]
-    chat = sorted(base.entry.id for base in speak if template_of(base.text.tokenizer) is not None)
-    return Playground(models=model or names[:1], suggested=names, chat=chat)
+    models = [one for one in model or () if one.strip()] or names[:1]
+    chat = sorted(base.entry.id for base in parts.bases.values() if _converses(base))
+    return Playground(models=models, suggested=names, chat=chat, kind=_kind(parts, who, models, chat))
+
+
+def _converses(base: ServedBaseModel) -> bool:
+    """Whether a base model has a chat template; one that cannot be read has none."""
+    try:
+        return not_speaking(base.shape, None) is None and template_of(base.text.tokenizer) is not None
+    except SoupError:
+        return False
+
+
+def _kind(parts: Parts, who: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
+    """How the first model is asked, where nobody has said it."""
+    try:
+        first = resolve_model(parts, who, models[0]) if models else None
+    except SoupError:
+        first = None
+    return "chat" if first is not None and first.base_id in chat else "text"
 
 
 @pages.get(addresses.PLAYGROUND)
-def playground_page(request: Request, parts: AppParts, who: ModelUser, model: Models = None) -> Response:
+def playground_page(request: Request, parts: AppParts, who: ModelUser, model: NamedModels = None) -> Response:
     """The page."""
-    return _page(request, playground(parts, who, model), given={}, answers=[])
+    return _page(request, parts, who, model, given={}, answers=[])
 
 
 @pages.post(addresses.PLAYGROUND)
 @takes_form(PROMPT)
 async def ask(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
-    """The page with the whole answers, one model after the other."""
-    models = _models(form)
-    answers = [await _answer(request, form, parts, who, one) for one in models]
-    found = await in_thread(playground, parts, who, models)
-    return _page(request, found, given=form, answers=answers)
+    """The page with the whole answers, one model after the other; where none answered, with the status of the first."""
+    try:
+        bodies = await in_thread(_requests, form, parts.settings, stream=False)
+    except SoupError as error:
+        named = numbered(form, "model", MOST_MODELS)
+        return await in_thread(_page, request, parts, who, named, given=form, answers=[], error=error)
+    found = [await _answer(request, body, parts, who) for body in bodies]
+    errors = [error for _, error in found if error is not None]
+    return await in_thread(
+        _page, request, parts, who, [body.model for body in bodies], given=form, answers=[one for one, _ in found],
+        error=errors[0] if len(errors) == len(found) else None,
+    )  # fmt: skip
 
 
 @pages.post(addresses.PLAYGROUND_EVENTS)
 @takes_form(PROMPT)
 async def ask_one(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
     """The answer of the first model as it is written: the events of the API's own stream."""
-    return await _asked(request, form, parts, who, _models(form)[0], stream=True)
+    body, *_ = await in_thread(_requests, form, parts.settings, stream=True)
+    return await _asked(request, body, parts, who)
 
 
-def _page(request: Request, found: Playground, *, given: Mapping[str, str], answers: Sequence[Answer]) -> Response:
-    return shown(request, "playground.html", found=found, given=given, answers=answers, most=MOST_MODELS, tabled=TABLED)
+def _page(
+    request: Request, parts: Parts, who: Principal, models: list[str] | None, *, given: Mapping[str, str],
+    answers: Sequence[Answer], error: SoupError | None = None,
+) -> Response:  # fmt: skip
+    return shown(
+        request, "playground.html", error=error, found=playground(parts, who, models), given=given, answers=answers,
+        most=MOST_MODELS, tabled=TABLED,
+    )  # fmt: skip
 
 
 # --- what a form asks -------------------------------------------------------------------------------
 
 
-def _models(form: Mapping[str, str]) -> list[str]:
-    """The models that a form names, each once; raises InvalidParameter for none."""
-    found = numbered(form, "model", MOST_MODELS)
-    if not found:
-        raise InvalidParameter("Name a model to ask.", param="model-1")
-    return found
-
-
-async def _answer(request: Request, form: Mapping[str, str], parts: Parts, who: Principal, model: str) -> Answer:
+async def _answer(
+    request: Request, body: ChatRequest | CompletionRequest, parts: Parts, who: Principal
+) -> tuple[Answer, SoupError | None]:
     """What one model answers; what it is refused for stands in the place of its answer."""
     try:
-        found = await _asked(request, form, parts, who, model, stream=False)
+        found = await _asked(request, body, parts, who)
+    except Cancelled:  # nobody is there any more
+        raise
     except SoupError as error:
-        return Answer(model=model, problem=error.message)
-    choice = json.loads(bytes(found.body))["choices"][0]
+        return Answer(model=body.model, problem=problems.body_of(error).error.message), error
+    return await in_thread(_told, body.model, bytes(found.body)), None
+
+
+def _told(model: str, data: bytes) -> Answer:
+    """The API's answer, word by word; a long one as its text alone."""
+    choice = json.loads(data)["choices"][0]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
+    tokens = _tokens(choice["logprobs"], text)
     return Answer(
-        model=model, text=text, tokens=_tokens(choice["logprobs"], text), finish_reason=choice["finish_reason"]
+        model=model, text=text, tokens=tokens[:TABLED], count=len(tokens), finish_reason=choice["finish_reason"]
     )
 
 
-async def _asked(
-    request: Request, form: Mapping[str, str], parts: Parts, who: Principal, model: str, *, stream: bool
-) -> Response:
-    """The API's answer to what a form asks of a model."""
-    body = _request(form, parts.settings, model, stream=stream)
+async def _asked(request: Request, body: ChatRequest | CompletionRequest, parts: Parts, who: Principal) -> Response:
+    """The API's own answer."""
     if isinstance(body, ChatRequest):
         return await chat_completions(request, body, parts, who)
     return await completions(request, body, parts, who)
 
 
-def _request(
-    form: Mapping[str, str], settings: Settings, model: str, *, stream: bool
-) -> ChatRequest | CompletionRequest:
-    """The request that a form makes of a model; raises InvalidParameter, InvalidPrompt."""
+def _requests(form: Mapping[str, str], settings: Settings, *, stream: bool) -> list[ChatRequest | CompletionRequest]:
+    """The request that a form makes of each of its models; raises InvalidParameter, InvalidPrompt, TooLarge."""
+    models = numbered(form, "model", MOST_MODELS)
+    if not models:
+        raise InvalidParameter("Name a model to ask.", param="model-1")
     prompt = form.get("prompt", "")
     if not prompt.strip():
         raise InvalidPrompt("Write something to ask.", param="prompt")
-    asked: dict[str, Any] = {"model": model, "stream": stream, **_drawing(form).model_dump()}
-    alternatives = min(ALTERNATIVES, settings.max_logprobs)
+    drawing, alternatives = _drawing(form).model_dump(), min(ALTERNATIVES, settings.max_logprobs)
+    asked: dict[str, Any] = {"stream": stream, **drawing}
+    kind: type[ChatRequest] | type[CompletionRequest] = CompletionRequest
+    if form.get("kind") == "chat":
+        kind = ChatRequest
+        system = [{"role": "system", "content": form["system"]}] if form.get("system", "").strip() else []
+        before = _before(form.get("before", ""), settings)
+        asked |= {"messages": [*system, *before, {"role": "user", "content": prompt}]}
+        asked |= {"logprobs": True, "top_logprobs": alternatives}
+    else:
+        asked |= {"prompt": prompt, "logprobs": alternatives}
     try:
-        if form.get("kind") == "chat":
-            system = [{"role": "system", "content": form["system"]}] if form.get("system", "").strip() else []
-            before = [one.model_dump() for one in _MESSAGES.validate_json(form.get("before") or "[]")]
-            messages = [*system, *before, {"role": "user", "content": prompt}]
-            return ChatRequest.model_validate({
-                **asked, "messages": messages, "logprobs": True, "top_logprobs": alternatives
-            })  # fmt: skip
-        return CompletionRequest.model_validate({**asked, "prompt": prompt, "logprobs": alternatives})
+        return [kind.model_validate({**asked, "model": model}) for model in models]
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
+
+
+def _before(text: str, settings: Settings) -> list[dict[str, str]]:
+    """What was said before, as the script keeps it; raises InvalidParameter, TooLarge."""
+    if not text:
+        return []
+    if len(text) > settings.max_text_chars:
+        raise TooLarge(
+            f"What was said before has {len(text)} characters; at most {settings.max_text_chars} are taken: begin a "
+            "new conversation.",
+            param="before",
+        )
+    found = loads_strict(text, what="What was said before", error=InvalidParameter, max_keys=2)
+    if not isinstance(found, list) or len(found) > TURNS or not all(map(_is_turn, found)):
+        raise InvalidParameter(
+            f"What was said before is a list of at most {TURNS} turns, each with 'role' (user or assistant) and "
+            "'content', a text: begin a new conversation.",
+            param="before",
+        )
+    return found
+
+
+def _is_turn(value: object) -> bool:
+    return (
+        isinstance(value, dict) and value.keys() == {"role", "content"} and isinstance(value["content"], str)
+        and value["role"] in {"user", "assistant"}
+    )  # fmt: skip
 
 
 def _drawing(form: Mapping[str, str]) -> Drawing:

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from registry.errors import Unauthenticated
-from service.http import problems
 from service.http.pages import addresses
 from service.http.pages.cookies import SESSION, held, hold
 from service.http.pages.forms import FEW, Form, takes_form
@@ -38,9 +37,7 @@ def sign_in(request: Request, form: Form) -> Response:
     try:
         token, _ = sessions.begin(form.get("key", "").strip(), request.state.request_id, instead_of=former)
     except Unauthenticated as error:
-        said = problems.body_of(error).error
-        request.state.error_code = said.code
-        return shown(request, "sign_in.html", status=problems.status_of(error), next=place, problem=said)
+        return shown(request, "sign_in.html", error=error, next=place)
     answer = gone_to(place)
     hold(answer, request, SESSION, token)
     return answer

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 
 from registry import evaluate
+from registry.errors import InvalidParameter
 from registry.likelihood import text_scores
+from registry.spec import PerplexityReport
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.http.app_parts import AppParts
@@ -37,10 +39,22 @@ async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    asked, requests = await in_thread(_prepare, request, parts, who, body)
+    names = [body.model] if body.baseline is None else [body.model, body.baseline]
+    asked, requests = await in_thread(_prepare, request, parts, who, names, body.texts)
     scores = await finish(request, parts.engine, requests)
     response.headers.update(answer_headers(request, asked[0].model))
-    return await in_thread(_answer, body, asked, scores)
+    baseline = None if body.baseline is None else 1
+    (answer,) = await in_thread(_answers, body.texts, asked, scores, baseline=baseline, seed=body.seed)
+    return answer
+
+
+async def against_the_first(
+    request: Request, parts: Parts, who: Principal, names: Sequence[str], texts: Sequence[str]
+) -> list[PerplexityAnswer]:
+    """The perplexity of several models, each but the first against that; every one of them is scored once."""
+    asked, requests = await in_thread(_prepare, request, parts, who, names, texts)
+    scores = await finish(request, parts.engine, requests)
+    return await in_thread(_answers, texts, asked, scores, baseline=0, seed=0)
 
 
 @dataclass(frozen=True)
@@ -59,28 +73,42 @@ class Asked:
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, body: PerplexityRequest
+    request: Request, parts: Parts, who: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[Asked], list[ScoreRequest]]:
-    check_texts(body.texts, parts.settings, param="texts")
-    names = [body.model] if body.baseline is None else [body.model, body.baseline]
+    check_texts(texts, parts.settings, param="texts")
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     models = [language_model(parts, who, name) for name in names]
+    if len({model.base_id for model in models}) > 1:
+        bases = ", ".join(dict.fromkeys(model.base_id for model in models))
+        raise InvalidParameter(
+            f"These models are of several base models ({bases}), which count other tokens: compare those of one alone.",
+            param="baseline",
+        )
     asked = [
         Asked(
-            model,
-            [text_windows(model.base, text, None if model.row is None else model.row.config) for text in body.texts],
+            model, [text_windows(model.base, text, None if model.row is None else model.row.config) for text in texts]
         )
         for model in models
     ]
     return asked, admit(request, parts, who, [(one.model, one.request(who)) for one in asked])
 
 
-def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:
-    passages = [text_scores(body.texts, one.windows, found.nll) for one, found in zip(asked, scores, strict=True)]
-    report = evaluate.report(passages[0], passages[1] if len(passages) > 1 else None, seed=body.seed)
+def _answers(
+    texts: Sequence[str], asked: Sequence[Asked], scores: Sequence[Scores], *, baseline: int | None, seed: int
+) -> list[PerplexityAnswer]:
+    """The answer of every model but the baseline, against that where there is one; it is told by its number."""
+    passages = [text_scores(texts, one.windows, found.nll) for one, found in zip(asked, scores, strict=True)]
+    model, scored = (None, None) if baseline is None else (asked[baseline].model, passages[baseline])
+    return [
+        _answer(one.model, evaluate.report(passages[number], scored, seed=seed), model)
+        for number, one in enumerate(asked) if number != baseline
+    ]  # fmt: skip
+
+
+def _answer(model: ResolvedModel, report: PerplexityReport, baseline: ResolvedModel | None) -> PerplexityAnswer:
     compared = None
-    if report.baseline is not None and body.baseline is not None:
-        compared = ComparedModel(model=body.baseline, digest=asked[1].model.digest, **report.baseline.model_dump())
+    if report.baseline is not None and baseline is not None:
+        compared = ComparedModel(model=baseline.asked, digest=baseline.digest, **report.baseline.model_dump())
     return PerplexityAnswer(
-        **report.model_dump(exclude={"baseline"}), model=body.model, digest=asked[0].model.digest, baseline=compared
+        **report.model_dump(exclude={"baseline"}), model=model.asked, digest=model.digest, baseline=compared
     )

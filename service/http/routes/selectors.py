@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -146,7 +145,7 @@ async def nearest_adapters(
     There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
     domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
     """
-    limits = replace(parts.registry.limits.sample, novel=1)
+    limits = parts.registry.limits.sample.of_any_number
 
     def check(base: BaseModel) -> CheckedSample:
         return prepare(body.texts, limits, bos=base.bos, novel=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.service.servers import BASE_ID, World
+from tests.service.servers import BASE_ID, World, with_template
 
 SETTINGS = {"auto_model": True}
 SAMPLES = {
@@ -14,6 +15,17 @@ SAMPLES = {
     "food": [f"Heat the oil, add {number} onions, and stir until they are golden brown." for number in range(30)],
 }
 ASKED = {"model": "auto", "max_tokens": 2, "temperature": 0}
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
 
 
 def key_of(world: World, namespace: str) -> dict[str, str]:
@@ -60,6 +72,18 @@ def test_a_stream_says_it_too(fitted: World) -> None:
     answer = ask(fitted, SAMPLES["law"][3], stream=True)
     assert answer.headers["x-soup-model"] == "acme/law@1"
     assert '"model": "acme/law@1"' in answer.text
+
+
+def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
+    messages = [
+        {"role": "system", "content": SAMPLES["food"][1][:20]},
+        {"role": "user", "content": SAMPLES["law"][2][:48]},
+    ]
+    answer = fitted.client.post(
+        "/v1/chat/completions", json={**ASKED, "messages": messages}, headers=key_of(fitted, "acme")
+    )
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["model"], answer.headers["x-soup-model"]) == ("acme/law@1", "acme/law@1")
 
 
 def test_a_retired_adapter_is_not_chosen(fitted: World) -> None:

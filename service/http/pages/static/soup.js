@@ -70,7 +70,7 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     if (logprobs.content) {
       return logprobs.content.map((one) => [one.token, one.logprob, one.top_logprobs.map((other) => [other.token, other.logprob])]);
     }
-    return logprobs.tokens.map((token, n) => [token, logprobs.token_logprobs[n], Object.entries(logprobs.top_logprobs?.[n] ?? {})]);
+    return logprobs.tokens.map((token, n) => [token, logprobs.token_logprobs[n], Object.entries(logprobs.top_logprobs?.[n] ?? {}).sort((one, other) => other[1] - one[1])]);
   };
 
   const add = (shown, choice, state) => {
@@ -81,7 +81,8 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     for (const [token, logprob, top] of found) {
       state.count += 1;
       const rest = top.filter(([other]) => other !== token).map(([other, value]) => [other, Math.exp(value)]);
-      span.title = `${percent(Math.exp(logprob))}${rest.length ? "; " + others(rest) : ""}`;
+      const told = `${percent(Math.exp(logprob))}${rest.length ? "; " + others(rest) : ""}`;
+      span.title = span.title ? `${span.title}\n${told}` : told; // a character of several tokens
       const rows = shown.querySelector("[data-rows]");
       if (rows.childElementCount < Number(rows.dataset.most)) {
         const row = element("tr", "");
@@ -107,22 +108,25 @@ for (const form of document.querySelectorAll("[data-ask]")) {
   const ask = async (model, fields, shown, signal) => {
     const state = { text: "", end: null, count: 0 };
     const answer = await fetch(form.dataset.ask, { method: "POST", body: fields, signal });
-    if (answer.redirected || answer.status === 401) return location.reload();
+    if (answer.status === 401) return fail(shown, "Your session has ended: sign in on another page, then ask again.");
     if (!answer.ok) return fail(shown, (await answer.json()).error.message);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let whole = false;
     for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
       const events = (rest + part.value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
         const data = event.replace(/^data: /, "");
-        if (data === "[DONE]" || !event.startsWith("data: ")) continue;
+        whole ||= data === "[DONE]";
+        if (whole || !event.startsWith("data: ")) continue;
         const found = JSON.parse(data);
         if (found.error) return fail(shown, found.error.message);
         for (const choice of found.choices) add(shown, choice, state);
       }
     }
+    if (!whole) return fail(shown, "The answer broke off. Ask again.");
     const ended = { stop: "it came to an end", length: "cut at the most it may write" };
-    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end] ?? "stopped"}`;
+    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end]}`;
     shown.querySelector("[data-table]").hidden = state.count === 0;
     return state.text;
   };
@@ -133,6 +137,7 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     const names = [...given.keys()].filter((name) => name.startsWith("model-"));
     const models = [...new Set(names.map((name) => given.get(name).trim()).filter(Boolean))];
     const chat = given.get("kind") === "chat";
+    if (models.length === 0) return form.elements["model-1"].focus();
     running?.abort();
     running = new AbortController();
     const { signal } = running;

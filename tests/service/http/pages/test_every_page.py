@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 from starlette.routing import Route
@@ -49,6 +50,13 @@ def there(world: World) -> dict[str, str]:
     """What stands for the parts of a path: a soup, and a job, of the namespace `foreign`."""
     for number, name in enumerate(("one", "two")):
         world.push(f"foreign/{name}", seed=number, domain="confidential")
+    for name, text in (("three", "The court held number {}."), ("four", "Heat the oil, add {} onions.")):
+        sample = {"texts": [text.format(number) for number in range(25)]}
+        made = world.push(f"foreign/{name}", seed=len(name), domain=f"confidential {name}", sample=sample)
+        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    writer = world.headers(world.key(["read", "write"], ["foreign"]))
+    fit = {"selector": {"kind": "posterior"}, "wait": 60}
+    assert world.client.post("/v1/selectors", json=fit, headers=writer).status_code == 201
     recipe = {"ingredients": [{"ref": "foreign/one"}, {"ref": "foreign/two"}]}
     assert world.client.post("/v1/soups", json={"recipe": recipe, "name": "foreign/mix", "wait": 60}).status_code == 201
     job = world.client.get("/v1/jobs").json()["data"][0]["id"]
@@ -79,10 +87,10 @@ def token_of(browser: Signed) -> str:
     raise AssertionError("no page has a form")
 
 
-def asked(browser: Signed, method: str, path: str, **headers: str) -> Any:
+def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None, **headers: str) -> Any:
     jar = browser.client.cookies.jar
     held = list(jar)  # a refusal may have the browser give its session up
-    data = {"form": token_of(browser), "sample": "x"} if method == "POST" else None
+    data = {"form": token_of(browser), "sample": "x", **(fields or {})} if method == "POST" else None
     for cookie in held:
         jar.set_cookie(cookie)
     answer = browser.client.request(method, path, data=data, headers=headers)
@@ -129,6 +137,44 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
     "an admin of another namespace": (["admin"], ["ours"]),
     "too small a scope": (["infer"], ["foreign"]),
 }
+
+
+@pytest.mark.parametrize("kind", ["of another namespace", "an admin of another namespace"])
+def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: dict[str, str], kind: str) -> None:
+    """Models and selectors that are another's, as those that are not."""
+    secret = world.key([*KEYS[kind][0], "read", "infer"], KEYS[kind][1])
+    browser = Signed(world, secret)
+    with world.registry.database.read() as catalogue:
+        fitted = [row.id for row in catalogue.selectors.list(None, limit=10).rows]
+    assert fitted, "there is no selector to ask for"
+    for path in (addresses.COMPARE, addresses.COMPARE + addresses.TWIN, "/compare/facts.csv"):
+        for query in ("model={}", "model=base/tiny&model={}"):
+            told = [
+                _plain(browser.get(f"{path}?{query.format(one)}").text, {"model": one, "quoted": quote_plus(one)})
+                for one in ("foreign/mix@1", "nobody/unknown-name")
+            ]
+            assert told[0] == told[1], (path, query)
+    for path in (addresses.MAP, addresses.MAP + addresses.TWIN, "/map/places.csv"):
+        told = [
+            _plain(browser.get(f"{path}?selector={one}").text, {"selector": one})
+            for one in (*fitted, "sel-" + "0" * 16)
+        ]
+        assert len(set(told)) == 1, path
+    for path in (addresses.PLAYGROUND, addresses.PLAYGROUND_EVENTS, addresses.COMPARE):
+        told = []
+        for model in ("foreign/mix@1", "nobody/unknown-name"):
+            fields = {
+                "model-1": "base/tiny",
+                "model-2": model,
+                "prompt": "x",
+                "text": "x",
+                "max_tokens": "1",
+                "seed": "1",
+            }
+            fields |= {"model-1": model} if path == addresses.PLAYGROUND_EVENTS else {}
+            answer = asked(browser, "POST", path, fields)
+            told.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
+        assert told[0] == told[1], path
 
 
 @pytest.mark.parametrize("kind", list(KEYS))

@@ -99,6 +99,19 @@ def test_other_keys_have_no_map_of_these(fitted: World, browser: Signed) -> None
     assert other.send("/map", "/models", selector=mine, text="x").status_code == 404
 
 
+def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: Signed) -> None:
+    writer = fitted.headers(fitted.key(["read", "write"], ["acme"]))
+    before = browser.get("/map.json").json()["selector"]["id"]
+    for threshold in (0.1, 0.2, 0.3):
+        fit = {"selector": {"kind": "cosine", "threshold": threshold}, "wait": 60}
+        made = fitted.client.post("/v1/selectors", json=fit, headers=writer)
+        assert made.status_code == 201, made.text
+    assert browser.get("/map.json").json()["selector"]["id"] == before
+    other = browser.get(f"/map?selector={made.json()['id']}")
+    assert (other.status_code, "only posterior selectors have a map" in read(other.text)) == (400, True)
+    assert before in other.text  # another can be chosen
+
+
 def test_a_retired_adapter_leaves_the_map(fitted: World, browser: Signed) -> None:
     fitted.client.delete("/v1/adapters/acme/code@1")
     assert "code" not in [one["domain"] for one in browser.get("/map.json").json()["places"]]

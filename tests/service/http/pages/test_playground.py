@@ -7,14 +7,29 @@ import json
 import math
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
 
+from registry.errors import Busy, Cancelled, Internal, SoupError
 from service.http.pages.playground import Playground
+from service.http.problems import status_of
+from service.http.schemas.completions import CompletionRequest
 from tests.service.http.pages.signed import Signed, active, read
-from tests.service.servers import World
+from tests.service.servers import BASE_ID, World, with_template
 
 HOSTILE = "\"><script>alert(1)</script> {{7*7777}} '&amp;"
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {BASE_ID: tiny_base_dir, "chatty": with_template(tiny_base_dir, tmp_path_factory.mktemp("c"), TEMPLATE)}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +95,7 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
         ({"model-1": "acme/law", "prompt": "  "}, "Write something to ask."),
         ({"model-1": "acme/law", "prompt": "x", "temperature": "hot"}, "temperature"),
         ({"model-1": "acme/law", "prompt": "x", "max_tokens": "-1"}, "max_tokens"),
-        ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "JSON"),
+        ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "What was said before"),
         ({"model-1": "other/secret", "prompt": "x"}, "There is no"),
         ({"model-1": HOSTILE, "prompt": HOSTILE}, "name"),
     ],
@@ -92,11 +107,74 @@ def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, st
     assert events.status_code >= 400
     assert said in events.json()["error"]["message"]
     assert not active(page.text)
+    assert page.status_code == events.status_code
+    assert fields["prompt"].strip() in unescape(page.text)  # what was typed is not lost
+
+
+BEFORE = [
+    "5",
+    "[5]",
+    '[{"role": "system", "content": "x"}]',
+    '[{"role": "user", "content": ["x"]}]',
+    '[{"role": "user"}]',
+    '[{"role": "user", "content": "x", "content": "y"}]',
+    json.dumps([{"role": "user", "content": "x"}] * 201),
+]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_was_said_before_is_turns_of_text(browser: Signed, before: str) -> None:
+    fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": before}
+    answer = browser.send("/playground/events", "/playground", **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("What was said before")
+
+
+@pytest.mark.parametrize("error", [Internal("SECRET"), Busy("Later.", retry_after=7)])
+def test_an_error_is_told_as_the_api_tells_it(
+    browser: Signed, monkeypatch: pytest.MonkeyPatch, error: SoupError
+) -> None:
+    async def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("service.http.pages.playground.completions", fails)
+    monkeypatch.setattr("service.http.pages.compare.against_the_first", fails)
+    fields = {"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x", "text": "x"}
+    for path in ("/playground", "/compare"):
+        answer = browser.send(path, f"{path}?{BOTH}", **fields)
+        assert answer.status_code == status_of(error)
+        assert "SECRET" not in answer.text
+        assert answer.headers.get("retry-after") == ("7" if isinstance(error, Busy) else None)
+
+
+def test_nobody_else_is_asked_once_the_client_has_gone(browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def gone(_: object, body: CompletionRequest, *__: object) -> None:
+        asked.append(body.model)
+        raise Cancelled("The client has gone.")
+
+    monkeypatch.setattr("service.http.pages.playground.completions", gone)
+    browser.send("/playground", "/playground", **{"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x"})
+    assert asked == ["acme/law"]
 
 
 def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: Signed) -> None:
     page = browser.send("/playground", "/playground", **{"model-1": "acme/law"}, kind="chat", prompt="x")
     assert "has no chat template" in read(page.text)
+
+
+def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) -> None:
+    assert Playground.model_validate(browser.get("/playground.json").json()).chat == ["chatty"]
+    before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    fields = {"kind": "chat", "system": "Be brief.", "before": json.dumps(before), "prompt": "z", "seed": "3"}
+    page = browser.send("/playground", "/playground", **{"model-1": "base/chatty"}, **fields, max_tokens="5")
+    messages = [{"role": "system", "content": "Be brief."}, *before, {"role": "user", "content": "z"}]
+    asked = {"model": "base/chatty", "messages": messages, "seed": 3, "max_tokens": 5, "temperature": 0.7}
+    same = stocked.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+    shown = re.search(r"data-text>(.*?)</div>", page.text, re.DOTALL)
+    assert shown is not None
+    assert unescape(re.sub("<[^>]*>", "", shown[1])).strip() == same.strip()
 
 
 def test_it_takes_the_scope_to_ask(stocked: World) -> None:
@@ -150,9 +228,46 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     assert not active(page.text)
 
 
-def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
-    page = browser.send("/compare", f"/compare?{BOTH}", **{"model-1": "acme/law"}, text=HOSTILE)
+def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
+    def used() -> dict[str, int]:
+        rows = stocked.client.get("/v1/usage", params={"by": "model"}).json()["data"]
+        return {row["model"]: row["tokens_in"] for row in rows}
+
+    before = used()
+    fields = {"model-1": f"base/{BASE_ID}", "model-2": "acme/law@1", "model-3": "acme/mix@1", "text": "The court."}
+    page = browser.send("/compare", f"/compare?{BOTH}", **fields)
+    assert page.status_code == 200, read(page.text)
+    counted = {model: tokens - before.get(model, 0) for model, tokens in used().items()}
+    assert counted[f"base/{BASE_ID}"] == counted["acme/law@1"] == counted["acme/mix@1"] > 0
+    rows = re.findall(r"<tbody>(.*?)</tbody>", page.text, re.DOTALL)[-1].count("<tr>")
+    assert rows == 3
+
+
+def test_models_of_other_bases_are_not_scored(browser: Signed) -> None:
+    fields = {"model-1": "acme/law", "model-2": "base/chatty", "text": "The court."}
+    page = browser.send("/compare", f"/compare?{BOTH}", **fields)
     assert page.status_code == 400
-    assert "Name two models" in read(page.text)
-    assert HOSTILE in unescape(page.text)
-    assert not active(page.text)
+    assert "of several base models" in read(page.text)
+
+
+def test_one_model_under_two_names_is_one(browser: Signed) -> None:
+    digest = browser.get("/compare.json?model=acme/law").json()["models"][0]["facts"]["Digest"]
+    found = browser.get(f"/compare.json?model=&model=acme/law&model={digest}&model=acme/law@1").json()["models"]
+    assert [one["model"] for one in found] == ["acme/law@1"]
+
+
+def test_a_reader_is_offered_models_too(stocked: World) -> None:
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert '<option value="acme/law@1">' in reader.page("/compare")
+
+
+def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
+    for fields, status, said in (
+        ({"model-1": "acme/law"}, 400, "Name two models"),
+        ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
+    ):
+        page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)
+        assert page.status_code == status
+        assert said in read(page.text)
+        assert HOSTILE in unescape(page.text)
+        assert not active(page.text)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from registry.errors import Busy
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -127,6 +128,28 @@ def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> Non
     assert "✕ revoked" in admin.page("/keys")
 
 
+def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
+    stocked: World, admin: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise Busy("Later.", retry_after=1)
+
+    token = admin.token("/keys")
+    monkeypatch.setattr("service.http.pages.keys.list_keys", busy)
+    fields = {"form": token, "name": "made", "scope-read": "yes", "namespaces": "acme"}
+    answer = admin.client.post("/keys", data=fields)
+    assert answer.status_code == 200
+    assert stocked.client.get("/v1/adapters", headers=stocked.headers(secret_of(answer.text))).status_code == 200
+    assert admin.get("/keys").status_code == 429
+
+
+def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: World, admin: Signed) -> None:
+    names = " ".join(f"team-{number}" for number in range(1000))
+    assert admin.send("/keys", "/keys", **{"name": "wide", "scope-read": "yes", "namespaces": names}).status_code == 200
+    made = stocked.client.post("/v1/keys", json={"name": " x ", "namespaces": ["acme"], "scopes": ["read"]}).json()
+    assert admin.send(f"/keys/{made['id']}/revoke", "/keys", name=" x ").status_code == 303
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -183,3 +206,8 @@ def test_pages_are_in_the_navigation_of_those_who_may_see_them(stocked: World, a
         assert f'href="{place}"' not in reader.page("/models")
         assert reader.get(place).status_code == 403
     assert 'href="/usage"' in reader.page("/models")
+
+
+def test_the_engine_is_in_the_navigation_of_those_who_see_the_whole_server(of_acme: Signed) -> None:
+    assert 'href="/keys"' in of_acme.page("/models")
+    assert 'href="/engine"' not in of_acme.page("/models")
