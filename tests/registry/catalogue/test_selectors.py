@@ -141,3 +141,22 @@ def test_the_targets_of_a_base_are_each_pool_and_spec_once(catalogue):
     assert catalogue.selectors.targets(other.base_fingerprint) == [(other, GmmSpec())]
     assert catalogue.selectors.targets(other.base_fingerprint, asked_since=datetime.now(UTC)) == []
     assert catalogue.selectors.targets(sha256_digest(b"?")) == []
+
+
+def test_those_that_serve_are_listed_by_kind_without_their_members(catalogue):
+    other = pool_of("other")
+    for id, pool, spec in (
+        ("sel-1", pool_of("acme"), GmmSpec()),
+        ("sel-2", pool_of("acme"), GmmSpec()),  # takes its place
+        ("sel-3", other, GmmSpec()),
+        ("sel-4", pool_of("acme"), UniformSpec()),
+    ):
+        fitted(catalogue, id, pool=pool, spec=spec, report={"domains": 7})
+    fitted(catalogue, "sel-1", report={"domains": 7})  # serves again
+    listed = catalogue.selectors.serving(None, "gmm")
+    assert [(one.id, one.pool, one.domains) for one in listed] == [
+        ("sel-3", other, 7), ("sel-1", pool_of("acme"), 7),
+    ]  # fmt: skip
+    assert [one.id for one in catalogue.selectors.serving(("acme",), "gmm")] == ["sel-1"]
+    assert [one.id for one in catalogue.selectors.serving(("acme",), "uniform")] == ["sel-4"]
+    assert catalogue.selectors.serving((), "gmm") == []
