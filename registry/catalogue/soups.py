@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import exists, select
+from sqlalchemy import exists, func, select, tuple_
 
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes, statistics
 from registry.spec import MixReport, Recipe
+
+Version = tuple[str, str, int]
+"""Namespace, name and version of an adapter."""
 
 
 class Soups(Repository[RecipeRow]):
@@ -53,6 +56,23 @@ class Soups(Repository[RecipeRow]):
         query = select(evidence).where(evidence.c.adapter_id == adapter_id).order_by(evidence.c.id)
         rows = self._connection.execute(query).mappings()
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
+
+    def verifications(self, versions: Sequence[Version], *, most: int) -> dict[Version, list[Mapping[str, Any]]]:
+        """How soups were held against the base, by version; the newest `most` of each, oldest first.
+
+        What was not verified is not in it.
+        """
+        name = (adapters.c.namespace, adapters.c.name, adapters.c.version)
+        place = func.row_number().over(partition_by=evidence.c.adapter_id, order_by=evidence.c.id.desc())
+        its = (*name, evidence.c.id.label("evidence_id"), evidence.c.evidence["verification"].label("check"))
+        of_soups = select(*its, place.label("place")).join(evidence, evidence.c.adapter_id == adapters.c.id)
+        ranked = of_soups.where(tuple_(*name).in_(versions)).subquery()
+        query = select(ranked).where(ranked.c.place <= most).order_by(ranked.c.evidence_id)
+        found: dict[Version, list[Mapping[str, Any]]] = {}
+        for row in self._connection.execute(query):
+            if row.check:
+                found.setdefault((row.namespace, row.name, row.version), []).append(row.check)
+        return found
 
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
         """(digest, weight, row) of a recipe's ingredients; the row is None where it is not visible."""

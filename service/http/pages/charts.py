@@ -266,3 +266,43 @@ def drawn_scatter(spots: Sequence[Spot]) -> dict[str, Scatter]:
     """The chart of some spots as `desk` and `hand` have room for it."""
     drawn = {name: scatter(spots, room) for name, room in ROOMS.items()}
     return {name: one for name, one in drawn.items() if one is not None}
+
+
+# --- a row of bars in a line of text ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparkBar:
+    """A bar of a spark line, above or below its zero; the last one is the value in words beside it."""
+
+    x: float
+    y: float
+    height: float
+    last: bool
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A chart as high as a line of text."""
+
+    width: float
+    height: float
+    zero: float
+    bars: tuple[SparkBar, ...]
+
+
+def spark(values: Sequence[float]) -> Spark:
+    """The chart of some values, the oldest first; what is above zero points up."""
+    high, low = max(0.0, *values), min(0.0, *values)
+    tall, step = 18.0, 7.0
+    scale = tall / ((high - low) or 1.0)
+    bars = [
+        SparkBar(
+            step * number + 1,
+            (high - max(value, 0.0)) * scale + 1,
+            max(abs(value) * scale, 1.0),
+            number == len(values) - 1,
+        )
+        for number, value in enumerate(values)
+    ]
+    return Spark(step * len(values) + 1, tall + 2, high * scale + 1, tuple(bars))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,6 +16,7 @@ from service.engine.served import not_speaking
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.pages import addresses
+from service.http.pages.charts import spark
 from service.http.pages.fields import Text
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.paging import Cursor, Limit
@@ -30,6 +32,8 @@ Use = Literal["yes", "scope", "base", "text"]
 gives no text."""
 
 
+GAINS = 8
+"""Of a soup's gains, the newest that its row shows."""
 MOST_MODELS = 4
 NamedModels = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
 """The models that the address of a page names side by side."""
@@ -85,6 +89,9 @@ class ListedModel(Wire):
     aliases: list[AliasChip]
     """Those that point at this version."""
     use: Use
+    gains: list[float]
+    """Of a soup, each time that it was verified: by what share its perplexity was lower than the base's (negative:
+    higher). The newest is last."""
 
 
 class ModelList(Wire):
@@ -106,9 +113,12 @@ def home(who: Reader) -> Response:  # noqa: ARG001  # whoever may read
 def models(parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> ModelList:
     """What the page shows."""
     found = list_adapters(parts, who, **asked.model_dump(), limit=limit, cursor=cursor)
-    aliases = aliases_of(parts, found.data)
+    aliases, gains = aliases_of(parts, found.data), gains_of(parts, found.data)
     listed = [
-        ListedModel(adapter=one, aliases=aliases.get(one.ref, []), use=use_of(parts, who, one)) for one in found.data
+        ListedModel(
+            adapter=one, aliases=aliases.get(one.ref, []), use=use_of(parts, who, one), gains=gains.get(one.ref, [])
+        )
+        for one in found.data
     ]
     return ModelList(filters=asked, data=listed, next_cursor=found.next_cursor)
 
@@ -120,7 +130,8 @@ def models_page(
     """The page."""
     found = models(parts, who, asked, limit, cursor)
     return shown(
-        request, "models.html", found=found, asked=asked, limit=limit, cursor=cursor, bases=sorted(parts.bases),
+        request, "models.html", found=found, spark=spark, asked=asked, limit=limit, cursor=cursor,
+        bases=sorted(parts.bases),
         methods=sorted(UNION_MEMBERS["config"]), kinds=get_args(Kind),
     )  # fmt: skip
 
@@ -140,6 +151,19 @@ def aliases_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[Al
             chip = AliasChip(alias=one.alias, protected=one.alias in protected[one.namespace])
             found.setdefault(f"{one.namespace}/{one.name}@{one.version}", []).append(chip)
     return found
+
+
+def gains_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
+    """What the soups among these versions took off the base's perplexity, by ref."""
+    soups = [(row.namespace, row.name, row.version) for row in rows if row.kind == "soup"]
+    if not soups:
+        return {}
+    with parts.registry.database.read() as catalogue:
+        found = catalogue.soups.verifications(soups, most=GAINS)
+    return {
+        f"{namespace}/{name}@{version}": [1 - math.exp(check["difference"]) for check in checks]
+        for (namespace, name, version), checks in found.items()
+    }
 
 
 def use_of(parts: Parts, who: Principal, row: ListedAdapter) -> Use:

@@ -90,6 +90,21 @@ class TestLineage:
         catalogue.adapters.retire(rows[0].id)
         assert catalogue.soups.children(a.digest, None) == rows[1:]
 
+    def test_verifications_are_the_newest_of_each_soup(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest)
+        soup, other, bare = (cook(catalogue, f"acme/{name}", recipe) for name in "stu")
+        for row, number in [(other, 9), *((soup, number) for number in range(5))]:
+            catalogue.soups.add_evidence(row.id, recipe.digest, {"verification": {"difference": number}, "more": "x"})
+        catalogue.soups.add_evidence(soup.id, recipe.digest, {"verification": None})
+        catalogue.soups.add_evidence(bare.id, recipe.digest, {"selector": "sel-x"})
+        names = [(row.namespace, row.name, row.version) for row in (soup, other, bare)]
+        found = catalogue.soups.verifications(names, most=3)
+        assert found == {
+            names[0]: [{"difference": 3}, {"difference": 4}],  # the newest evidence was not verified
+            names[1]: [{"difference": 9}],
+        }
+        assert catalogue.soups.verifications(names[1:2], most=3) == {names[1]: [{"difference": 9}]}
+
     def test_evidence_gathers_in_order(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)
         soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html import unescape
 from typing import Any
 
 import pytest
 
+from registry.names import parse_ref
+from service.http.pages.charts import spark
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -152,3 +155,29 @@ def test_the_api_takes_no_cookie(browser: Signed) -> None:
     """Else a page of another site could call it."""
     for path in ("/v1/adapters", "/v1/keys", "/metrics", "/v1/models"):
         assert browser.get(path).status_code == 401
+
+
+def test_the_gains_of_a_soup_are_in_its_row(stocked: World, browser: Signed) -> None:
+    row = stocked.client.get("/v1/adapters/acme/mix").json()
+    with stocked.registry.database.write() as catalogue:
+        soup = catalogue.adapters.resolve(None, parse_ref("acme/mix"))
+        for difference in (0.01, -0.05):
+            body = {"verification": {"difference": difference}}
+            catalogue.soups.add_evidence(soup.id, row["recipe_digest"], body)
+    (found,) = browser.get("/models.json?kind=soup").json()["data"]
+    assert found["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])
+    page = browser.page("/models?kind=soup")
+    assert "4.9 % lower perplexity" in read(page)
+    assert page.count('class="bar') == 2
+    assert browser.get("/models.json?kind=adapter").json()["data"][0]["gains"] == []
+
+
+def test_a_spark_points_up_above_zero_and_down_below() -> None:
+    chart = spark([0.1, -0.05, 0.02])
+    up, down, *_ = chart.bars
+    assert up.y + up.height == pytest.approx(chart.zero)
+    assert down.y == pytest.approx(chart.zero)
+    assert up.height == pytest.approx(2 * down.height)
+    assert [bar.last for bar in chart.bars] == [False, False, True]
+    assert max(bar.y + bar.height for bar in chart.bars) <= chart.height
+    assert spark([0.0]).bars[0].height > 0
