@@ -17,10 +17,7 @@ SAMPLES = {
 ASKED = {"model": "auto", "max_tokens": 2, "temperature": 0}
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +73,8 @@ def test_a_stream_says_it_too(fitted: World) -> None:
 
 def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
     messages = [
-        {"role": "system", "content": SAMPLES["food"][1][:20]},
-        {"role": "user", "content": SAMPLES["law"][2][:48]},
+        {"role": "system", "content": "oil"},
+        {"role": "user", "content": SAMPLES["law"][7]},
     ]
     answer = fitted.client.post(
         "/v1/chat/completions", json={**ASKED, "messages": messages}, headers=key_of(fitted, "acme")

@@ -49,7 +49,9 @@ class Vocabulary:
 
 
 def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("a",)) -> Events:
-    model: Any = SimpleNamespace(base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64)
+    model: Any = SimpleNamespace(
+        base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64, asked=body.model
+    )
     if isinstance(body, ChatRequest):
         return ChatAnswers(body, model, 3).events()
     return CompletionAnswers(body, model, [Prompt((1, 2), text, 0) for text in prompts]).events()
