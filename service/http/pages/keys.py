@@ -12,7 +12,7 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from registry.errors import InvalidParameter, SoupError
+from registry.errors import Conflict, InvalidParameter, SoupError
 from registry.names import KeyScope
 from service.http import problems
 from service.http.app_parts import AppParts
@@ -77,10 +77,13 @@ def rotate(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -
 @takes_form(FEW)
 def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
     """Revoke a key, whose name has to be said as well."""
-    found = {one.id: one for one in list_keys(parts, who).data}
-    if id in found and given(form.get("name")) != given(found[id].name):
-        raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
-    revoke_key(request, id, parts, who)
+    try:
+        found = {one.id: one for one in list_keys(parts, who).data}
+        if id in found and given(form.get("name")) != given(found[id].name):
+            raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
+        revoke_key(request, id, parts, who)
+    except (Conflict, InvalidParameter) as error:
+        return _page(request, parts, who, error=error)
     return gone_to(addresses.KEYS)
 
 

@@ -11,10 +11,11 @@ from pydantic import Field
 
 from registry.catalogue.rows import Kind
 from registry.errors import InvalidParameter
+from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
 from service.engine.served import not_speaking
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
+from service.http.auth import Reader, needs
 from service.http.pages import addresses
 from service.http.pages.charts import spark
 from service.http.pages.fields import Text
@@ -26,6 +27,7 @@ from service.http.schemas.wire import Wire
 from service.keys import Principal
 from service.parts import Parts
 
+Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Use = Literal["yes", "scope", "base", "text"]
 """Whether a key may ask for a model: if not, it lacks the scope `infer`, the base model is not served, or the model
@@ -104,9 +106,11 @@ class ModelList(Wire):
 
 
 @pages.get(addresses.HOME)
-def home(who: Reader) -> Response:  # noqa: ARG001  # whoever may read
-    """The first page."""
-    return gone_to(addresses.MODELS)
+def home(who: Anybody) -> Response:
+    """The first page: models for whoever may see them, else where they can be asked, else what every key may see."""
+    if who.has("read"):
+        return gone_to(addresses.MODELS)
+    return gone_to(addresses.PLAYGROUND if who.has("infer") else addresses.USAGE)
 
 
 @pages.get(addresses.MODELS + addresses.TWIN)

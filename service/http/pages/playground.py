@@ -190,12 +190,17 @@ async def _answer(
 
 
 def _told(model: str, data: bytes) -> Answer:
-    """The API's answer, word by word; a long one as its text alone."""
-    choice = json.loads(data)["choices"][0]
+    """The API's answer, word by word; a long one as its text alone. Where the server chose the model, it says which."""
+    found = json.loads(data)
+    choice = found["choices"][0]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     tokens = _tokens(choice["logprobs"], text)
     return Answer(
-        model=model, text=text, tokens=tokens[:TABLED], count=len(tokens), finish_reason=choice["finish_reason"]
+        model=model if found["model"] == model else f"{model}: {found['model']}",
+        text=text,
+        tokens=tokens[:TABLED],
+        count=len(tokens),
+        finish_reason=choice["finish_reason"],
     )
 
 

@@ -105,8 +105,14 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     problem.hidden = false;
   };
 
-  const ask = async (model, fields, shown, signal) => {
-    const state = { text: "", end: null, count: 0 };
+  const ended = { stop: "it came to an end", length: "cut at the most it may write" };
+  const end = (shown, state) => {
+    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end] ?? "stopped"}`;
+    shown.querySelector("[data-table]").hidden = state.count === 0;
+  };
+
+  // The whole text of an answer; nothing where it was refused or broke off.
+  const ask = async (model, fields, shown, state, signal) => {
     const answer = await fetch(form.dataset.ask, { method: "POST", body: fields, signal });
     if (answer.status === 401) return fail(shown, "Your session has ended: sign in on another page, then ask again.");
     if (!answer.ok) return fail(shown, (await answer.json()).error.message);
@@ -121,13 +127,12 @@ for (const form of document.querySelectorAll("[data-ask]")) {
         if (whole || !event.startsWith("data: ")) continue;
         const found = JSON.parse(data);
         if (found.error) return fail(shown, found.error.message);
+        if (found.model !== model) shown.querySelector("[data-model]").textContent = `${model}: ${found.model}`;
         for (const choice of found.choices) add(shown, choice, state);
       }
     }
     if (!whole) return fail(shown, "The answer broke off. Ask again.");
-    const ended = { stop: "it came to an end", length: "cut at the most it may write" };
-    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end]}`;
-    shown.querySelector("[data-table]").hidden = state.count === 0;
+    end(shown, state);
     return state.text;
   };
 
@@ -142,6 +147,9 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     running = new AbortController();
     const { signal } = running;
     place.replaceChildren();
+    const asked = String(new URLSearchParams(models.map((model) => ["model", model]))).replaceAll("%2F", "/").replaceAll("%40", "@");
+    history.replaceState(null, "", `${form.getAttribute("action")}?${asked}`);
+    for (const link of document.querySelectorAll("[data-compare]")) link.href = `${link.dataset.compare}?${asked}`;
     [begin.disabled, stop.hidden, anew.hidden] = [true, false, !chat];
     await Promise.all(models.map(async (model) => {
       const shown = empty.cloneNode(true);
@@ -154,13 +162,14 @@ for (const form of document.querySelectorAll("[data-ask]")) {
       const fields = new URLSearchParams([...given].filter(([name]) => !names.includes(name)));
       fields.set("model-1", model);
       fields.set("before", JSON.stringify(before));
+      const state = { text: "", end: null, count: 0 };
       try {
-        const text = await ask(model, fields, shown, signal);
+        const text = await ask(model, fields, shown, state, signal);
         if (chat && text !== undefined) {
           said.set(model, [...before, { role: "user", content: given.get("prompt") }, { role: "assistant", content: text }]);
         }
       } catch (error) {
-        if (signal.aborted) shown.querySelector("[data-end]").textContent = "stopped";
+        if (signal.aborted) end(shown, state);
         else fail(shown, "The connection broke. Ask again.");
       }
     }));

@@ -29,6 +29,7 @@ OPEN = {("GET", addresses.SIGN_IN), ("POST", addresses.SIGN_IN), ("GET", address
 ANYBODY = {("POST", addresses.SIGN_OUT)}
 """Every key may sign out."""
 ASKING = {
+    addresses.HOME,
     *(addresses.PLAYGROUND, addresses.PLAYGROUND + addresses.TWIN, addresses.PLAYGROUND_EVENTS),
     *(addresses.USAGE, addresses.USAGE + addresses.TWIN, addresses.USAGE + addresses.CSV),
 }

@@ -42,6 +42,10 @@ def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) ->
     assert (answer.status_code, answer.headers["location"]) == (303, "/models?q=law")
     assert "acme" in read(browser.page("/models"))
     assert browser.get("/").headers["location"] == "/models"
+    for scope, place in (("infer", "/playground"), ("write", "/usage"), ("admin", "/models")):
+        other = Signed(world, world.key([scope], ["acme"]))
+        assert other.get("/").headers["location"] == place
+        assert other.get(place).status_code == 200
 
 
 def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: World, reader: str) -> None:
