@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.http.metering import MEASURES
 
 API = "/v1/"
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 EXPOSED = (
     *(
         "x-request-id",
@@ -40,7 +39,7 @@ class CrossOrigin:
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
         self._app = app
         self._open = CORSMiddleware(
-            app, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED,
+            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED,
             max_age=SECONDS,
         )  # fmt: skip
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 MOST_MARKS = 50
+Chart = TypeVar("Chart")
 TOP = 8.0
 """Pixels above the first row."""
 
@@ -36,6 +38,12 @@ ON_DESK = Room(300, 400, 30, 5)
 IN_HAND = Room(0, 226, 46, 3)
 ROOMS = {"desk": ON_DESK, "hand": IN_HAND}
 """A chart is drawn for both, and the style sheet shows the one that fits."""
+
+
+def _in_rooms(draw: Callable[[Room], Chart | None]) -> dict[str, Chart]:
+    """A chart as `desk` and `hand` have room for it; none where it is not drawn."""
+    drawn = {name: draw(room) for name, room in ROOMS.items()}
+    return {name: one for name, one in drawn.items() if one is not None}
 
 
 @dataclass(frozen=True)
@@ -104,8 +112,7 @@ def intervals(rows: Sequence[Measured], room: Room = ON_DESK) -> Intervals | Non
 
 def drawn_intervals(rows: Sequence[Measured]) -> dict[str, Intervals]:
     """The chart of some rows as `desk` and `hand` have room for it."""
-    drawn = {name: intervals(rows, room) for name, room in ROOMS.items()}
-    return {name: one for name, one in drawn.items() if one is not None}
+    return _in_rooms(lambda room: intervals(rows, room))
 
 
 def _step(rough: float) -> float:
@@ -181,8 +188,7 @@ def stacked(
 
 def drawn_stacked(labels: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Stacked]:
     """The chart of `values` as `desk` and `hand` have room for it."""
-    drawn = {name: stacked(labels, names, values, room) for name, room in ROOMS.items()}
-    return {name: one for name, one in drawn.items() if one is not None}
+    return _in_rooms(lambda room: stacked(labels, names, values, room))
 
 
 # --- places -----------------------------------------------------------------------------------------
@@ -264,8 +270,7 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 def drawn_scatter(spots: Sequence[Spot]) -> dict[str, Scatter]:
     """The chart of some spots as `desk` and `hand` have room for it."""
-    drawn = {name: scatter(spots, room) for name, room in ROOMS.items()}
-    return {name: one for name, one in drawn.items() if one is not None}
+    return _in_rooms(lambda room: scatter(spots, room))
 
 
 # --- a row of bars in a line of text ------------------------------------------------------------------

@@ -132,4 +132,5 @@ def failed(request: Request, error: Exception) -> Response:
         return shown(request, "error.html", error=error)
     body = problems.unexpected(error)
     request.state.error_code = body.error.code
-    return shown(request, "error.html", status=500, problem=body.error)
+    status = problems.response_of_unexpected(body).status_code
+    return shown(request, "error.html", status=status, problem=body.error)
