@@ -40,6 +40,7 @@ async def finish(
     """What the engine answers to all of `asked`; raises the first error, and Cancelled where the client goes away."""
     tickets = await in_thread(engine.submit_all, asked)
     waiting = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
+    waiting.add_done_callback(_looked_at)
     try:
         results: list[Any] = await unless_gone(request, waiting)
         return results
@@ -61,6 +62,12 @@ async def unless_gone(request: Request, waiting: asyncio.Future[Any]) -> Any:
     finally:
         waiting.cancel()
         gone.cancel()
+
+
+def _looked_at(waiting: asyncio.Future[Any]) -> None:
+    """Have asyncio not log what became of a future that nobody waits for: its client has gone away."""
+    if not waiting.cancelled():
+        waiting.exception()
 
 
 async def _disconnected(request: Request) -> None:

@@ -6,6 +6,7 @@ The engine is one of prepared tokens, so that the tests say when they come and w
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,14 +20,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from registry.errors import Internal, Unavailable
+from registry.errors import Cancelled, Internal, Unavailable
 from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http.answers.chat import ChatAnswers
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.events import DONE, Events, event
 from service.http.schemas.chat import ChatChunk, ChatRequest
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.streaming import EventStream, Outbox, TokenStream, _parts
+from service.http.streaming import EventStream, Outbox, TokenStream, _parts, finish
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["", '"', "\\", "\n\n", "data: [DONE]\n\n", "\u2028", "\x00", "🦜", "e\u0301", "</script>", "\ufffd"]
@@ -319,6 +320,32 @@ class TestHandingOver:
             with pytest.raises(raised):
                 await starting
             assert engine.tickets[0].cancelled(), "the others are dropped"
+
+        streaming(play)
+
+    def test_a_client_that_leaves_a_whole_answer_cancels_it_and_leaves_nothing_in_the_log(self) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            logged: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
+            gone = asyncio.Event()
+
+            async def receive() -> Any:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            request = Request({"type": "http"}, receive)
+            answering = asyncio.ensure_future(
+                finish(request, engine, [GenerateRequest("tiny", (1,))] * 2)  # type: ignore[arg-type]
+            )
+            await engine.asked.wait()
+            gone.set()
+            with pytest.raises(Cancelled):
+                await answering
+            assert all(ticket.cancelled() for ticket in engine.tickets)
+            del answering, request
+            await asyncio.sleep(0)  # the event loop's turn, in which the cancelled futures end
+            gc.collect()
+            assert logged == []
 
         streaming(play)
 
