@@ -11,6 +11,8 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `average_vs_memory_pass`: averaging five adapters over reading and writing the same bytes once.
 - `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
   both find the nearest update of the rank, which is looked at.
+- `lora_svd_by_lapack`: the same with LAPACK's eigenvectors in the place of ours. What that is ahead is the price of the
+  same bits on every machine.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,9 +38,11 @@ from benchmarks.averaging import SIZES, Size
 from benchmarks.averaging import ours as averaged
 from benchmarks.breadth import mixed, parts_of
 from benchmarks.peft_mixing import PeftMixer, error, updates
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
 from benchmarks.screening import PASSAGES, base_of, measure_screening
 from demo.results import Figure
+from registry.adapters import lora_narrowing
+from registry.adapters.fixed_order import Array
 from registry.base_model.architecture import shape_from
 from registry.errors import Internal
 from registry.names import sha256_digest
@@ -169,36 +174,56 @@ def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int)
     peft = PeftMixer(LlamaForCausalLM(base), config, loaded)
     theirs = partial(peft.mix, WEIGHTS, combination_type="svd", svd_rank=RANK)
     ours = partial(mixed, parts, RecompressMixing())
-    times = interleaved({"peft": theirs, "ours": ours}, repeats=repeats)
+
+    def by_lapack() -> None:
+        with patch.object(lora_narrowing, "eigen", _lapack):
+            ours()
+
+    times = interleaved({"peft": theirs, "ours": ours, "lapack": by_lapack}, repeats=repeats)
     soup, tensors = ours()
     apart = error(updates(soup, tensors, 1.0), peft.updates())
     if apart > SAME:
         raise Internal(f"ours and PEFT's truncated soups differ by {apart:.2g} of their size")
     note = f"{len(WEIGHTS)} LoRAs of rank {RANK} on {len(config.modules())} modules; they differ by {apart:.1g}"
     result.figures["lora_svd_vs_peft"] = repeated(ratios(times["peft"], times["ours"]), "ratio", goal=50.0, note=note)
+    result.figures["lora_svd_by_lapack"] = repeated(
+        ratios(times["peft"], times["lapack"]), "ratio", note="not the same bits everywhere"
+    )
     result.rows.append(
         {"modules": len(config.modules()), **{f"{name}_s": median(found) for name, found in times.items()}}
     )
 
 
-def run(*, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS, size: Size = SIZES[-1],
-        layers: int = LAYERS, screened_layers: int = SCREENED_LAYERS, passages: int = PASSAGES,
-        repeats: int) -> Result:  # fmt: skip
-    """Everything."""
-    result = Result("selection")
-    measure_average(result, size, repeats=repeats)
-    measure_recompression(result, layers=layers, repeats=repeats)
-    selects = measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
-    measure_screening(
-        result, base_of(screened_layers), selects["posterior"], adapters=max(pools), passages=passages, repeats=repeats
-    )
-    return result
+def _lapack(matrices: Array) -> tuple[Array, Array]:
+    """As `eigen` answers."""
+    values, vectors = np.linalg.eigh(matrices)
+    return values[:, ::-1], vectors[:, :, ::-1]
+
+
+def parts(
+    *, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS, size: Size = SIZES[-1],
+    layers: int = LAYERS, screened_layers: int = SCREENED_LAYERS, passages: int = PASSAGES, repeats: int,
+) -> dict[str, Callable[[Result], None]]:  # fmt: skip
+    """Everything, by the names that `--only` has for it."""
+
+    def choosing(result: Result) -> None:
+        selects = measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
+        screened, base = max(pools), base_of(screened_layers)
+        measure_screening(result, base, selects["posterior"], adapters=screened, passages=passages, repeats=repeats)
+
+    return {
+        "average": partial(measure_average, size=size, repeats=repeats),
+        "recompression": partial(measure_recompression, layers=layers, repeats=repeats),
+        "pools": choosing,
+    }
 
 
 def main() -> None:
     """The command line."""
-    given = options(__doc__).parse_args()
-    run(repeats=given.repeats).finish(given.out)
+    parser = options(__doc__)
+    parser.add_argument("--only", nargs="+", choices=sorted(parts(repeats=1)), help="the other parts stay as they are")
+    given = parser.parse_args()
+    run_parts("selection", parts(repeats=given.repeats), only=given.only, out=given.out)
 
 
 if __name__ == "__main__":

@@ -621,7 +621,9 @@ def test_selection_in_large_pools(monkeypatch):
     for module in (updating, cosine, posterior):
         monkeypatch.setattr(module, "LARGE", 3)
     small = {"pools": (6, 12), "units": 20, "dimensions": 40, "size": TINY, "layers": 1, "screened_layers": 1}
-    result = selection.run(**small, passages=3, repeats=1)
+    result = report.Result("selection")
+    for part in selection.parts(**small, passages=3, repeats=1).values():
+        part(result)
     fits = [(row["selector"], row["adapters"]) for row in result.rows if "fit_s" in row]
     assert fits == [(kind, size) for kind in ("posterior", "cosine") for size in (6, 12)]
     assert min(row["held_out_accuracy"] for row in result.rows if "fit_s" in row) > 0.9
@@ -631,6 +633,7 @@ def test_selection_in_large_pools(monkeypatch):
             assert result.figures[figure].value != 0
     assert result.figures["average_vs_memory_pass"].goal == 3.0
     assert result.figures["lora_svd_vs_peft"].value > 1
+    assert result.figures["lora_svd_by_lapack"].value > 1
     assert (result.figures["screening_passes"].goal, result.figures["screening_passes"].value > 0) == (3.0, True)
     monkeypatch.setattr(updating, "LARGE", 300)
     with pytest.raises(Internal, match="are a small pool"):
