@@ -57,7 +57,7 @@ ALONE = 1.2
 """Passes of the base that a pass with one adapter takes."""
 GREEDY = 6
 """Times over the texts that searching greedily takes."""
-WAYS: Mapping[Effort | None, int] = {"quick": 3, "thorough": 5}
+WAYS: Mapping[Effort | None, int] = {"quick": 4, "thorough": 6}
 """Soups that are tried on what is held out."""
 START_SECONDS = 5.0
 """Of the process that computes gradients, until it has loaded a small base model."""

@@ -21,7 +21,7 @@ from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import DEPTHS, FOLDS, Size, cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
-from registry.cook.ways import How, narrow, reported, request_of, side_by_side
+from registry.cook.ways import How, best_alone, narrow, reported, request_of, side_by_side
 from registry.errors import Incompatible, Internal, InvalidSample
 from registry.progress import Progress
 from registry.registry import Caller, Registry
@@ -36,6 +36,7 @@ from registry.spec import (
     LeftOut,
     NoiseControl,
     Search,
+    SingleBeside,
     Trial,
     Verification,
     Way,
@@ -101,7 +102,10 @@ def search(
     tried, wide = trying.all()
     best = trying.best(tried, wide)
     noise = trying.noise(best) if request.control and best is not None else None
-    report = _report(weighed[0], weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise)
+    single = None if best is None else trying.single(best)
+    report = _report(
+        weighed[0], weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise, single=single
+    )
     return Searched(best, report)
 
 
@@ -270,6 +274,28 @@ class _Trying:
     def _tried(self, mixed: Mixed, nll: np.ndarray, tokens: np.ndarray, *, ways: int = 1) -> Tried:
         return Tried(mixed, verification_of(nll, self.base_nll, tokens, held_out=True, ways=ways), nll, tokens)
 
+    def single(self, best: Tried) -> SingleBeside | None:
+        """The best adapter by itself, as far as weighing says, beside the base and the best soup."""
+        alone = best_alone(self.led.weighing)
+        if alone is None:
+            return None
+        row, part = self.led.candidates[alone]
+        if [one.digest for one in best.mixed.parts] == [part.digest]:
+            return None
+        exact = self.work.request.model_copy(update={"mixing": ConcatMixing()})
+
+        def by_itself(led: _Led) -> How | None:
+            number = best_alone(led.weighing)
+            return None if number is None else ([led.parts[number]], exact)
+
+        one = self._by(by_itself)
+        ahead = paired_difference(best.nll, one.nll, best.tokens)
+        return SingleBeside(
+            ref=row.ref, digest=row.digest, difference=one.verification.difference,
+            standard_error=one.verification.standard_error, ahead=ahead.difference,
+            ahead_standard_error=ahead.standard_error,
+        )  # fmt: skip
+
     def noise(self, best: Tried) -> NoiseControl | None:
         """What weighing makes of noise, beside the base and the best soup, on the same passages."""
         drawn = []
@@ -294,7 +320,7 @@ def _narrowest(how: How | None) -> How | None:
 
 def _report(
     led: _Led, every: Sequence[_Led], tried: Mapping[Way, Tried], request: CookRequest, *, held_out: int,
-    shape: BaseShape, noise: NoiseControl | None,
+    shape: BaseShape, noise: NoiseControl | None, single: SingleBeside | None,
 ) -> Search:  # fmt: skip
     """What was looked at and tried; work is that of all weighings."""
     assert request.effort is not None
@@ -316,6 +342,7 @@ def _report(
         tokens=sum(one.screen_tokens + one.step_tokens for one in weighings),
         seconds=sum(one.seconds for one in every),
         noise=noise,
+        single=single,
     )  # fmt: skip
 
 

@@ -74,6 +74,20 @@ def side_by_side(
     return ways
 
 
+def best_alone(weighing: Weighing | None) -> int | None:
+    """The number of the candidate that is the best one by itself on the passages that decide, if one was weighed.
+
+    By its loss where that was looked at, else by its mean coefficient; of equal ones the first.
+    """
+    if weighing is None or not weighing.kept:
+        return None
+    if weighing.by_losses is not None:
+        scored = dict(zip(weighing.by_losses.scored, weighing.by_losses.differences, strict=True))
+        return min(scored, key=lambda number: scored[number])
+    found = dict(zip(weighing.kept, weighing.coefficients, strict=True))
+    return max(found, key=lambda number: fmean(found[number].values()))
+
+
 def _at(parts: Sequence[SoupPart], weights: Mapping[int, float]) -> list[SoupPart]:
     """The parts of these numbers, at these weights over their sum."""
     shares = canonical_weights(list(weights.values()))

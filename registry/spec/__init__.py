@@ -52,7 +52,19 @@ from registry.spec.recipe import (
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Budget, Effort, NoiseControl, Price, Search, Spent, Trial, Way
+from registry.spec.search import (
+    BY_GRADIENTS,
+    WEIGHING,
+    Budget,
+    Effort,
+    NoiseControl,
+    Price,
+    Search,
+    SingleBeside,
+    Spent,
+    Trial,
+    Way,
+)
 from registry.spec.selection import (
     CosineSpec,
     EncoderName,
@@ -165,6 +177,7 @@ __all__ = [
     "SelectOptions",
     "Selection",
     "SelectorSpec",
+    "SingleBeside",
     "SlerpMixing",
     "Spent",
     "StatisticKind",

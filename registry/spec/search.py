@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from registry.names import Digest
 from registry.spec.frozen import Frozen
 from registry.spec.selection import LeftOut
 from registry.spec.tuning import TuningReport
@@ -103,6 +104,20 @@ class NoiseControl(Frozen):
     ahead_standard_error: float
 
 
+class SingleBeside(Frozen):
+    """One adapter by itself, on the same held-out passages, in mean NLL: the best as far as the others say.
+
+    `difference` is the adapter minus the base, `ahead` the best soup minus the adapter: below 0 the soup is better.
+    """
+
+    ref: str
+    digest: Digest
+    difference: float
+    standard_error: float
+    ahead: float
+    ahead_standard_error: float
+
+
 class Search(Frozen):
     """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
 
@@ -124,5 +139,7 @@ class Search(Frozen):
     """Passages that the trials are on."""
     tokens: int
     seconds: float
+    single: SingleBeside | None = None
+    """None where nothing was weighed, or where the soup is that adapter."""
     noise: NoiseControl | None = None
     tuning: TuningReport | None = None

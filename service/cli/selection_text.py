@@ -72,6 +72,13 @@ def talk_about_search(search: dict[str, Any]) -> None:
             f"{name} (of {trial['members']}, width {trial['width']}) on {search['held_out']} passages that were held "
             f"out: {trial['difference']:+.4f} (standard error {trial['standard_error']:.4f}) against the base."
         )
+    single = search.get("single")
+    if single is not None:
+        talk(
+            f"{single['ref']}, the best adapter by itself as far as the others say, on the same passages: "
+            f"{single['difference']:+.4f} (standard error {single['standard_error']:.4f}) against the base; the soup "
+            f"against it: {single['ahead']:+.4f} (standard error {single['ahead_standard_error']:.4f})."
+        )
     noise = search.get("noise")
     if noise is not None:
         talk(

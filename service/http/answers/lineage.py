@@ -47,7 +47,7 @@ def _shown(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
     refs += evidence.get("not_yet_included", ())
     if visible is None or all(_namespace(ref) in visible for ref in refs):
         return dict(evidence)
-    unnamed = {**search, "candidates": [], "left_out": []} if search else None
+    unnamed = {**search, "candidates": [], "left_out": [], "single": None} if search else None
     return {**evidence, "selection": None, "search": unnamed, "not_yet_included": []}
 
 

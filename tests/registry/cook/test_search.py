@@ -102,6 +102,44 @@ def test_the_better_of_both_ways_wins(pool):
     assert cooked.model == pool.named("acme/law").ref
 
 
+def test_the_heaviest_adapter_by_itself_is_held_against_the_soup_on_the_same_passages(pool):
+    digests = helps(pool, law=0.4, news=0.2)
+    pool.tiny.anything_helps = 0.1
+    pool.gains[digests["law"]] = lambda _: 0.07
+    cooked = quick(pool)
+    single = cooked.evidence.search.single
+    assert (single.ref, single.digest) == (pool.named("acme/law").ref, digests["law"])
+    assert single.difference == pytest.approx(-0.07)
+    assert single.ahead == pytest.approx(-0.03, abs=0.002)
+    assert "law" not in {trial.way for trial in cooked.evidence.search.trials}
+    assert cooked.evidence.verification.ways == 2, "it is no candidate for the answer"
+
+
+def test_losses_say_which_adapter_is_best_by_itself_where_they_are_known(pool):
+    digests = helps(pool, law=0.4, news=0.3)
+    pool.tiny.anything_helps = 0.1
+    single = thorough(pool).evidence.search.single
+    assert single.digest == digests["law"]
+
+
+def test_an_answer_that_is_the_best_adapter_is_not_held_against_itself(pool):
+    helps(pool, law=0.4)
+    pool.gains[pool.named("acme/law").digest] = lambda _: 0.5
+    cooked = quick(pool)
+    assert cooked.model == pool.named("acme/law").ref
+    assert cooked.evidence.search.single is None
+
+
+def test_of_few_passages_each_is_scored_by_the_adapter_that_the_others_say_is_best(pool):
+    by_turns(pool, {"law": 0.4, "code": 0.1}, *[{"law": 0.4, "code": 0.1}] * 2, {"news": 0.4, "code": 0.1})
+    pool.tiny.anything_helps = 0.1
+    pool.gains[pool.named("acme/law").digest] = lambda _: 0.06
+    pool.gains[pool.named("acme/news").digest] = lambda _: 0.0
+    single = few(pool).evidence.search.single
+    assert single.digest == pool.named("acme/law").digest
+    assert single.difference == pytest.approx(-0.06 * 10 / 15)
+
+
 def test_what_does_not_beat_the_base_is_not_cooked(pool):
     helps(pool, law=0.4)
     pool.tiny.anything_helps = -0.1
