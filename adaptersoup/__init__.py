@@ -17,5 +17,6 @@ from __future__ import annotations
 
 from adaptersoup.store import Store
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Soup
+from service.plots import Picture
 
-__all__ = ["Adapter", "Adapters", "Listed", "Perplexity", "Selection", "Soup", "Store"]
+__all__ = ["Adapter", "Adapters", "Listed", "Perplexity", "Picture", "Selection", "Soup", "Store"]

@@ -1,4 +1,5 @@
-"""What a `Store` answers: typed values that show themselves, as text, as a table in a notebook, and as a data frame.
+"""What a `Store` answers: typed values that show themselves, as text, as a table in a notebook, as a data frame and,
+where there is something to see, as a picture.
 
 Each is the body of the HTTP API of the same name, with its fields (docs/reference/api.md), and a `table` of what people
 look at first.
@@ -19,6 +20,8 @@ from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.selectors import Selected
 from service.http.schemas.soups import Soup as SoupBody
+from service.plots.picture import Picture
+from service.plots.results import perplexity_picture, selection_picture, soup_picture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,6 +131,10 @@ class Selection(Shown, Selected):
         head = ("adapter", "domain", "score", "weight", "stability", "why not")
         return Table(head, (*chosen, *others), (found.reason, *found.warnings))
 
+    def plot(self) -> Picture:
+        """The ranking, as bars: who was chosen, then who was left out."""
+        return selection_picture(self.selection)
+
 
 class Soup(Shown, SoupBody):
     """What was cooked: a soup, one adapter that needs no mixing, or the base model where it `abstained`."""
@@ -152,6 +159,13 @@ class Soup(Shown, SoupBody):
         rows = tuple((names.get(one.digest, one.digest), float(one.weight)) for one in ingredients)
         return Table(("ingredient", "weight"), rows, tuple(sentences))
 
+    def plot(self) -> Picture:
+        """What is in it, what it gains on passages held out with its interval, and the adapters that were weighed."""
+        return soup_picture(
+            self.model, self.reason, abstained=self.abstained, recipe=self.recipe, selection=self.selection,
+            search=self.search, verification=self.verification,
+        )  # fmt: skip
+
 
 class Perplexity(Shown, PerplexityAnswer):
     """Perplexity of a model on texts, beside a baseline's where one was asked for."""
@@ -168,6 +182,10 @@ class Perplexity(Shown, PerplexityAnswer):
                 f"{self.baseline.standard_error:.4f}, {len(self.texts)} texts).",
             )
         return Table(("model", "perplexity", "nats a token", "standard error"), tuple(rows), sentences)
+
+    def plot(self) -> Picture:
+        """Both perplexities, the difference with its interval, and how many texts are read how well."""
+        return perplexity_picture(self.model, self, against=None if self.baseline is None else self.baseline.model)
 
 
 def _table(adapters: Iterable[ListedAdapter]) -> Table:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from registry.errors import InvalidParameter
+from registry.student_t import COVERAGE, reach_of
 
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
-COVERAGE = 0.9
-"""How often an interval holds what it is of."""
 _CELLS = 2**22  # resamples are drawn in slices of at most this many counts (32 MiB)
 
 
@@ -89,10 +88,3 @@ def _interval(difference: float, error: float, passages: int) -> tuple[float, fl
         return None
     reach = reach_of(passages, (1 - COVERAGE) / 2) * error
     return difference - reach, difference + reach
-
-
-def reach_of(passages: int, level: float) -> float:
-    """Standard errors of two passages or more that Student's t leaves beyond with probability `level`, on one side."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(passages - 1, 1 - level))

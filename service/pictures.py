@@ -1,4 +1,4 @@
-"""Pictures as SVG text: heat maps, curves, marks, intervals, maps. Called by `soup compare` and by modules of `docs`.
+"""Pictures as SVG text: heat maps, curves, marks, intervals, maps. Called by `plots`, `soup compare` and `docs`.
 
 Made by hand so that the same numbers are the same bytes everywhere. They follow the reader's light or dark scheme;
 every cell of a heat map has its number, every curve or interval its own marker and dashes, so colour is never alone.
@@ -30,19 +30,29 @@ LETTER, LINE, LEAN = 7.0, 13.0, 0.65
 """About how wide a letter of a name is, how high a line, and how far down a leaning letter reaches."""
 
 
-def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT, style: str = STYLE) -> str:
-    said = escape(title)
+def svg(
+    title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT, style: str = STYLE,
+    left: int = LEFT, ground: str = "",
+) -> str:  # fmt: skip
+    """A picture of these parts, as a whole file: its title `left` above them, all on the `ground`."""
+    said = _shown(title)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{said}">'
     )
-    own = [f"<title>{said}</title>", f"<style>{style}</style>", _text(LEFT, 22, title, kind="title")]
-    return "\n".join([head, *own, *parts, "</svg>", ""])
+    own = [f"<title>{said}</title>", f"<style>{style}</style>", ground, text_at(left, 22, title, kind="title")]
+    return "\n".join([head, *filter(None, own), *parts, "</svg>", ""])
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", kind: str = "") -> str:
+def text_at(x: float, y: float, text: str, *, anchor: str = "start", kind: str = "") -> str:
+    """A line of text; `anchor` says which end of it is at `x`."""
     named = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{_shown(text)}</text>'
+
+
+def _shown(text: str) -> str:
+    """Text of others; what is no printable character is shown as `?`: most of them may not stand in XML."""
+    return escape("".join(c if c.isprintable() else "?" for c in text))
 
 
 # --- heat map ---------------------------------------------------------------------------------------
@@ -61,23 +71,25 @@ def heat_map(
     parts = []
     for i, row in enumerate(rows):
         y = TOP + i * high
-        parts.append(_text(start - 10, y + high / 2 + 4, row, anchor="end"))
+        parts.append(text_at(start - 10, y + high / 2 + 4, row, anchor="end"))
         for j, column in enumerate(columns):
             if (row, column) in values:
                 parts += _field(start + j * wide, y, cell, values[row, column], largest, decimals)
     bottom = TOP + len(rows) * high
     longest = max(map(len, columns), default=0) * LETTER
     if longest <= wide:
-        parts += [_text(start + (j + 0.5) * wide, bottom + 18, name, anchor="middle") for j, name in enumerate(columns)]
+        parts += [
+            text_at(start + (j + 0.5) * wide, bottom + 18, name, anchor="middle") for j, name in enumerate(columns)
+        ]
     else:  # the names lean, each ending below its column
         parts += [_leaning(start + (j + 0.6) * wide, bottom + 14, name) for j, name in enumerate(columns)]
         bottom += round(longest * LEAN)
-    parts += [_text(LEFT, bottom + 38, f"{below}; on the left: {left}")]
-    return _svg(title, parts, width=max(start + len(columns) * wide + 24, WIDTH), height=bottom + 52)
+    parts += [text_at(LEFT, bottom + 38, f"{below}; on the left: {left}")]
+    return svg(title, parts, width=max(start + len(columns) * wide + 24, WIDTH), height=bottom + 52)
 
 
 def _leaning(x: float, y: float, text: str) -> str:
-    return f'<text transform="translate({x:.1f} {y:.1f}) rotate(-40)" text-anchor="end">{escape(text)}</text>'
+    return f'<text transform="translate({x:.1f} {y:.1f}) rotate(-40)" text-anchor="end">{_shown(text)}</text>'
 
 
 def _field(
@@ -91,7 +103,7 @@ def _field(
         f'fill-opacity="{0.08 + 0.92 * share:.3f}" stroke="{colour}"/>'
     )
     kind = "dark" if share > 0.5 else ""
-    yield _text(x + cell[0] / 2 - 1, y + cell[1] / 2 + 4, f"{value:+.{decimals}f}", anchor="middle", kind=kind)
+    yield text_at(x + cell[0] / 2 - 1, y + cell[1] / 2 + 4, f"{value:+.{decimals}f}", anchor="middle", kind=kind)
 
 
 # --- intervals --------------------------------------------------------------------------------------
@@ -117,17 +129,17 @@ def intervals(
     for part in range(5):
         value = low + part / 4 * (high - low)
         parts.append(f'<line class="grid" x1="{at(value):.1f}" y1="{TOP}" x2="{at(value):.1f}" y2="{bottom}"/>')
-        parts.append(_text(at(value), bottom + 18, f"{value:.0f}", anchor="middle"))
+        parts.append(text_at(at(value), bottom + 18, f"{value:.0f}", anchor="middle"))
     parts.append(f'<path class="axis" d="M{at(0):.1f} {TOP}V{bottom}"/>')
     for i, row in enumerate(rows):
-        parts.append(_text(start - 10, TOP + (i + 0.5) * ROW + 4, row, anchor="end"))
+        parts.append(text_at(start - 10, TOP + (i + 0.5) * ROW + 4, row, anchor="end"))
         for number, one in enumerate(series.values()):
             if row in one:
                 y = TOP + i * ROW + (number + 1) * ROW / (len(series) + 1)
                 parts += _interval(at, *one[row], y, number)
     parts += [part for number, name in enumerate(series) for part in _key(number, name)]
-    parts.append(_text(start, bottom + 38, across))
-    return _svg(title, parts, height=bottom + 52)
+    parts.append(text_at(start, bottom + 38, across))
+    return svg(title, parts, height=bottom + 52)
 
 
 def _interval(at: Callable[[float], float], middle: float, reach: float, y: float, number: int) -> Iterator[str]:
@@ -176,9 +188,9 @@ def domain_map(
         parts += _name(name, places[name], taken, new=name in new)
     for number, said in enumerate(named):
         x = MAP_WIDTH - LEFT - 150 + 0.0
-        parts += [_marker(x, 18 + 16.0 * number, number), _text(x + 10, 22 + 16 * number, said)]
-    parts += [_text(MAP_WIDTH / 2, MAP_HEIGHT - 16, across, anchor="middle"), _text(LEFT, TOP - 6, up)]
-    return _svg(title, parts, width=MAP_WIDTH, height=MAP_HEIGHT, style=STYLE + NAMES)
+        parts += [_marker(x, 18 + 16.0 * number, number), text_at(x + 10, 22 + 16 * number, said)]
+    parts += [text_at(MAP_WIDTH / 2, MAP_HEIGHT - 16, across, anchor="middle"), text_at(LEFT, TOP - 6, up)]
+    return svg(title, parts, width=MAP_WIDTH, height=MAP_HEIGHT, style=STYLE + NAMES)
 
 
 def _on_map(point: Point, low: Sequence[float], spans: Sequence[float]) -> Point:
@@ -203,7 +215,7 @@ def _name(name: str, at: Point, taken: list[Box], *, new: bool) -> Iterator[str]
     x, anchor = {1: (box[0], "start"), -1: (box[2], "end")}.get(side[0], ((box[0] + box[2]) / 2, "middle"))
     if far > DISTANCES[0]:
         yield f'<path class="axis" d="M{at[0]:.1f} {at[1]:.1f}L{x:.1f} {(box[1] + box[3]) / 2:.1f}"/>'
-    yield _text(x, box[3] - 3, name, anchor=anchor, kind="name new" if new else "name")
+    yield text_at(x, box[3] - 3, name, anchor=anchor, kind="name new" if new else "name")
 
 
 def _beside(name: str, at: Point, side: tuple[int, int], far: float) -> Box | None:
@@ -258,7 +270,7 @@ def curves(
     frame, parts = _framed(scaled, across, up, logarithmic=logarithmic, ticks=ticks)
     for number, one in enumerate(scaled):
         parts += _curve(frame, one, number)
-    return _svg(title, parts)
+    return svg(title, parts)
 
 
 def marks(
@@ -275,8 +287,8 @@ def marks(
         low, high, height = next((place for place in places if not _meets(place, taken)), places[0])
         taken.append((low, high, height))
         anchor, at = ("start", low) if low > x else ("end", high)
-        parts += [_marker(x, y, 0), _text(at, height + 4, one.name, anchor=anchor)]
-    return _svg(title, parts)
+        parts += [_marker(x, y, 0), text_at(at, height + 4, one.name, anchor=anchor)]
+    return svg(title, parts)
 
 
 def _meets(place: tuple[float, float, float], taken: Sequence[tuple[float, float, float]]) -> bool:
@@ -306,13 +318,13 @@ def _axes(frame: _Frame, across: str, up: str, marks: Sequence[tuple[float, str]
         y = frame.low[1] + part / 4 * (frame.high[1] - frame.low[1])
         _, height = frame.at(frame.low[0], y)
         yield f'<line class="grid" x1="{LEFT}" y1="{height:.1f}" x2="{WIDTH - RIGHT}" y2="{height:.1f}"/>'
-        yield _text(LEFT - 8, height + 4, f"{y:.3f}", anchor="end")
+        yield text_at(LEFT - 8, height + 4, f"{y:.3f}", anchor="end")
     for x, said in marks:
         place, _ = frame.at(x, frame.low[1])
-        yield _text(place, HEIGHT - BOTTOM + 18, said, anchor="middle")
+        yield text_at(place, HEIGHT - BOTTOM + 18, said, anchor="middle")
     yield f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, across, anchor="middle")
-    yield _text(LEFT, TOP - 6, up)
+    yield text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, across, anchor="middle")
+    yield text_at(LEFT, TOP - 6, up)
 
 
 def _curve(frame: _Frame, one: Series, number: int) -> Iterator[str]:
@@ -329,7 +341,7 @@ def _key(number: int, name: str) -> Iterator[str]:
     x, y, dashes = WIDTH - RIGHT + 12, TOP + 10 + 20 * number, DASHES[number % COLOURS]
     yield f'<path class="line s{number % COLOURS}" stroke-dasharray="{dashes or "none"}" d="M{x} {y}h26"/>'
     yield _marker(x + 13, y, number)
-    yield _text(x + 32, y + 4, name)
+    yield text_at(x + 32, y + 4, name)
 
 
 def _marker(x: float, y: float, number: int) -> str:

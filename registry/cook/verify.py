@@ -18,7 +18,8 @@ from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
 from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
-from registry.uncertainty import paired_difference, reach_of
+from registry.student_t import reach_of
+from registry.uncertainty import paired_difference
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
 """Standard errors by which a soup has to be better: on the sample that chose it, and at least on passages held out."""

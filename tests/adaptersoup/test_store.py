@@ -65,12 +65,14 @@ class TestNotebook:
         assert [one.ref for one in found.selection.selected] == ["team/court@1"]
         assert found.not_yet_included == []
         assert len(found.to_frame()) == 3
+        assert found.plot().title == "1 chosen of 3"
 
     def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(self, store: Store) -> None:
         soup = store.cook(passages("court", 20, seed=1))
         assert soup.verification is not None
         assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
         assert soup.spent is not None
+        assert f"on {soup.verification.passages} " in soup.plot().svg
 
     def test_a_soup_is_cooked_scored_and_says_so(self, store: Store) -> None:
         recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
@@ -80,6 +82,7 @@ class TestNotebook:
         found = store.evaluate(soup, passages("court", 5, seed=2))
         assert found.baseline is not None
         assert found.baseline.model == "base/tiny"
+        assert f"{found.baseline.difference:+.4f} ±" in found.plot().svg
         assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
         assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
 

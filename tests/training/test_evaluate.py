@@ -64,7 +64,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("key", TASKS)
-def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, capsys, key):
+def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, tmp_path, capsys, key):
     command = ["evaluate", str(folders[key].path), "--data", data(key), "--base-folder", str(tiny_base_dir)]
     assert soup([*command, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -73,9 +73,12 @@ def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base
     before = state_hash(base.model)
     assert said["figures"] == pytest.approx(evaluate_task(base, adapter_of(folders[key], base), TASKS[key], items))
     assert state_hash(base.model) == before
-    assert soup(command) == 0
+    assert soup([*command, "--plot", str(tmp_path / "figures.svg")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in SAYS[key])
+    rates = [value for value in said["figures"].values() if isinstance(value, float)]
+    picture = (tmp_path / "figures.svg").read_text()
+    assert any(f">{rates[0]:{form}}<" in picture for form in (".2f", ".4g"))
 
 
 def test_perplexity_is_that_of_each_text_by_itself_and_paired_with_the_base(base, folders):

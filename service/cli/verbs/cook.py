@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.plot_flag import PlotOption, body_of, save_plot
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
 from service.client.samples import read_texts
+from service.plots import Picture
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
 _OF_SOME = {
@@ -86,15 +88,17 @@ def cook(
     *,
     given: Annotated[Given, COOK],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
+    plot: PlotOption = None,
 ) -> None:
     """Cook a soup for a sample, or by a recipe.
 
-    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps.
+    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps. --plot draws what
+    is in it, and what was held against the base.
 
     \b
     Examples:
       soup cook --sample contracts.jsonl
-      soup cook --sample contracts.jsonl --effort quick
+      soup cook --sample contracts.jsonl --effort quick --plot contracts.svg
       soup cook --sample contracts.jsonl --effort thorough --also team/general --control
       soup cook --sample contracts.jsonl --effort tune --keep contracts --name team/contracts
       soup cook --sample contracts.txt --selector cosine --single
@@ -109,6 +113,8 @@ def cook(
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
     if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
+    if plot is not None and not wait:
+        raise typer.BadParameter("--plot draws what was cooked: wait for it.")
     how = _how(given)
     try:
         request = CookRequest(
@@ -131,6 +137,18 @@ def cook(
     else:
         _tell(cooked)
         data(cooked["model"])
+    save_plot(plot, lambda: _drawn(cooked))
+
+
+def _drawn(cooked: dict[str, Any]) -> Picture:
+    from service.http.schemas.soups import Soup
+    from service.plots.results import soup_picture
+
+    soup = body_of(Soup, cooked)
+    return soup_picture(
+        soup.model, soup.reason, abstained=soup.abstained, recipe=soup.recipe, selection=soup.selection,
+        search=soup.search, verification=soup.verification,
+    )  # fmt: skip
 
 
 def _how(given: Given) -> dict[str, Any]:

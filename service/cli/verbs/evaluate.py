@@ -16,6 +16,8 @@ from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
 from service.cli.output import as_json as print_json
 from service.cli.output import data, fields, talk
+from service.cli.plot_flag import PlotOption, save_plot
+from service.plots import Picture
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -39,6 +41,7 @@ def evaluate(
     base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
     reading: Reading,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    plot: PlotOption = None,
 ) -> None:
     """Evaluate a trained adapter on data of its task.
 
@@ -53,15 +56,23 @@ def evaluate(
     Examples:
       soup evaluate adapters/law --data law-test.jsonl --base-folder models/gpt2
       soup evaluate adapters/reviews --data reviews-test.jsonl --bases bases.toml --base minilm --json
+      soup evaluate adapters/law --data law-test.jsonl --base-folder models/gpt2 --plot law.svg
     """
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
     name, figures = _figures(folder, items, base.entry(), reading)
     if as_json:
         print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
-        return
-    talk(f"{name} on {items}")
-    data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
+    else:
+        talk(f"{name} on {items}")
+        data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
+    save_plot(plot, lambda: _drawn(f"{folder.resolve().name}: {name}", figures))
+
+
+def _drawn(title: str, figures: dict[str, Any]) -> Picture:
+    from service.plots.results import evaluation_picture
+
+    return evaluation_picture(title, figures)
 
 
 def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tuple[str, dict[str, Any]]:

@@ -9,8 +9,10 @@ import typer
 from registry.spec import PosteriorSpec
 from service.cli.flags import Given
 from service.cli.output import columns, fields, progress_bar, spelt, table_width
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
+from service.plots import Picture
 
 
 @verb
@@ -18,10 +20,11 @@ def fit(
     remote: Remote,
     given: Annotated[Given, SELECTION.only("selector", "paper", "encoder", "set", *POOL)],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is fitted.")] = True,
+    plot: PlotOption = None,
 ) -> None:
     """Fit a selector over a pool of adapters.
 
-    Not needed before cooking, which fits on first use; it shows how well domains are told apart.
+    Not needed before cooking, which fits on first use; it shows how well domains are told apart, with --plot as bars.
 
     \b
     Examples:
@@ -30,6 +33,8 @@ def fit(
       soup fit --selector cosine --encoder base --pool-tag v2
       soup fit --selector gmm --set covariance=diag --set dimensions=16
     """
+    if plot is not None and not wait:
+        raise typer.BadParameter("--plot draws what was fitted: wait for it.")
     selector, pool = selector_of(given) or PosteriorSpec(), pool_of(given)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
@@ -38,6 +43,13 @@ def fit(
     else:
         said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
     remote.answer(fitted, fitted["id"], said=said)
+    save_plot(plot, lambda: _drawn(selector.kind, fitted))
+
+
+def _drawn(kind: str, fitted: dict[str, Any]) -> Picture:
+    from service.plots.results import fit_picture
+
+    return fit_picture(kind, fitted["domains"], fitted["report"])
 
 
 def told(report: dict[str, Any]) -> str:

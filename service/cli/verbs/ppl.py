@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from service.cli.output import fields, progress_bar
+from service.cli.plot_flag import PlotOption, body_of, save_plot
 from service.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from service.client.samples import read_texts
+from service.plots import Picture
 
 
 @verb
@@ -18,6 +20,7 @@ def ppl(
     model: ModelArgument,
     texts: Annotated[Path, typer.Option(help=SAMPLE_FORMS)],
     baseline: Annotated[str | None, typer.Option(help="A model to compare with, such as base/x.")] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Perplexity of texts under a model.
 
@@ -39,3 +42,12 @@ def ppl(
         ("difference", f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
          if against else None),
     ]))  # fmt: skip
+    save_plot(plot, lambda: _drawn(answer))
+
+
+def _drawn(answer: dict[str, Any]) -> Picture:
+    from service.http.schemas.perplexity import PerplexityAnswer
+    from service.plots.results import perplexity_picture
+
+    score = body_of(PerplexityAnswer, answer)
+    return perplexity_picture(score.model, score, against=None if score.baseline is None else score.baseline.model)

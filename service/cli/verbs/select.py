@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from registry.spec import Selection
 from service.cli.flags import Given
 from service.cli.output import progress_bar
+from service.cli.plot_flag import PlotOption, body_of, save_plot
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about
 from service.client.samples import read_texts
+from service.plots import Picture
 
 ListAllOption = Annotated[
     bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
@@ -20,9 +23,13 @@ ListAllOption = Annotated[
 
 @verb
 def select(
-    remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTION], list_all: ListAllOption = False
+    remote: Remote,
+    sample: SampleOption,
+    given: Annotated[Given, SELECTION],
+    list_all: ListAllOption = False,
+    plot: PlotOption = None,
 ) -> None:
-    """Say which adapters fit a sample, and why; nothing is cooked.
+    """Say which adapters fit a sample, and why; nothing is cooked. --plot draws the ranking.
 
     \b
     Examples:
@@ -39,3 +46,10 @@ def select(
     remote.answer(answer, selection_table(answer["selection"]))
     if not remote.json:
         talk_about(answer)
+    save_plot(plot, lambda: _drawn(answer))
+
+
+def _drawn(answer: dict[str, Any]) -> Picture:
+    from service.plots.results import selection_picture
+
+    return selection_picture(body_of(Selection, answer["selection"]))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from service.plots.measured import Measured
+
 MOST_MARKS = 50
 Chart = TypeVar("Chart")
 TOP = 8.0
@@ -44,17 +46,6 @@ def _in_rooms(draw: Callable[[Room], Chart | None]) -> dict[str, Chart]:
     """A chart as `desk` and `hand` have room for it; none where it is not drawn."""
     drawn = {name: draw(room) for name, room in ROOMS.items()}
     return {name: one for name, one in drawn.items() if one is not None}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Something that was measured: a difference, and from where to where it may be."""
-
-    label: str
-    value: float
-    low: float
-    high: float
-    chosen: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import ModelUser, Reader
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
-from service.http.pages.charts import Measured, drawn_intervals
+from service.http.pages.charts import drawn_intervals
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, shown
@@ -27,6 +27,7 @@ from service.http.schemas.wire import Wire
 from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
+from service.plots.measured import Measured
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -22,12 +22,11 @@ from registry.spec import (
     Spent,
     WeighedCandidate,
 )
-from registry.spec.search import WAYS
-from registry.uncertainty import COVERAGE, reach_of
-from service.http.pages.charts import Intervals, Measured, Stacked, drawn_intervals, drawn_stacked
+from service.http.pages.charts import Intervals, Stacked, drawn_intervals, drawn_stacked
 from service.http.pages.tables import Cell, Column, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
+from service.plots.measured import Measured, differences
 
 
 class SoupReport(Wire):
@@ -125,25 +124,8 @@ def _layers(report: SoupReport) -> Table | None:
 
 
 def measured(report: SoupReport) -> list[Measured]:
-    """Every difference against the base that was found on passages which had no part in choosing, or on the sample."""
-    found: list[Measured] = []
-    search, check = report.evidence.search, report.evidence.verification
-    if search is not None and search.held_out > 1:
-        reach = reach_of(search.held_out, (1 - COVERAGE) / 2)
-        for trial in search.trials:
-            chosen = check is not None and trial.difference == check.difference
-            found.append(_measured(WAYS[trial.way], trial.difference, reach * trial.standard_error, chosen=chosen))
-        if search.noise is not None:
-            noise = search.noise
-            found.append(_measured("Adapters of noise (control)", noise.difference, reach * noise.standard_error))
-    if check is not None and not any(one.chosen for one in found) and check.interval is not None:
-        label = "The soup that was not good enough" if report.abstained else "The soup"
-        found.append(Measured(label, check.difference, *check.interval, chosen=True))
-    return found
-
-
-def _measured(label: str, value: float, reach: float, *, chosen: bool = False) -> Measured:
-    return Measured(label, value, value - reach, value + reach, chosen)
+    """Every difference against the base that its evidence has."""
+    return differences(report.evidence.search, report.evidence.verification, abstained=report.abstained)
 
 
 def _differences(report: SoupReport) -> Table:

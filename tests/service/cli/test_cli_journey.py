@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -122,6 +123,22 @@ class TestJourney:
         assert code == 0, err
         assert "TAKES OFF" in err
         assert "on the held-out passages" in err.lower()
+
+    def test_pictures(self, soup: Soup, texts: dict[str, Path], tmp_path: Path) -> None:
+        sample = ("--sample", texts["sample"])
+        for verb, *asked, title in (
+            ("select", *sample, "--selector", "cosine", "chosen of"),
+            ("fit", "--selector", "cosine", "cosine over 4 domains"),
+            ("cook", "--recipe", "team/law=3,team/cooking=1", "--name", "team/mixed", "--json", "team/mixed@1"),
+            ("ppl", "team/law", "--texts", texts["test"], "--baseline", "base/tiny", "team/law on 6 texts"),
+        ):
+            file = tmp_path / f"{verb}.svg"
+            code, _, err = soup(verb, *asked, "--plot", file)
+            assert code == 0, err
+            assert f"{file} shows it." in err
+            assert title in str(ElementTree.parse(file).getroot().get("aria-label"))
+        for wrong in (["--plot", tmp_path / "none" / "c.svg"], ["--plot", "c.png"], ["--plot", "c.svg", "--no-wait"]):
+            assert soup("cook", *sample, *wrong)[0] == 2, wrong
 
     def test_compare(self, soup: Soup, texts: dict[str, Path]) -> None:
         code, out, err = soup("compare", "--sample", texts["sample"], "--test", texts["test"], "--json")

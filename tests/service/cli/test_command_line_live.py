@@ -885,8 +885,11 @@ class TestComparing:
         assert made
         assert self.soups(soup) == before
 
-    def test_a_picture_that_cannot_be_written_loses_no_comparison(self, soup: Soup, novel: Path) -> None:
-        code, out, err = soup("compare", novel / "court", *self.ASKED[:4], "--json", "--plot", novel)
+    def test_a_picture_that_cannot_be_written_loses_no_comparison(
+        self, soup: Soup, novel: Path, tmp_path: Path
+    ) -> None:
+        (folder := tmp_path / "folder.svg").mkdir()
+        code, out, err = soup("compare", novel / "court", *self.ASKED[:4], "--json", "--plot", folder)
         assert code == 1
         assert [row["strategy"] for row in json.loads(out)["rows"]] == ["base", "uniform soup"]
         assert "cannot be written: Is a directory" in err

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.errors import InvalidParameter, SoupError
+from registry.errors import SoupError
 from service.cli.failures import Failures, explain
 from service.cli.flags import Given
 from service.cli.output import as_json, data, progress_bar, talk, write
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 from service.cli.verbs.compare.cooking import compared, kitchen
@@ -44,9 +45,7 @@ class Shown:
 
     csv: Annotated[bool, typer.Option("--csv", help="A line for each strategy of each sample, as CSV.")] = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Strategies by domains, as a Markdown table.")] = False
-    plot: Annotated[
-        Path | None, typer.Option(help="File for a picture of strategies by domains.", metavar="FILE.svg")
-    ] = None
+    plot: PlotOption = None
     keep: Annotated[bool, typer.Option("--keep", help="Leave the soups that the comparison makes.")] = False
 
 
@@ -77,13 +76,10 @@ def compare(
     """
     if sum((shown.csv, shown.markdown, remote.json)) > 1:
         raise typer.BadParameter("Give one of --csv, --markdown and --json.")
-    if shown.plot is not None and not shown.plot.parent.is_dir():
-        raise typer.BadParameter(f"--plot: {shown.plot.parent} is no folder; make it first.")
     draws = draws_of(domains or (), what.sample, what.test, number=what.draws, size=what.size)
     found, failed = _compare(remote, draws, what, given, keep=shown.keep)
     _tell(remote, found, shown)
-    if shown.plot is not None:
-        _draw(found, shown.plot)
+    save_plot(shown.plot, lambda: picture(found))
     for row, error in failed:
         talk(f"{row}: {explain(error)}")
     ended = Failures()
@@ -134,12 +130,3 @@ def _tell(remote: Remote, found: Sequence[dict[str, Any]], shown: Shown) -> None
     else:
         data(summary(found))
         talk("Difference of mean NLL per token against the base, the mean over domains; and that as perplexity.")
-
-
-def _draw(found: Sequence[dict[str, Any]], file: Path) -> None:
-    """Write the picture. Raises InvalidParameter for a file that cannot be written; the data is printed by then."""
-    try:
-        file.write_text(picture(found), encoding="utf-8")
-    except OSError as error:
-        raise InvalidParameter(f"{file} cannot be written: {error.strerror}.", param="plot") from None
-    talk(f"{file} shows what each strategy takes off the base's mean NLL.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from service.cli.output import columns, data_width
 from service.pictures import heat_map
+from service.plots import Picture
 
 Json = dict[str, Any]
 
@@ -102,14 +103,18 @@ def csv_text(found: Sequence[Json]) -> str:
     return out.getvalue()
 
 
-def picture(found: Sequence[Json]) -> str:
+def picture(found: Sequence[Json]) -> Picture:
     """A heat map of strategies and domains: what each takes off the base's mean NLL per token."""
     rows = means(found)
     values = {(one["strategy"], domain): -value for one in rows for domain, value in one["by_domain"].items()}
     domains = list(dict.fromkeys(one["domain"] for one in found))
-    return heat_map(
-        "What each strategy takes off the base's mean NLL", rows=[one["strategy"] for one in rows], columns=domains,
-        values=values, left="strategy", below="domain; blue is better than the base, orange worse", cell=(84, 34),
+    title = "What each strategy takes off the base's mean NLL"
+    return Picture(
+        title,
+        heat_map(
+            title, rows=[one["strategy"] for one in rows], columns=domains, values=values, left="strategy",
+            below="domain; blue is better than the base, orange worse", cell=(84, 34),
+        ),
     )  # fmt: skip
 
 

@@ -18,10 +18,12 @@ from service.cli.commands import command
 from service.cli.flags import Given
 from service.cli.output import as_json as print_json
 from service.cli.output import data
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.evaluation_lines import training_progress
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from service.plots import Picture
 from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
 
@@ -72,6 +74,7 @@ def train(
     keeping: Keeping,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
+    plot: PlotOption = None,
 ) -> None:
     """Train an adapter on texts of a domain.
 
@@ -84,7 +87,7 @@ def train(
     With --checkpoint, a training that was stopped or killed goes on where the same command is run again, to the same
     adapter; a checkpoint of another training is refused. It is removed when the adapter is written.
 
-    Progress is a bar on a terminal, and elsewhere a line an evaluation on stderr.
+    Progress is a bar on a terminal, and elsewhere a line an evaluation on stderr. --plot draws the losses over steps.
 
     \b
     Examples:
@@ -108,6 +111,13 @@ def train(
         print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
     else:
         data(str(run.out))
+    save_plot(plot, lambda: _drawn(run.domain, trained))
+
+
+def _drawn(domain: str, trained: Trained) -> Picture:
+    from service.plots.results import training_picture
+
+    return training_picture(f"Training on {domain}", trained.record)
 
 
 def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:

@@ -1,0 +1,44 @@
+"""What a cook found against the base: differences of mean NLL with their intervals. Read by pictures and by pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.spec import Search, Verification
+from registry.spec.search import WAYS
+from registry.student_t import COVERAGE, reach_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Something that was measured: a difference, and from where to where it may be."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    chosen: bool = False
+
+    @classmethod
+    def within(cls, label: str, value: float, reach: float, *, chosen: bool = False) -> Measured:
+        """A difference that may be so much less or more."""
+        return cls(label, value, value - reach, value + reach, chosen)
+
+
+def differences(search: Search | None, check: Verification | None, *, abstained: bool) -> list[Measured]:
+    """Every difference against the base that was found on passages which had no part in choosing, or on the sample."""
+    found: list[Measured] = []
+    if search is not None and search.held_out > 1:
+        reach = reach_of(search.held_out, (1 - COVERAGE) / 2)
+        for trial in search.trials:
+            chosen = check is not None and trial.difference == check.difference
+            found.append(
+                Measured.within(WAYS[trial.way], trial.difference, reach * trial.standard_error, chosen=chosen)
+            )
+        if search.noise is not None:
+            noise = search.noise
+            found.append(Measured.within("Adapters of noise (control)", noise.difference, reach * noise.standard_error))
+    if check is not None and not any(one.chosen for one in found) and check.interval is not None:
+        label = "The soup that was not good enough" if abstained else "The soup"
+        found.append(Measured(label, check.difference, *check.interval, chosen=True))
+    return found
