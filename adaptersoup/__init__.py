@@ -1,22 +1,54 @@
-"""AdapterSoup in a Python program or a notebook: a registry in a folder, without a server beside it.
+"""AdapterSoup in a Python program or a notebook: a client of a server, or a registry in a folder without one.
+
+    from adaptersoup import Client
+
+    with Client("http://127.0.0.1:8000", "sk-soup-...") as soup:
+        cooked = soup.cook(texts)  # picks adapters and mixes them, or says that nothing helps
+        print(cooked, soup.evaluate(cooked, other_texts))
+
+`AsyncClient` makes the same calls to be awaited. Neither needs more than a bare install.
 
     from adaptersoup import Store
 
     with Store("my-soups", base="models/SmolLM2-135M") as store:
         for folder in Path("adapters").iterdir():
             store.push(folder, name=f"team/{folder.name}")
-        soup = store.cook(texts)  # picks adapters and mixes them, or says that nothing helps
-        print(soup)
-        print(store.evaluate(soup, other_texts, baseline="base"))
+        print(store.evaluate(store.cook(texts), other_texts))
 
-Everything a server does is done here by the same code, in this process: a folder that a `Store` made can be served by
-`soup serve --data`, and the other way round, one at a time. Needs the extra `server`.
+In a `Store` everything a server does is done by the same code, in this process: a folder that a `Store` made can be
+served by `soup serve --data`, and the other way round, one at a time. It needs the extra `server`.
 """
 
 from __future__ import annotations
 
-from adaptersoup.store import Store
-from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Soup
+from typing import TYPE_CHECKING, Any
+
+from adaptersoup.clients import AsyncClient, Client
+from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from service.plots import Picture
 
-__all__ = ["Adapter", "Adapters", "Listed", "Perplexity", "Picture", "Selection", "Soup", "Store"]
+if TYPE_CHECKING:
+    from adaptersoup.store import Store
+
+__all__ = [
+    "Adapter",
+    "Adapters",
+    "AsyncClient",
+    "Client",
+    "Listed",
+    "Perplexity",
+    "Picture",
+    "Selection",
+    "Selector",
+    "Soup",
+    "Store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A `Store` is loaded when it is asked for, since it brings torch and what a server needs."""
+    if name == "Store":
+        from adaptersoup.store import Store
+
+        return Store
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

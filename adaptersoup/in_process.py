@@ -1,6 +1,6 @@
 """Requests to an ASGI application of the same process: what a client sends goes to it without a socket.
 
-Used by `Store` under `SoupClient`. The application runs on an event loop in a thread of its own, any thread may send,
+Used by `Store` under its client. The application runs on an event loop in a thread of its own, any thread may send,
 and a body is handed over piece by piece in both directions: whoever reads slowly is waited for.
 """
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
-
+from adaptersoup.calls import Model, checked, name_of, request_of
+from adaptersoup.clients import Client
 from adaptersoup.in_process import AppTransport
-from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Soup
+from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
@@ -26,21 +26,14 @@ from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
 from registry.progress import Progress
-from registry.spec import CookRequest
 from registry.stored_adapters import loadable
-from service.client.client import SoupClient
-from service.client.transfer import name_of, push_folder
+from service.client.transfer import name_of as name_of_folder
 from service.http.app import create_app
-from service.http.schemas.adapters import ListedAdapter
-from service.http.schemas.selectors import SelectRequest
 from service.runtime import Runtime
 from service.settings import Settings
 
 ALLOWLIST = "bases.toml"
 ADDRESS = "http://127.0.0.1"
-Value = TypeVar("Value", bound=BaseModel)
-Model = str | Listed | Adapter | Soup
-"""What answers: the name of an adapter, a soup or a base model (`base/...`), or a value of one."""
 
 
 class Store:
@@ -84,7 +77,7 @@ class Store:
             stack.callback(transport.close)
             transport.start()
             key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
-            self._client = stack.enter_context(SoupClient(ADDRESS, key, transport=transport))
+            self._client = stack.enter_context(Client(ADDRESS, key, transport=transport))
             stack.callback(self._runtime.begin_stop)
             self._embedding: list[str] = []
             self._closed = False
@@ -104,7 +97,7 @@ class Store:
         self._open.close()
 
     @property
-    def client(self) -> SoupClient:
+    def client(self) -> Client:
         """The client of the server inside, for all that a store has no method for; raises Unavailable once closed."""
         if self._closed:
             raise Unavailable("This store is closed.")
@@ -129,23 +122,30 @@ class Store:
         `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
         them no selector can rank it. What is there already is not stored again. Raises InvalidManifest and others.
         """
-        checked = None if texts is None else _checked(texts)
-        pushed = push_folder(
-            self.client, Path(folder), name=name, domain=domain, base=base, texts=checked, tags=tags, progress=progress
-        )
-        if pushed["job"] is not None:
-            self._embedding.append(str(pushed["job"]))
-        return self.adapter(str(pushed["ref"]))
+        pushed = self.client.push(
+            folder, name=name, domain=domain, texts=texts, tags=tags, base=base, progress=progress
+        )  # fmt: skip
+        if pushed.job is not None:
+            self._embedding.append(pushed.job)
+        return self.adapter(pushed)
 
     def adapter(self, model: Model) -> Adapter:
         """A stored adapter or soup, with how it came to be."""
-        return _value(Adapter, self.client.adapter(_name(model)))
+        return self.client.adapter(model)
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
-        """Stored adapters and soups, newest first; filters are those of `SoupClient.adapters`."""
-        return Adapters([_value(Listed, one) for one in self.client.adapters(limit=limit, **filters)])
+        """Stored adapters and soups, newest first; filters are those of `Client.adapters`."""
+        return self.client.adapters(limit=limit, **filters)
 
     # --- soups ------------------------------------------------------------------------------------------------
+
+    def fit(
+        self, selector: str | Mapping[str, Any] = "posterior", *, pool: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Selector:  # fmt: skip
+        """Fit a selector over a pool, which its first selection does too; shows how well it tells domains apart."""
+        self._embedded(progress)
+        return self.client.fit(selector, pool=pool, progress=progress)
 
     def select(
         self, texts: Sequence[str], *, selector: str | Mapping[str, Any] | None = None,
@@ -157,14 +157,9 @@ class Store:
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
         `pool` have those of SelectOptions and PoolRequest.
         """
-        request = _request(
-            SelectRequest, sample=self._sample(texts), selector=_selector(selector), options=options, pool=pool
-        )
+        checked(texts)  # before anything is waited for
         self._embedded(progress)
-        found = self.client.select(
-            request.sample, selector=request.selector, options=request.options, pool=request.pool, progress=progress
-        )
-        return _value(Selection, found)
+        return self.client.select(texts, selector=selector, options=options, pool=pool, progress=progress)
 
     def cook(
         self, texts: Sequence[str] | None = None, *, effort: str | None = None, name: str | None = None,
@@ -174,25 +169,19 @@ class Store:
 
         `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
         """
-        sample = None if texts is None else self._sample(texts)
-        if isinstance(more.get("mixing"), str):
-            more["mixing"] = {"method": more["mixing"]}
-        request = _request(CookRequest, sample=sample, effort=effort, name=name, selector=_selector(selector), **more)
-        if request.recipe is None:
+        if texts is not None:
+            checked(texts)
+        if more.get("recipe") is None:
             self._embedded(progress)
-        return _value(Soup, self.client.cook(request, progress=progress))
+        return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
 
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
         """Perplexity of texts under a model, against a baseline: the base model, another, or None for none."""
-        against = self.base if baseline == "base" else baseline
-        found = self.client.perplexity(
-            _name(model), _checked(texts), baseline=None if against is None else _name(against)
-        )
-        return _value(Perplexity, found)
+        return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
         """Text that goes on from a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""
-        return str(self.client.complete(_name(model), prompt, **sampling)["choices"][0]["text"])
+        return self.client.generate(model, prompt, **sampling)
 
     @contextmanager
     def attach(self, model: Model, to: Any) -> Iterator[None]:
@@ -201,7 +190,7 @@ class Store:
         It is your model, loaded by yourself; its weights are not touched, and the store does not see whether they are
         those of the base. Raises Incompatible where the adapter does not fit it, or there is nothing to attach.
         """
-        row = self._row(_name(model))
+        row = self._row(name_of(model))
         base = self._runtime.bases[row.base_model]
         tensors = loadable(row, self._runtime.parts.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
@@ -223,40 +212,6 @@ class Store:
         while self._embedding:
             self.client.wait_job(self._embedding.pop(0), progress=progress)
 
-    def _sample(self, texts: Sequence[str]) -> dict[str, Any]:
-        return self.client.sample(_checked(texts)).model_dump(exclude_none=True)
-
-
-def _checked(texts: Sequence[str]) -> list[str]:
-    """Raises InvalidParameter for one text, which is a sequence of texts to Python, and for what is no text."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InvalidParameter("Give a list of texts, passages of the domain, and not one text.", param="texts")
-    return list(texts)
-
-
-def _name(model: Model) -> str:
-    if isinstance(model, Soup):
-        return model.model
-    return model.ref if isinstance(model, ListedAdapter) else model
-
-
-def _selector(given: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    return {"kind": given} if isinstance(given, str) else given
-
-
-def _request(kind: type[Value], **fields: Any) -> Value:
-    """A request of these fields, those that are None left out; raises InvalidParameter with what is wrong."""
-    try:
-        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'])) or 'the request'}: {one['msg']}" for one in error.errors()]
-        raise InvalidParameter(f"This cannot be asked for: {problems[0]}.", problems=problems) from None
-
-
-def _value(kind: type[Value], answer: Mapping[str, Any]) -> Value:
-    """An answer as the value of its kind; it was JSON, and is read as that."""
-    return kind.model_validate_json(json.dumps(answer))
-
 
 def _settings(given: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:
     """Those of the store's server; raises InvalidParameter for what is none, or has another value."""
@@ -265,14 +220,14 @@ def _settings(given: Mapping[str, Any], folder: Path, allowlist: Path | None) ->
     own = {"data": folder} | ({} if allowlist is None else {"bases": allowlist})
     if taken := sorted(given.keys() & own.keys()):
         raise InvalidParameter(f"{', '.join(taken)} of a store are in its folder.", param=taken[0])
-    return _request(Settings, **{"preload": False, **given, **own})
+    return request_of(Settings, **{"preload": False, **given, **own})
 
 
 def _entry(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> str | None:
     """What the allowlist lacks of a base model; raises InvalidParameter where its id stands for another already."""
     local = Path(base).expanduser()
     source = str(local.resolve()) if local.is_dir() else str(base)
-    named = base_id or name_of(Path(source))
+    named = base_id or name_of_folder(Path(source))
     if not is_part(named):
         raise InvalidParameter(f"{named!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")
     known = read_allowlist(allowlist) if allowlist.exists() else {}

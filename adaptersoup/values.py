@@ -19,9 +19,10 @@ from service.http.schemas.adapters import Adapter as AdapterBody
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.selectors import Selected
+from service.http.schemas.selectors import Selector as SelectorBody
 from service.http.schemas.soups import Soup as SoupBody
 from service.plots.picture import Picture
-from service.plots.results import perplexity_picture, selection_picture, soup_picture
+from service.plots.results import fit_picture, perplexity_picture, selection_picture, soup_picture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +118,20 @@ class Adapters(Shown, Sequence[Listed]):
     def table(self) -> Table:
         """A row for each."""
         return _table(self._found)
+
+
+class Selector(Shown, SelectorBody):
+    """A fitted selector, and how well it tells the domains of its pool apart."""
+
+    @property
+    def table(self) -> Table:
+        """The figures of its report, which are found on text that it was not fitted on."""
+        rows = ((name.replace("_", " "), one) for name, one in self.report.items() if isinstance(one, int | float))
+        return Table(("figure", "value"), tuple(rows), (f"{self.selector.kind} over {self.domains} domains",))
+
+    def plot(self) -> Picture:
+        """Shares on held-out text, and what it has by domain or cluster."""
+        return fit_picture(self.selector.kind, self.domains, self.report)
 
 
 class Selection(Shown, Selected):

@@ -112,9 +112,8 @@ class Uploads(Series):
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         data = random.Random(number).randbytes(UPLOAD)
-        client.part_bytes = PART
         self._sending = data, 0
-        digest = client.upload(data, progress=lambda done, _total, _name: self._reached(done))
+        digest = client.upload(data, part_bytes=PART, progress=lambda done, _total, _name: self._reached(done))
         self._sending = None
         return {"digest": digest}
 
@@ -129,8 +128,7 @@ class Uploads(Series):
             return []
         (data, done), self._sending = self._sending, None
         first: list[int] = []
-        client.part_bytes = PART
-        digest = client.upload(data, progress=lambda sent, _total, _name: first.append(sent))
+        digest = client.upload(data, part_bytes=PART, progress=lambda sent, _total, _name: first.append(sent))
         lost = [] if first[0] >= done else [f"{done} bytes were acknowledged, and {first[0]} held"]
         return lost if self.holds(client, {"digest": digest}) else [*lost, f"{digest} is not what was sent"]
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
 
-from registry.errors import Unavailable
 from service.cli.output import talk
 from service.plots import Picture
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 def _checked(file: Path | None) -> Path | None:
@@ -37,17 +32,3 @@ def save_plot(file: Path | None, draw: Callable[[], Picture]) -> None:
     if file is not None:
         draw().save(file)
         talk(f"{file} shows it.")
-
-
-def body_of(kind: type[Body], answer: Mapping[str, Any]) -> Body:
-    """An answer as the value that a picture is drawn of; what a newer server says beside it is left out.
-
-    Raises Unavailable for an answer that a server of this version does not give.
-    """
-    try:
-        return kind.model_validate_json(json.dumps(answer), extra="ignore")
-    except ValidationError as error:
-        raise Unavailable(
-            f"The server's answer is none that can be drawn ({error.error_count()} fields differ): is it of another "
-            "version? --json prints it."
-        ) from None

@@ -1,7 +1,7 @@
 """Adapter directories over the wire: push one, pull one.
 
-Used by `soup push` and `soup pull` and by people's scripts, on top of `SoupClient`. Small files travel inside of
-the manifest, large ones as blobs that are sent only if they are not there yet.
+Used by `soup push` and `soup pull`, and as steps (`pushing`, `pulling`) by the clients of programs. Small files travel
+inside of the manifest, large ones as blobs that are sent only if they are not there yet.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from registry.formats import (
 from registry.names import file_digest
 from registry.progress import Progress
 from registry.spec import Card, EmbeddingSource, FileSource, Manifest, SampleSource
+from service.client import adapter_calls
 from service.client.client import SoupClient
-from service.client.connection import Json
 from service.client.known import same_there
 from service.client.samples import read_texts
+from service.client.steps import Json, Sizes, Steps
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 """What is pulled: nothing else a server may name is ever written to disk."""
@@ -86,9 +87,17 @@ def push_folder(
     `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
     its card. Raises InvalidManifest where nobody says the domain.
     """
-    local = folder if isinstance(folder, AdapterDirectory) else read_directory(folder)
     more = Additions(domain=domain, base=base, texts=texts, tags=tags, metadata=metadata or {})
-    return client.push(_sent(client, local, described(local, name, more), more, progress))
+    return client.run(pushing(folder, name=name, more=more, progress=progress))
+
+
+def pushing(
+    folder: Path | AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None
+) -> Steps[Json]:
+    """The steps of `push_folder`."""
+    local = folder if isinstance(folder, AdapterDirectory) else read_directory(folder)
+    manifest = yield from _sent(local, described(local, name, more), more, progress)
+    return (yield from adapter_calls.push(manifest))
 
 
 def send_folder(
@@ -102,7 +111,7 @@ def send_folder(
     there = same_there(client, manifest, file_digest(folder.weights), _texts(folder, more))
     if there is not None:
         return Pushed(there, created=False)
-    sent = _sent(client, folder, manifest, more, progress)
+    sent = client.run(_sent(folder, manifest, more, progress))
     return Pushed(*client.push_patiently(sent, progress=progress))
 
 
@@ -126,12 +135,11 @@ def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
     )
 
 
-def _sent(
-    client: SoupClient, local: AdapterDirectory, manifest: Manifest, more: Additions, progress: Progress | None
-) -> Manifest:
+def _sent(local: AdapterDirectory, manifest: Manifest, more: Additions, progress: Progress | None) -> Steps[Manifest]:
     """The manifest with its files and its sample, which are uploaded where they are large."""
-    files = {WEIGHTS_FILE: _file(client, local.weights, progress)}
-    return manifest.model_copy(update={"files": files, "sample": _sample(client, local, more)})
+    files = {WEIGHTS_FILE: (yield from _file(local.weights, progress))}
+    sample = yield from _sample(local, more)
+    return manifest.model_copy(update={"files": files, "sample": sample})
 
 
 def pull_folder(
@@ -141,10 +149,17 @@ def pull_folder(
 
     Raises Conflict as `registry.formats.check_place` does, NotFound, Retired, DigestMismatch.
     """
+    return client.run(pulling(ref, target, replace=replace, progress=progress))
+
+
+def pulling(
+    ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
+) -> Steps[AdapterDirectory]:
+    """The steps of `pull_folder`."""
     check_place(target, replace=replace, how="replace it with --force")
-    row = client.adapter(ref)
+    row = yield from adapter_calls.adapter(ref)
     pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
-    files = {str(file["name"]): str(file["digest"]) for file in client.files(pinned)}
+    files = {str(file["name"]): str(file["digest"]) for file in (yield from adapter_calls.files(pinned))}
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in files]
     if missing:
         raise Unavailable(f"The server offers no {missing[0]} for {pinned}; it may be another kind of server.")
@@ -152,7 +167,7 @@ def pull_folder(
     try:
         for name in PULLED:
             if name in files:
-                client.download(pinned, name, beside / name, digest=files[name], progress=progress)
+                yield from adapter_calls.download(pinned, name, beside / name, digest=files[name], progress=progress)
         read_directory(beside)
         move_into_place(beside, target, replace=replace)
     finally:
@@ -174,16 +189,17 @@ def _texts(local: AdapterDirectory, more: Additions) -> Sequence[str] | Embeddin
     return None if local.sample is None else read_texts(local.sample)
 
 
-def _sample(client: SoupClient, local: AdapterDirectory, more: Additions) -> SampleSource | None:
+def _sample(local: AdapterDirectory, more: Additions) -> Steps[SampleSource | None]:
     texts = _texts(local, more)
     if isinstance(texts, EmbeddingsNote):
         assert local.embeddings is not None
-        file = _file(client, local.embeddings, None)
+        file = yield from _file(local.embeddings, None)
         return SampleSource(embeddings=(EmbeddingSource(encoder=texts.encoder, unit=texts.unit, file=file),))
-    return None if texts is None else client.sample(texts)
+    return None if texts is None else (yield from adapter_calls.sample(texts))
 
 
-def _file(client: SoupClient, path: Path, progress: Progress | None) -> FileSource:
-    if path.stat().st_size <= client.inline_bytes:
+def _file(path: Path, progress: Progress | None) -> Steps[FileSource]:
+    sizes: Sizes = yield Sizes()
+    if path.stat().st_size <= sizes.inline:
         return FileSource(base64=base64.b64encode(path.read_bytes()).decode())
-    return FileSource(digest=client.upload(path, progress=progress))
+    return FileSource(digest=(yield from adapter_calls.upload(path, progress=progress)))

@@ -96,7 +96,7 @@ class TestNotebook:
 
     def test_text_is_generated_whole_and_piece_by_piece(self, store: Store) -> None:
         whole = store.generate("team/code", "0 1", max_tokens=6, seed=1)
-        pieces = [one["choices"][0]["text"] for one in store.client.stream("team/code", "0 1", max_tokens=6, seed=1)]
+        pieces = [one.choices[0].text for one in store.client.stream("team/code", "0 1", max_tokens=6, seed=1)]
         assert "".join(pieces) == whole
         assert len(pieces) > 1
 

@@ -146,7 +146,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
     sources.mkdir()
-    for name in (*OURS, "pyproject.toml", "README.md", "LICENSE"):
+    for name in (*OURS, "adaptersoup", "pyproject.toml", "README.md", "LICENSE"):
         (sources / name).symlink_to(REPOSITORY / name)
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, sources, cwd=folder)
     return next(folder.glob("*.whl"))
@@ -250,6 +250,8 @@ def test_the_client_talks_to_a_server_without_torch(install: Install, address: s
     assert "team/law@1" in listed.stdout
     program = f"from service.client import SoupClient; print(next(SoupClient({address!r}, 'k').adapters())['domain'])"
     assert python(client, "-c", program, cwd=tmp_path).stdout == "law\n"
+    program = f"from adaptersoup import Client; print(Client({address!r}, 'k').has_blob('sha256:' + '0' * 64))"
+    assert python(client, "-c", program, cwd=tmp_path).stdout == "False\n"
     every = "from service.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
     assert python(client, "-c", every, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')

@@ -1,7 +1,7 @@
 """What others rely on, frozen: a name that appears, changes or goes is seen in a diff and not by a user.
 
 Error codes and their statuses, names and fields of the shared values, HTTP routes, verbs and options of the command
-line, settings, and the methods of the Python client. To accept a change on purpose, run
+line, settings, and the methods of the Python clients. To accept a change on purpose, run
 
     UPDATE_SNAPSHOTS=1 .venv/bin/python -m pytest tests/project/test_public_surface.py
 
@@ -96,7 +96,19 @@ def client() -> Any:
     }
 
 
-SURFACES: list[Callable[[], Any]] = [errors, spec, routes, command_line, settings, client]
+def library() -> Any:
+    """What `adaptersoup` exports, and the parameters of the calls of its clients."""
+    import adaptersoup
+
+    calls = {
+        name: ", ".join(list(inspect.signature(method).parameters)[1:])
+        for name, method in inspect.getmembers(adaptersoup.Client, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    return {"exports": sorted(adaptersoup.__all__), "calls": calls}
+
+
+SURFACES: list[Callable[[], Any]] = [errors, spec, routes, command_line, settings, client, library]
 
 
 def compare(name: str, now: Any, folder: Path, *, update: bool) -> None:

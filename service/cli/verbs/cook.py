@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.plot_flag import PlotOption, body_of, save_plot
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
@@ -141,6 +141,7 @@ def cook(
 
 
 def _drawn(cooked: dict[str, Any]) -> Picture:
+    from service.http.schemas.reading import body_of
     from service.http.schemas.soups import Soup
     from service.plots.results import soup_picture
 

@@ -10,7 +10,7 @@ import typer
 from registry.errors import InvalidParameter
 from registry.names import BaseRef, parse_ref
 from service.cli.remote import Remote, verb
-from service.client.connection import part
+from service.client.answers import part
 
 
 @verb

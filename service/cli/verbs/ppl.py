@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.output import fields, progress_bar
-from service.cli.plot_flag import PlotOption, body_of, save_plot
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from service.client.samples import read_texts
 from service.plots import Picture
@@ -47,6 +47,7 @@ def ppl(
 
 def _drawn(answer: dict[str, Any]) -> Picture:
     from service.http.schemas.perplexity import PerplexityAnswer
+    from service.http.schemas.reading import body_of
     from service.plots.results import perplexity_picture
 
     score = body_of(PerplexityAnswer, answer)

@@ -9,7 +9,7 @@ import typer
 from registry.spec import Selection
 from service.cli.flags import Given
 from service.cli.output import progress_bar
-from service.cli.plot_flag import PlotOption, body_of, save_plot
+from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about
@@ -50,6 +50,7 @@ def select(
 
 
 def _drawn(answer: dict[str, Any]) -> Picture:
+    from service.http.schemas.reading import body_of
     from service.plots.results import selection_picture
 
     return selection_picture(body_of(Selection, answer["selection"]))

@@ -22,7 +22,15 @@ def loaded(program: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["service.client.client", "service.client.transfer", "service.cli.app", "service.settings"]
+    "module",
+    [
+        "adaptersoup",
+        "adaptersoup.clients",
+        "service.client.client",
+        "service.client.transfer",
+        "service.cli.app",
+        "service.settings",
+    ],
 )
 def test_modules(module: str) -> None:
     assert loaded(f"import {module}") == set()
