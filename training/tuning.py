@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -83,6 +83,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         tokens=tuple(tokens_of([rows[number]]) for number in held_out),
         base_nll=tuple(alone[number] for number in held_out),
         nll=tuple(tuple(found[number] for number in held_out) for found in under),
+        trained_nll=tuple(nll / tokens for nll, tokens in work.by_pass[: len(under) - 1]),
         kept=kept,
         blob=keep({name: tensor.detach().cpu() for name, tensor in states[kept].items()}) if kept else None,
         trained_tokens=work.trained,
@@ -98,7 +99,10 @@ def _lowest(under: Sequence[dict[int, float]]) -> int:
 
 @dataclass
 class _Work:
-    """A request on its base model; `rows` are the texts' tokens, `trained` counts those that gradients went over."""
+    """A request on its base model; `rows` are the texts' tokens, `trained` counts those that gradients went over.
+
+    `by_pass` has for each pass, over all trainings, the NLL of what it trained on and its tokens.
+    """
 
     base: LoadedBase
     request: TuningRequest
@@ -106,6 +110,7 @@ class _Work:
     rows: Rows
     progress: Progress
     trained: int = 0
+    by_pass: list[tuple[float, int]] = field(default_factory=list)
 
     def score(self, numbers: Sequence[int]) -> dict[int, float]:
         """NLL in nats of texts by their numbers, cut as they are trained on, under the base with what is attached."""
@@ -134,11 +139,19 @@ class _Work:
                 optimiser.step()
                 rate.step()
                 optimiser.zero_grad()
-                self.trained += tokens_of(some)
+                self._count(number // a_pass, loss, tokens_of(some))
                 if (number + 1) % a_pass == 0:
                     yield adapter
                 if number + 1 == a_pass * (until or request.passes):
                     return
+
+    def _count(self, at: int, loss: float, tokens: int) -> None:
+        """Add a step of pass `at`, whose mean NLL per token was `loss`."""
+        self.trained += tokens
+        if at == len(self.by_pass):
+            self.by_pass.append((0.0, 0))
+        nll, count = self.by_pass[at]
+        self.by_pass[at] = (nll + loss * tokens, count + tokens)
 
     def _say(self, turn: int, number: int, steps: int) -> None:
         turns = len(self.request.folds) + self.request.whole

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import exists, func, select, tuple_
 
 from registry.catalogue.adapters import Adapters
-from registry.catalogue.repository import Repository, now
+from registry.catalogue.repository import Repository, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes, statistics
 from registry.spec import MixReport, Recipe
@@ -56,6 +56,17 @@ class Soups(Repository[RecipeRow]):
         query = select(evidence).where(evidence.c.adapter_id == adapter_id).order_by(evidence.c.id)
         rows = self._connection.execute(query).mappings()
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
+
+    def chosen_by(self, selector: str, visible: Namespaces, *, most: int) -> list[str]:
+        """The visible live soups that were cooked with a selector, by ref, the newest `most`; the last cooked first."""
+        named = evidence.c.evidence["selector"].as_string() == selector
+        using = select(evidence.c.adapter_id, func.max(evidence.c.id).label("last")).where(named)
+        last = using.group_by(evidence.c.adapter_id).subquery()
+        columns = (adapters.c.namespace, adapters.c.name, adapters.c.version)
+        query = select(*columns).join(last, last.c.adapter_id == adapters.c.id)
+        query = query.where(adapters.c.retired_at.is_(None), seen_by(visible, adapters.c.namespace))
+        found = self._connection.execute(query.order_by(last.c.last.desc()).limit(most))
+        return [f"{row.namespace}/{row.name}@{row.version}" for row in found]
 
     def verifications(self, versions: Sequence[Version], *, most: int) -> dict[Version, list[Mapping[str, Any]]]:
         """How soups were held against the base, by version; the newest `most` of each, oldest first.

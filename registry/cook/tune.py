@@ -95,7 +95,7 @@ def tune_soup(
         seconds=seconds,
         tuning=TuningReport(
             passes=tuning.passes, kept=tuned.kept, rate=tuning.rate, trainings=len(folds) + whole,
-            losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll),
+            losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll), trained_losses=tuned.trained_nll,
         ),
     )  # fmt: skip
     better = tensors is not None and tried["tuned"].soup_nll < tried["selected"].soup_nll

@@ -74,14 +74,16 @@ class Tuned(Frozen):
 
     `held_out` are the numbers of the texts that were scored, each by the training that had no part of it; `tokens`
     are those that were scored, and `base_nll` is their NLL under the base in nats, which took `base_seconds`. `nll` has
-    for the start and then after each pass theirs under the adapter. `kept` is the pass whose state was kept, 0 for the
-    start; its tensors are in `blob`, None for the start.
+    for the start and then after each pass theirs under the adapter; `trained_nll` has for each of these passes the mean
+    NLL per token of what was trained on, as it was trained. `kept` is the pass whose state was kept, 0 for the start;
+    its tensors are in `blob`, None for the start.
     """
 
     held_out: tuple[int, ...]
     tokens: tuple[int, ...]
     base_nll: tuple[float, ...]
     nll: tuple[tuple[float, ...], ...]
+    trained_nll: tuple[float, ...] = ()
     kept: int
     blob: Digest | None
     trained_tokens: int
@@ -92,12 +94,14 @@ class TuningReport(Frozen):
     """What an answer says of a training: passes over the training passages, and the pass whose state was kept.
 
     `losses` are mean NLL per token of the held-out passages, for the start and after each pass; there are fewer than
-    `passes` where a training ended early.
+    `passes` where a training ended early. `trained_losses` are those of the passages that were trained on, over each of
+    these passes and all trainings; soups that were tuned before it was kept have none.
     """
 
     passes: int
     kept: int
     rate: UpToOne
     losses: tuple[float, ...]
+    trained_losses: tuple[float, ...] = ()
     trainings: int
     """One for each fold, and where there are several another on all passages."""

@@ -108,6 +108,23 @@ def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(base: 
     assert any(not torch.equal(kept[name], begun[name]) for name in kept)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_pass_says_how_well_it_predicted_what_it_trained_on(base: LoadedBase, whole: bool) -> None:
+    """With a rate of next to nothing that is what the start gets on the same passages."""
+    folds = ((0, 1), (2, 3)) if whole else ((4, 9),)
+    config = paper_config("houlsby", bottleneck=4)
+    found, _ = tuned(base, config, rate="0.000001", passes=3, batch=1, folds=folds, whole=whole)
+    assert len(found.trained_nll) == len(found.nll) - 1 == 3
+    block = base.shape.context
+    scores = passage_scores(base, TEXTS, block=block)
+    trainings = [[n for n in range(len(TEXTS)) if n not in fold] for fold in folds]
+    on = [number for some in trainings for number in some] + (list(range(len(TEXTS))) if whole else [])
+    nll = sum(scores[number].nll for number in on) / sum(scores[number].tokens for number in on)
+    assert found.trained_nll[0] == pytest.approx(nll, abs=0.02)
+    quick, _ = tuned(base, config, rate="0.05", passes=3, batch=1, folds=folds, whole=whole)
+    assert quick.trained_nll[2] < quick.trained_nll[0]
+
+
 def test_the_same_request_gives_the_same_tensors(base: LoadedBase) -> None:
     config = structures(base)["lora"]
     (_, one), (_, two) = tuned(base, config), tuned(base, config)

@@ -11,9 +11,11 @@ from service.http.auth import Reader
 from service.http.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.lineage_picture import lineage_picture
+from service.http.pages.losses import Losses, drawn_losses, losses_table, of_record, of_tuning
 from service.http.pages.models import AliasChip, Use, aliases_of, use_of
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.snippets import origin_of, snippets
+from service.http.pages.tables import csv_of
 from service.http.routes.adapters import get_file, list_adapters, list_files
 from service.http.routes.usage import get_usage
 from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
@@ -37,6 +39,8 @@ class ModelPage(Wire):
     """The newest live ones of the name, by ref."""
     files: list[StoredFile]
     lineage: Lineage
+    losses: Losses | None
+    """Of its training, as its record says them, or of the tuning of a soup; null where it says none."""
     used: UsageTotal
     """By this key, or with scope admin in its namespaces."""
 
@@ -51,8 +55,20 @@ def model(ns: str, name: str, parts: AppParts, who: Reader) -> ModelPage:
 def model_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader) -> Response:
     """The page."""
     found = of_row(parts, who, adapter_named(parts, who, ns, name))
+    row = found.adapter
     ways = snippets(origin_of(request), found.adapter.ref, speaks=found.use in {"yes", "scope"})
-    return shown(request, "adapter.html", found=found, picture=lineage_picture(found.lineage), snippets=ways)
+    return shown(
+        request, "adapter.html", found=found, picture=lineage_picture(found.lineage), snippets=ways,
+        place=f"/models/{row.namespace}/{row.name}@{row.version}", **drawn_losses(found.losses),
+    )  # fmt: skip
+
+
+@pages.get(addresses.MODEL_CSV)
+def model_csv(ns: str, name: str, table: str, parts: AppParts, who: Reader) -> Response:
+    """Its losses, all of them."""
+    row = adapter_named(parts, who, ns, name)
+    losses = _losses(row, lineage_of(parts, who.namespaces, row))
+    return csv_of([] if losses is None else [losses_table(losses)], table)
 
 
 @pages.get(addresses.MODEL_FILE)
@@ -66,7 +82,7 @@ def file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: 
 
 def of_row(parts: Parts, who: Principal, row: AdapterRow) -> ModelPage:
     """Everything that the page shows of a row."""
-    body = adapter_body(row)
+    body, lineage = adapter_body(row), lineage_of(parts, who.namespaces, row)
     name = f"{row.name}@{row.version}"
     versions = list_adapters(parts, who, name=f"{row.namespace}/{row.name}", limit=VERSIONS)
     used = get_usage(parts, who, model=row.ref, by=["model"])
@@ -77,6 +93,12 @@ def of_row(parts: Parts, who: Principal, row: AdapterRow) -> ModelPage:
         use=use_of(parts, who, body),
         versions=[one.ref for one in versions.data],
         files=list_files(row.namespace, name, parts, who).data,
-        lineage=lineage_of(parts, who.namespaces, row),
+        lineage=lineage,
+        losses=_losses(row, lineage),
         used=used.total,
     )
+
+
+def _losses(row: AdapterRow, lineage: Lineage) -> Losses | None:
+    """Of the tuning where it was tuned, else of its own training."""
+    return of_tuning(lineage.evidence) if row.tuned else of_record(row.provenance.training)

@@ -15,6 +15,7 @@ SIGN_OUT = "/sign-in/out"
 ASSET = "/assets/{name}"
 MODELS = "/models"
 MODEL = "/models/{ns}/{name}"
+MODEL_CSV = "/models/{ns}/{name}/{table}.csv"
 MODEL_FILE = "/models/{ns}/{name}/files/{file}"
 SOUP = "/soups/{ns}/{name}"
 SOUP_CSV = "/soups/{ns}/{name}/{table}.csv"
@@ -24,6 +25,12 @@ JOB = "/jobs/{id}"
 JOB_EVENTS = "/jobs/{id}/events"
 JOB_CANCEL = "/jobs/{id}/cancel"
 JOB_CSV = "/jobs/{id}/{table}.csv"
+TRAININGS = "/trainings"
+TRAINING = "/trainings/{id}"
+TRAINING_CSV = "/trainings/{id}/{table}.csv"
+SELECTORS = "/selectors"
+SELECTOR = "/selectors/{id}"
+SELECTOR_CSV = "/selectors/{id}/{table}.csv"
 PLAYGROUND = "/playground"
 PLAYGROUND_EVENTS = "/playground/events"
 COMPARE = "/compare"
@@ -42,8 +49,9 @@ TWIN = ".json"
 
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
-    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_FILE, SOUP, SOUP_CSV),
+    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_CSV, MODEL_FILE, SOUP, SOUP_CSV),
     *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
+    *(TRAININGS, TRAININGS + TWIN, TRAINING, TRAINING_CSV, SELECTORS, SELECTORS + TWIN, SELECTOR, SELECTOR_CSV),
     *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, COMPARE, COMPARE + TWIN, COMPARE_CSV, MAP, MAP + TWIN, MAP_CSV),
     *(USAGE, USAGE + TWIN, USAGE + CSV, AUDIT, AUDIT + TWIN, AUDIT + CSV, ENGINE, ENGINE + TWIN, ENGINE_CSV),
     *(KEYS, KEYS + TWIN, KEY_ROTATE, KEY_REVOKE),

@@ -42,7 +42,7 @@ ROOMS = {"desk": ON_DESK, "hand": IN_HAND}
 """A chart is drawn for both, and the style sheet shows the one that fits."""
 
 
-def _in_rooms(draw: Callable[[Room], Chart | None]) -> dict[str, Chart]:
+def in_rooms(draw: Callable[[Room], Chart | None]) -> dict[str, Chart]:
     """A chart as `desk` and `hand` have room for it; none where it is not drawn."""
     drawn = {name: draw(room) for name, room in ROOMS.items()}
     return {name: one for name, one in drawn.items() if one is not None}
@@ -85,7 +85,7 @@ def intervals(rows: Sequence[Measured], room: Room = ON_DESK) -> Intervals | Non
     if not rows or len(rows) > MOST_MARKS:
         return None
     low, high = min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows))
-    step = _step((high - low) / room.ticks)
+    step = tick_step((high - low) / room.ticks)
     first, last = math.floor(low / step), math.ceil(high / step)
     edge = room.labels or 20.0
 
@@ -96,24 +96,25 @@ def intervals(rows: Sequence[Measured], room: Room = ON_DESK) -> Intervals | Non
         Mark(row.label, room.label_y(n), room.mark_y(n), at(row.value), at(row.low), at(row.high), row.chosen)
         for n, row in enumerate(rows)
     ]
-    ticks = [Tick(at(number * step), _number(number * step, step)) for number in range(first, last + 1)]
+    ticks = [Tick(at(number * step), tick_text(number * step, step)) for number in range(first, last + 1)]
     height = TOP + room.row * len(rows) + 34
     return Intervals(edge + room.wide + 24, height, tuple(marks), tuple(ticks), at(0.0))
 
 
 def drawn_intervals(rows: Sequence[Measured]) -> dict[str, Intervals]:
     """The chart of some rows as `desk` and `hand` have room for it."""
-    return _in_rooms(lambda room: intervals(rows, room))
+    return in_rooms(lambda room: intervals(rows, room))
 
 
-def _step(rough: float) -> float:
+def tick_step(rough: float) -> float:
     """From one tick to the next, at least so much: 1, 2 or 5 times a power of ten."""
     rough = max(rough, 1e-7)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
 
 
-def _number(value: float, step: float) -> str:
+def tick_text(value: float, step: float) -> str:
+    """A number of an axis, with its sign and as many places as a step needs."""
     places = max(0, -math.floor(math.log10(step)))
     return "0" if value == 0 else f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
 
@@ -179,7 +180,7 @@ def stacked(
 
 def drawn_stacked(labels: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Stacked]:
     """The chart of `values` as `desk` and `hand` have room for it."""
-    return _in_rooms(lambda room: stacked(labels, names, values, room))
+    return in_rooms(lambda room: stacked(labels, names, values, room))
 
 
 # --- places -----------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 def drawn_scatter(spots: Sequence[Spot]) -> dict[str, Scatter]:
     """The chart of some spots as `desk` and `hand` have room for it."""
-    return _in_rooms(lambda room: scatter(spots, room))
+    return in_rooms(lambda room: scatter(spots, room))
 
 
 # --- a row of bars in a line of text ------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from registry.catalogue.jobs import COOKS
+from registry.catalogue.rows import JobState
 from registry.errors import NotFound
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
@@ -25,7 +26,7 @@ from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+STATES = get_args(JobState)
 Text = Annotated[str | None, Query(max_length=100)]
 
 

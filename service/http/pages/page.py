@@ -54,6 +54,8 @@ NAVIGATION = (
     Entry(addresses.MODELS, "Models", ("read",)),
     Entry(addresses.COOK, "Cook", ("write",)),
     Entry(addresses.JOBS, "Jobs", ("read",)),
+    Entry(addresses.TRAININGS, "Trainings", ("read",)),
+    Entry(addresses.SELECTORS, "Selectors", ("read",)),
     Entry(addresses.PLAYGROUND, "Playground", ("infer",)),
     Entry(addresses.COMPARE, "Compare", ("read",)),
     Entry(addresses.MAP, "Map", ("read",)),

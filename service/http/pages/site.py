@@ -19,8 +19,10 @@ from service.http.pages import (
     keys,
     models,
     playground,
+    selectors,
     sign_in,
     soup,
+    trainings,
     usage,
 )
 from service.http.pages.door import Door
@@ -33,7 +35,16 @@ if TYPE_CHECKING:
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages, playground.pages),
-    *(compare.pages, domain_map.pages, usage.pages, keys.pages, audit.pages, engine.pages),
+    *(
+        trainings.pages,
+        selectors.pages,
+        compare.pages,
+        domain_map.pages,
+        usage.pages,
+        keys.pages,
+        audit.pages,
+        engine.pages,
+    ),
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
-from tests.browser import Page
+from tests.browser import Browser, Page
 from tests.repository import REPOSITORY
 
 AXE = REPOSITORY / "tests" / "axe"
@@ -38,3 +40,16 @@ def look_at(page: Page, path: str) -> None:
     page.look()
     assert not page.said, page.said
     assert not page.foreign, page.foreign
+
+
+@contextmanager
+def signed_in(chrome: Browser, origin: str, secret: str) -> Iterator[Page]:
+    """A page that has signed in; nothing may have been said on it, nor asked for elsewhere, when it is closed."""
+    with chrome.page(origin) as page:
+        page.open("/sign-in")
+        page.fill("#key", secret)
+        page.press("Enter")
+        page.until("location.pathname !== '/sign-in' && document.readyState === 'complete'")
+        yield page
+        assert page.said == []
+        assert page.foreign == []

@@ -161,6 +161,12 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
             for one in (*fitted, "sel-" + "0" * 16)
         ]
         assert len(set(told)) == 1, path
+    for path in (addresses.SELECTOR, addresses.SELECTOR + addresses.TWIN, "/selectors/{id}/members.csv"):
+        told = [
+            _plain(browser.get(path.replace("{id}", one)).text, {"selector": one})
+            for one in (*fitted, "sel-" + "0" * 16)
+        ]
+        assert len(set(told)) == 1, path
     for path in (addresses.PLAYGROUND, addresses.PLAYGROUND_EVENTS, addresses.COMPARE):
         told = []
         for model in ("foreign/mix@1", "nobody/unknown-name"):

@@ -1,0 +1,146 @@
+"""The pages of trainings: all of them, and one: what is trained on what, how far it is, and the losses of what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal, get_args
+
+from fastapi import APIRouter, Request, Response
+
+from registry.catalogue.rows import AdapterRow, JobRow, JobState
+from registry.errors import NotFound, Retired
+from registry.names import parse_ref
+from service.http.answers.jobs import job_shown, sees_all_of
+from service.http.app_parts import AppParts
+from service.http.auth import Reader
+from service.http.pages import addresses
+from service.http.pages.fields import Text, given
+from service.http.pages.losses import Losses, drawn_losses, losses_table, of_record
+from service.http.pages.page import PageRoute, shown
+from service.http.pages.tables import csv_of
+from service.http.paging import Cursor, Limit, page_size
+from service.http.schemas.jobs import Job
+from service.http.schemas.wire import Wire
+from service.http.waiting import job_row
+from service.jobs.runner import FINAL
+from service.jobs.training_requests import KIND
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+class ListedTraining(Wire):
+    """A training, as far as a key sees it: of one that works on namespaces beyond, only that it is there."""
+
+    job: Job
+    name: str | None
+    """As which its adapter is pushed."""
+    domain: str | None
+    base_model: str | None
+    adapter: str | None
+    """What came of it."""
+
+
+class TrainingList(Wire):
+    """One page of trainings, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedTraining]
+    next_cursor: str | None
+
+
+class TrainingPage(ListedTraining):
+    """One training."""
+
+    object: Literal["training"] = "training"
+    asked: dict[str, Any] | None
+    """The request: data by their digests, and the spec."""
+    losses: Losses | None
+    """Of the adapter that came of it; null where there is none, or none that this key sees."""
+    gone: bool
+    """Whether that adapter is retired or purged: it has no page."""
+
+
+@pages.get(addresses.TRAININGS + addresses.TWIN)
+def trainings(
+    parts: AppParts, who: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+) -> TrainingList:
+    """What the page shows."""
+    size = page_size(limit, parts)
+    with parts.registry.database.read() as catalogue:
+        page = catalogue.jobs.list(who.namespaces, kind=KIND, state=given(state), limit=size, cursor=cursor)
+    return TrainingList(
+        data=[ListedTraining(**_about(parts, row, who)) for row in page.rows], next_cursor=page.next_cursor
+    )
+
+
+@pages.get(addresses.TRAININGS)
+def trainings_page(
+    request: Request, parts: AppParts, who: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+) -> Response:
+    """The page."""
+    found = trainings(parts, who, state, limit, cursor)
+    return shown(
+        request,
+        "trainings.html",
+        found=found,
+        asked={"state": state or ""},
+        states=get_args(JobState),
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@pages.get(addresses.TRAINING + addresses.TWIN)
+def training(id: str, parts: AppParts, who: Reader) -> TrainingPage:
+    """What the page shows; raises NotFound for a job that trains nothing."""
+    row = job_row(parts, who.namespaces, id)
+    if row.kind != KIND:
+        raise NotFound(f"There is no training {id[:80]!r}, or this key does not see it.", param="id")
+    about = _about(parts, row, who)
+    made = _made(parts, who, about["job"].result)
+    read = (of_record(one.provenance.training) for one in made.values())
+    live = {name for name, one in made.items() if one.retired_at is None}
+    return TrainingPage(
+        **about, asked=row.arguments["request"] if sees_all_of(row, who.namespaces) else None,
+        losses=next((one for one in read if one is not None), None),
+        gone=about["adapter"] is not None and "adapter" not in live,
+    )  # fmt: skip
+
+
+@pages.get(addresses.TRAINING_CSV)
+def training_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
+    """Its losses, all of them."""
+    losses = training(id, parts, who).losses
+    return csv_of([] if losses is None else [losses_table(losses)], table)
+
+
+@pages.get(addresses.TRAINING)
+def training_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
+    """The page."""
+    found = training(id, parts, who)
+    return shown(
+        request, "training.html", found=found, job=found.job, is_final=found.job.state in FINAL,
+        place=f"/trainings/{found.job.id}", **drawn_losses(found.losses),
+    )  # fmt: skip
+
+
+def _about(parts: Parts, row: JobRow, who: Principal) -> dict[str, Any]:
+    """The fields of a listed training."""
+    asked = row.arguments["request"] if sees_all_of(row, who.namespaces) else {}
+    job = job_shown(parts, row, who)
+    fields = {name: asked.get(name) for name in ("name", "domain", "base_model")}
+    return {"job": job, "adapter": None if job.result is None else job.result.get("adapter"), **fields}
+
+
+def _made(parts: Parts, who: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
+    """What a training pushed, retired or not: of AdaMix the `bank`, and the `adapter` that it was merged to."""
+    told, found = result or {}, {}
+    with parts.registry.database.read() as catalogue:
+        for name in ("bank", "adapter"):
+            with suppress(NotFound, Retired):  # purged: there is nothing left to show
+                if name in told:
+                    found[name] = catalogue.adapters.find(who.namespaces, parse_ref(told[name]))
+    return found

@@ -1,0 +1,273 @@
+"""The pages of trainings and of fitted selectors, and the losses of whatever was trained or tuned."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from typing import Any
+
+import pytest
+
+from registry.names import parse_ref, sha256_digest
+from service.http.pages.line_charts import MOST_POINTS, Series, lines
+from service.http.pages.losses import TABLED, losses_table, of_record, of_tuning
+from tests.browser import Browser
+from tests.service.http.pages.looked_at import look_at, signed_in
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import BASE_ID, Live, World
+
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+TEXTS = [f"The judge of court {number} held that contract {number * 7} was void." for number in range(60)]
+SPEC: dict[str, Any] = {
+    "adapter": {"bottleneck": 4},
+    "recipe": {"steps": 4, "batch": 2, "block": 32, "learning_rate": 0.01},
+}
+HISTORY = {
+    "best_step": 20, "train_history": [[10, 3.5], [20, 3.0], [30, 2.5]],
+    "valid_history": [[0, 4.0], [20, 3.25], [30, 3.5]],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    """Two domains with a fitted selector, a soup that it chose for, and a training that succeeded."""
+    for seed, (name, text) in enumerate({"law": "The court held number {}.", "food": "Heat {} onions."}.items()):
+        sample = {"texts": [text.format(number) for number in range(25)]}
+        made = world.push(f"acme/{name}", seed=seed, domain=name, sample=sample)
+        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    world.push("acme/long", seed=3, domain=HOSTILE, provenance={"training": HISTORY})
+    return world
+
+
+@pytest.fixture(scope="module")
+def trained(stocked: World) -> str:
+    """The id of a training that has pushed its adapter."""
+    client = stocked.client
+    data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+    assert client.put(f"/v1/blobs/{sha256_digest(data)}", content=data).status_code == 201
+    asked = {
+        "name": "acme/trained", "domain": HOSTILE, "base_model": BASE_ID, "texts": sha256_digest(data), "spec": SPEC,
+        "valid_share": 0.4, "card": {"description": HOSTILE},
+    }  # fmt: skip
+    id = client.post("/v1/trainings", json=asked).json()["id"]
+    client.get(f"/v1/jobs/{id}/events")
+    assert client.get(f"/v1/jobs/{id}").json()["state"] == "succeeded"
+    return str(id)
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read"], ["acme"]))
+
+
+# --- trainings --------------------------------------------------------------------------------------------
+
+
+def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
+    stocked: World, browser: Signed, trained: str
+) -> None:
+    (listed,) = browser.get("/trainings.json?state=succeeded").json()["data"]
+    assert (listed["name"], listed["adapter"]) == ("acme/trained", "acme/trained@1")
+    assert listed["job"] == browser.get(f"/jobs/{trained}.json").json()
+    page = browser.page("/trainings")
+    assert 'href="/models/acme/trained@1"' in page
+    assert not active(page)
+    found = browser.get(f"/trainings/{trained}.json").json()
+    record = stocked.client.get("/v1/adapters/acme/trained").json()["provenance"]["training"]
+    assert found["losses"]["held_out"] == record["valid_history"]
+    assert found["losses"]["training"] == record["train_history"]
+    assert found["losses"]["best"] == record["best_step"]
+    assert found["asked"]["spec"]["recipe"]["steps"] == 4
+    page = browser.page(f"/trainings/{trained}")
+    assert page.count('class="line line-0" d="M') == 3  # on wide screens, on narrow ones, and in the legend
+    assert f'href="/jobs/{trained}"' in page
+    assert not active(page)
+    rows = list(csv.DictReader(browser.get(f"/trainings/{trained}/losses.csv").text.splitlines()))
+    assert [float(row["Loss on what was held out"]) for row in rows if row["Loss on what was held out"]] == [
+        loss for _, loss in record["valid_history"]
+    ]
+
+
+def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, trained: str) -> None:
+    found = browser.get("/models/acme/trained@1.json").json()["losses"]
+    assert found == browser.get(f"/trainings/{trained}.json").json()["losses"]
+    assert "Training curve" in browser.page("/models/acme/trained@1")
+    one, other = (
+        browser.get(f"{path}/losses.csv").text for path in ("/models/acme/trained@1", f"/trainings/{trained}")
+    )
+    assert one == other
+    assert browser.get("/models/acme/law@1/losses.csv").status_code == 404
+    assert "curve" not in browser.page("/models/acme/law@1")
+
+
+def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Signed) -> None:
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
+    made = stocked.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/tuned", "wait": 60}).json()
+    report = {
+        "passes": 2, "kept": 1, "rate": "0.005", "losses": [3.5, 3.25, 3.4], "trained_losses": [3.3, 3.0],
+        "trainings": 1,
+    }  # fmt: skip
+    with stocked.registry.database.write() as catalogue:
+        row = catalogue.adapters.resolve(None, parse_ref("acme/tuned"))
+        catalogue.soups.add_evidence(row.id, made["recipe_digest"], {"search": {"tuning": report}})
+    with stocked.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE adapters SET tuned_on = ? WHERE id = ?", ("sha256:" + "1" * 64, row.id))
+    found = browser.get("/models/acme/tuned@1.json").json()["losses"]
+    assert found == {
+        "by": "pass", "best": 1, "training": [[1, 3.3], [2, 3.0]], "held_out": [[0, 3.5], [1, 3.25], [2, 3.4]]
+    }  # fmt: skip
+    assert "Tuning curve" in browser.page("/models/acme/tuned@1")
+
+
+def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, browser: Signed) -> None:
+    request = {"name": "acme/none", "domain": "x", "base_model": BASE_ID}
+    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
+    with stocked.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue("train", arguments, namespace="acme", created_by="nobody", delay=3600.0).id
+    page = browser.page(f"/trainings/{id}")
+    assert "It is drawn when the adapter is pushed" in page
+    stocked.client.post(f"/v1/jobs/{id}/cancel")
+    assert "No adapter came of it" in browser.page(f"/trainings/{id}")
+    assert browser.get(f"/trainings/{id}/losses.csv").status_code == 404
+    hidden = dict(arguments, reach=["acme", "other"])
+    with stocked.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue("train", hidden, namespace="acme", created_by="nobody", delay=3600.0).id
+    assert "acme/none" not in browser.page(f"/trainings/{id}")
+    assert browser.get(f"/trainings/{id}.json").json()["asked"] is None
+
+
+def test_what_is_no_training_and_what_is_anothers_are_not_there(stocked: World, browser: Signed, trained: str) -> None:
+    fit = next(job["id"] for job in stocked.client.get("/v1/jobs").json()["data"] if job["kind"] != "train")
+    other = Signed(stocked, stocked.key(["read"], ["other"]))
+    for asks, id in ((browser, fit), (browser, "job-" + "0" * 16), (other, trained)):
+        for path in ("", ".json", "/losses.csv"):
+            assert asks.get(f"/trainings/{id}{path}").status_code == 404, (id, path)
+    assert other.get("/trainings.json").json()["data"] == []
+    assert "acme" not in other.page("/trainings")
+
+
+def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: Signed, trained: str) -> None:
+    stocked.client.delete("/v1/adapters/acme/trained")
+    assert "which is retired or purged" in read(browser.page(f"/trainings/{trained}"))
+    assert browser.get(f"/trainings/{trained}.json").json()["gone"] is True
+    assert stocked.client.post("/v1/adapters/acme/trained@1/restore").status_code == 200
+    assert browser.get(f"/trainings/{trained}.json").json()["gone"] is False
+
+
+# --- what is read of a record -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "history",
+    [HOSTILE, {"0": 1.0}, [[0, HOSTILE]], [[0, None]], [[True, 1.0]], [[0]], [1.0, 2.0], [[2, 1.0], [1, 1.0]],
+     [[0, 1e300]], [[-1, 1.0]], [[2**60, 1.0]], [[0, 1.0], [0, 2.0]]],
+)  # fmt: skip
+def test_a_record_that_is_not_as_our_trainer_writes_it_is_not_drawn(history: Any) -> None:
+    assert of_record({"valid_history": history, "train_history": history, "best_step": HOSTILE}) is None
+    half = of_record({"valid_history": history, "train_history": [[1, 2.0]], "best_step": history})
+    assert half is not None
+    assert (half.held_out, half.best) == ([], None)
+
+
+def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -> None:
+    history = [[step, 5.0 - step / 1000] for step in range(0, 1000, 2)]
+    found = of_record({"valid_history": history, "best_step": 734})
+    assert found is not None
+    steps = [row[0] for row in losses_table(found, most=TABLED).rows]
+    assert len(steps) <= TABLED + 2
+    assert {0, 734, 998} <= set(steps)
+    assert len(losses_table(found).rows) == 500
+
+
+def test_evidence_of_before_says_what_it_knows() -> None:
+    report = {"passes": 1, "kept": 0, "rate": "0.005", "losses": [3.5, 3.6], "trainings": 1}
+    found = of_tuning([{"search": {"tuning": report}}, {"search": None}, {}])
+    assert found is not None
+    assert (found.training, found.held_out, found.best) == ([], [(0, 3.5), (1, 3.6)], 0)
+    assert of_tuning([{"search": {}}]) is None
+
+
+def test_lines_lie_where_their_values_are() -> None:
+    chart = lines([Series("a", [(0, 4.0), (50, 3.0), (100, 2.0)], marked=50), Series("b", [(0, 2.0), (100, 4.0)])])
+    assert chart is not None
+    first, middle, last = (tuple(map(float, one.split())) for one in chart.lines[0].path.removeprefix("M").split("L"))
+    assert (
+        middle
+        == chart.lines[0].mark
+        == (pytest.approx((first[0] + last[0]) / 2), pytest.approx((first[1] + last[1]) / 2))
+    )
+    assert first[1] < last[1]  # less is lower
+    assert chart.below[0].text == "0"
+    for tick in (*chart.below, *chart.beside):
+        assert tick.text
+    assert lines([]) is None
+    flat = lines([Series("flat", [(5, 1.0), (6, 1.0)])])
+    assert flat is not None
+    assert math.isfinite(flat.beside[-1].y)
+    long = lines([Series("long", [(step, 1.0 + step % 7) for step in range(5000)])])
+    assert long is not None
+    assert long.lines[0].path.count("L") <= MOST_POINTS
+
+
+# --- selectors --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted(stocked: World) -> str:
+    """The id of a selector, and a soup that was cooked with it."""
+    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
+    fit = {"selector": {"kind": "posterior"}, "wait": 60}
+    made = stocked.client.post("/v1/selectors", json=fit, headers=writer)
+    assert made.status_code == 201
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food", "weight": 2}]}
+    soup = stocked.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/chosen", "wait": 60}).json()
+    with stocked.registry.database.write() as catalogue:
+        row = catalogue.adapters.resolve(None, parse_ref("acme/chosen"))
+        for _ in range(2):
+            catalogue.soups.add_evidence(row.id, soup["recipe_digest"], {"selector": made.json()["id"]})
+    return str(made.json()["id"])
+
+
+def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
+    stocked: World, browser: Signed, fitted: str
+) -> None:
+    assert fitted in {one["id"] for one in browser.get("/selectors.json").json()["data"]}
+    found = browser.get(f"/selectors/{fitted}.json").json()
+    there = stocked.client.get(f"/v1/selectors/{fitted}").json()
+    assert found["selector"] == there
+    assert found["used_by"] == ["acme/chosen@1"]
+    page = read(browser.page(f"/selectors/{fitted}"))
+    for said in ("Posterior selector", "held out accuracy", "acme, base tiny", "Serves its pool", "acme/chosen@1"):
+        assert said in page
+    rows = list(csv.DictReader(browser.get(f"/selectors/{fitted}/members.csv").text.splitlines()))
+    assert [row["Adapter"] for row in rows] == [one["ref"] for one in there["members"]]
+    assert not active(browser.page("/selectors"))
+
+
+def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Signed, fitted: str) -> None:
+    sample = {"texts": [f"Goals of player {number} in the match." for number in range(25)]}
+    made = stocked.push("acme/sport", seed=9, domain=HOSTILE, sample=sample)
+    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    page = browser.page(f"/selectors/{fitted}")
+    there = browser.get(f"/selectors/{fitted}.json").json()["selector"]
+    assert ("acme/sport@1" in page) == ("acme/sport@1" in there["not_yet_included"]) is True
+    assert not active(page)
+
+
+def test_selectors_of_pools_beyond_the_key_are_not_there(stocked: World, fitted: str) -> None:
+    other = Signed(stocked, stocked.key(["read"], ["other"]))
+    assert other.get("/selectors.json").json()["data"] == []
+    for path in (f"/selectors/{fitted}", f"/selectors/{fitted}.json", f"/selectors/{fitted}/members.csv"):
+        assert other.get(path).status_code == 404, path
+
+
+# --- in a browser -----------------------------------------------------------------------------------------
+
+
+def test_they_are_looked_at(chrome: Browser, live: Live, trained: str, fitted: str) -> None:
+    with signed_in(chrome, live.url, live.world.key(["read", "write"], ["acme"])) as page:
+        for path in ("/trainings", f"/trainings/{trained}", "/models/acme/trained@1", "/models/acme/long@1"):
+            look_at(page, path)
+        for path in ("/selectors", f"/selectors/{fitted}"):
+            look_at(page, path)
