@@ -14,6 +14,7 @@ SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-in/out"
 ASSET = "/assets/{name}"
 MODELS = "/models"
+BULK = "/models/edit"
 MODEL = "/models/{ns}/{name}"
 MODEL_CSV = "/models/{ns}/{name}/{table}.csv"
 MODEL_FILE = "/models/{ns}/{name}/files/{file}"
@@ -49,7 +50,21 @@ TWIN = ".json"
 
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
-    *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, MODEL, MODEL_CSV, MODEL_FILE, SOUP, SOUP_CSV),
+    *(
+        HOME,
+        SIGN_IN,
+        SIGN_OUT,
+        ASSET,
+        MODELS,
+        MODELS + TWIN,
+        BULK,
+        BULK + TWIN,
+        MODEL,
+        MODEL_CSV,
+        MODEL_FILE,
+        SOUP,
+        SOUP_CSV,
+    ),
     *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
     *(TRAININGS, TRAININGS + TWIN, TRAINING, TRAINING_CSV, SELECTORS, SELECTORS + TWIN, SELECTOR, SELECTOR_CSV),
     *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, COMPARE, COMPARE + TWIN, COMPARE_CSV, MAP, MAP + TWIN, MAP_CSV),

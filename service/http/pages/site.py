@@ -11,6 +11,7 @@ from service.http.pages import (
     addresses,
     assets,
     audit,
+    bulk,
     compare,
     cook,
     domain_map,
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
 
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
-    *(files, sign_in.pages, models.pages, adapter.pages, soup.pages, cook.pages, jobs.pages, playground.pages),
+    *(
+        files,
+        sign_in.pages,
+        models.pages,
+        bulk.pages,
+        adapter.pages,
+        soup.pages,
+        cook.pages,
+        jobs.pages,
+        playground.pages,
+    ),
     *(
         trainings.pages,
         selectors.pages,

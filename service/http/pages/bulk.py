@@ -1,0 +1,181 @@
+"""Many models changed at once: those that were ticked, or all that a search found, are shown before anything happens.
+
+Each is changed as the API's own routes change one, by itself: what one is refused for keeps no other from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
+
+from registry.errors import InvalidName, InvalidParameter, PreconditionFailed, SoupError, TooLarge
+from registry.names import NameRef, check_part, parse_ref
+from registry.spec import Card
+from service.http import problems
+from service.http.app_parts import AppParts
+from service.http.auth import Writer
+from service.http.body_limits import BodyLimit
+from service.http.named_models import adapter_named
+from service.http.pages import addresses
+from service.http.pages.forms import Form, takes_form
+from service.http.pages.models import Asked, Filters
+from service.http.pages.page import PageRoute, shown
+from service.http.routes.adapters import change_adapter, list_adapters, retire_adapter
+from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed
+from service.http.schemas.wire import Wire
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+MOST = 500
+"""Versions that are changed at once."""
+LONGEST = 64 + 64 + 12
+"""Characters of a version's name."""
+REFS = BodyLimit(lambda _: 3 * LONGEST * MOST + 16 * 1024)
+"""A form that names them all."""
+TRIES = 3
+"""Times that a card which somebody else changes meanwhile is read again."""
+Chosen = Annotated[list[str] | None, Query(max_length=MOST)]
+Action = Literal["tags", "retire"]
+
+
+class Selection(Wire):
+    """Versions that are to be changed."""
+
+    object: Literal["selection"] = "selection"
+    filters: Filters
+    """That found them; without any they were named."""
+    data: list[ListedAdapter]
+
+
+class Outcome(Wire):
+    """What became of one version."""
+
+    ref: str
+    state: Literal["changed", "as it was", "refused"]
+    problem: str | None = None
+
+
+@pages.get(addresses.BULK + addresses.TWIN)
+def selection(parts: AppParts, who: Writer, asked: Asked, ref: Chosen = None) -> Selection:
+    """What the page shows; raises InvalidParameter where nothing is asked for, TooLarge where too much is found."""
+    if ref and asked.given:
+        raise InvalidParameter("Tick models or search for them, not both.", param="ref")
+    if ref:
+        rows = [adapter_named(parts, who, *_named(one)) for one in dict.fromkeys(ref)]
+        return Selection(filters=asked, data=[listed(row) for row in rows])
+    if not asked.given:
+        raise InvalidParameter("Tick the models that are to be changed, or search for them first.", param="ref")
+    return Selection(filters=asked, data=_found(parts, who, asked))
+
+
+@pages.get(addresses.BULK)
+def bulk_page(request: Request, parts: AppParts, who: Writer, asked: Asked, ref: Chosen = None) -> Response:
+    """The page: what would be changed, and how it can be."""
+    return _page(request, selection(parts, who, asked, ref), {})
+
+
+@pages.post(addresses.BULK)
+@takes_form(REFS)
+def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+    """Change those that the page showed, one by one, and say what became of each."""
+    refs = [one for one in dict.fromkeys(form.get("refs", "").split()) if one]
+    try:
+        act = _action(form, request, parts, who, count=len(refs))
+    except SoupError as error:
+        return _page(request, selection(parts, who, Filters(), refs), form, error=error)
+    outcomes, errors = [], []
+    for one in refs:
+        try:
+            state: Literal["changed", "as it was"] = "changed" if act(*_named(one)) else "as it was"
+            outcomes.append(Outcome(ref=one, state=state))
+        except SoupError as error:
+            outcomes.append(Outcome(ref=one, state="refused", problem=problems.body_of(error).error.message))
+            errors.append(error)
+    return shown(
+        request, "changed.html", outcomes=outcomes, error=errors[0] if len(errors) == len(refs) else None,
+        counts={state: sum(one.state == state for one in outcomes) for state in ("changed", "as it was", "refused")},
+    )  # fmt: skip
+
+
+def _page(request: Request, found: Selection, given: Mapping[str, str], *, error: SoupError | None = None) -> Response:
+    tags = sorted({tag for one in found.data for tag in one.card.tags})
+    return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags)
+
+
+def _found(parts: Parts, who: Principal, asked: Filters) -> list[ListedAdapter]:
+    """All live versions that a search finds; raises TooLarge beyond MOST."""
+    data: list[ListedAdapter] = []
+    cursor: str | None = None
+    while True:
+        page = list_adapters(parts, who, **asked.model_dump(), limit=parts.settings.max_page_size, cursor=cursor)
+        data += page.data
+        if len(data) > MOST:
+            raise TooLarge(f"This finds more than {MOST} versions: narrow it down, and change them in several turns.")
+        if page.next_cursor is None:
+            return data
+        cursor = page.next_cursor
+
+
+def _named(ref: str) -> tuple[str, str]:
+    """Namespace and name of a version, `acme/law@2`; raises InvalidName for what names no single one."""
+    parsed = parse_ref(ref)
+    if not isinstance(parsed, NameRef) or parsed.version is None:
+        raise InvalidName("A version is named as namespace/name@version.", param="ref")
+    return parsed.namespace, f"{parsed.name}@{parsed.version}"
+
+
+# --- what is done to each -------------------------------------------------------------------------------
+
+
+def _action(
+    form: Mapping[str, str], request: Request, parts: Parts, who: Principal, *, count: int
+) -> Callable[[str, str], bool]:
+    """What is done to a version by its namespace and name, which tells whether it is another now.
+
+    Raises InvalidParameter or InvalidName for what cannot be done to any of them.
+    """
+    if not 0 < count <= MOST:
+        raise InvalidParameter(f"Between one and {MOST} versions are changed at once, and these are {count}.")
+    if form.get("do") == "retire":
+        if form.get("count", "").strip() != str(count):
+            raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
+        return lambda ns, name: bool(retire_adapter(request, ns, name, parts, who).data)
+    add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
+    if not add and not remove:
+        raise InvalidParameter("Name a tag to add or to take away.", param="add")
+    for tag in (*add, *remove):
+        check_part(tag, "tag")  # said once, and not of each version
+    return lambda ns, name: _tagged(request, parts, who, ns, name, add, remove)
+
+
+def _patched(card: Card, add: Sequence[str], remove: Sequence[str]) -> AdapterPatch:
+    """A card with other tags; raises InvalidParameter for what no card takes."""
+    tags = [tag for tag in dict.fromkeys([*card.tags, *add]) if tag not in remove]
+    try:
+        return AdapterPatch.model_validate({"card": {**card.model_dump(mode="json"), "tags": tags}})
+    except ValidationError as error:
+        raise problems.from_validation(error.errors()) from None
+
+
+def _tagged(
+    request: Request, parts: Parts, who: Principal, ns: str, name: str, add: Sequence[str], remove: Sequence[str]
+) -> bool:
+    """Give a version other tags, again where somebody else was quicker."""
+    for left in reversed(range(TRIES)):
+        row = adapter_named(parts, who, ns, name)
+        patch = _patched(row.card, add, remove)
+        if patch.card == row.card:
+            who.check_write(ns)
+            return False
+        try:
+            found: Adapter = change_adapter(request, ns, name, patch, parts, who, if_match=row.etag)
+        except PreconditionFailed:
+            if not left:
+                raise
+        else:
+            return found.etag != row.etag
+    raise AssertionError("tried at least once")

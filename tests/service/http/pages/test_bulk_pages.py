@@ -1,0 +1,214 @@
+"""Many models changed at once: what is shown first, what is done to each, and what one is refused for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.errors import PreconditionFailed
+from service.http.pages import bulk
+from tests.browser import Browser
+from tests.service.http.pages.looked_at import findings, look_at, signed_in
+from tests.service.http.pages.signed import Signed, active, read
+from tests.service.servers import Live, World
+
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+
+
+@pytest.fixture
+def stocked(world: World) -> World:
+    """Three versions with tags, of which a protected alias points at one; pushed anew where a test retired them."""
+    for seed, name in enumerate(("one", "two", "three"), 1):
+        world.push(f"acme/{name}", seed=seed, domain=HOSTILE if seed == 1 else "law")
+        if world.client.get(f"/v1/adapters/acme/{name}@1").status_code == 410:
+            world.client.post(f"/v1/adapters/acme/{name}@1/restore")
+        card = {"tags": ["draft", f"t{seed}"], "description": "kept", "metadata": {"by": "ana"}}
+        world.client.patch(f"/v1/adapters/acme/{name}@1", json={"card": card})
+    world.push("other/secret", seed=4, domain="confidential", card={"tags": ["draft"]})
+    world.client.put("/v1/adapters/acme/two/aliases/prod", json={"version": 1})
+    world.client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
+    return world
+
+
+@pytest.fixture
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read", "write"], ["acme"]))
+
+
+REFS = ("acme/one@1", "acme/two@1", "acme/three@1")
+TICKED = "/models/edit?" + "&".join(f"ref={ref}" for ref in REFS)
+
+
+def tags(world: World, ref: str) -> list[str]:
+    return list(world.client.get(f"/v1/adapters/{ref}").json()["card"]["tags"])
+
+
+def rows(page: str) -> dict[str, str]:
+    """What became of each version, as the page says it."""
+    found = {}
+    for row in page.split("</table>")[0].split("<tr>")[2:]:
+        words = read(row).split()
+        found[words[0]] = " ".join(words[1:])
+    return found
+
+
+def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: Signed) -> None:
+    page = browser.page(TICKED)
+    assert "Change 3 versions" in read(page)
+    assert not active(page)
+    twin = browser.get(TICKED.replace("/edit?", "/edit.json?")).json()
+    assert [one["ref"] for one in twin["data"]] == list(REFS)
+    assert tags(stocked, REFS[0]) == ["draft", "t1"]
+
+
+def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: Signed) -> None:
+    found = browser.get("/models/edit.json?tag=draft").json()
+    assert {one["ref"] for one in found["data"]} == set(REFS)
+    page = browser.page("/models/edit?tag=draft")
+    assert "All that tag draft found" in read(page)
+    assert "secret" not in page
+    assert 'href="/models/edit?tag=draft"' in browser.page("/models?tag=draft")
+    assert "/models/edit?" not in browser.page("/models")  # not all that there is by a slip
+    assert "Nothing that this key sees matches" in browser.page("/models/edit?tag=none")
+
+
+def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browser: Signed) -> None:
+    fields = {"refs": " ".join(REFS), "add": "reviewed, v2", "remove": "draft t1", "do": "tags"}
+    answer = browser.send("/models/edit", TICKED, **fields)
+    assert answer.status_code == 200
+    assert "3 versions are changed None was refused." in read(answer.text)
+    for number, ref in enumerate(REFS, 1):
+        card = stocked.client.get(f"/v1/adapters/{ref}").json()["card"]
+        assert set(card["tags"]) == {"reviewed", "v2", *([] if number == 1 else [f"t{number}"])}
+        assert (card["description"], card["metadata"]) == ("kept", {"by": "ana"})
+    again = browser.send("/models/edit", TICKED, **fields)
+    assert "0 versions are changed 3 were so already." in read(again.text)
+    done = [row["subject"] for row in stocked.client.get("/v1/audit?action=adapter.change").json()["data"]]
+    assert set(REFS) <= set(done)
+
+
+def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser: Signed) -> None:
+    """A protected alias points at one, another is in a namespace that the key does not see, a third is gone."""
+    refs = " ".join([*REFS, "other/secret@1", "acme/none@1", "acme/one", "sha256:x", HOSTILE.split()[0]])
+    answer = browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8")
+    assert answer.status_code == 200
+    assert not active(answer.text)
+    told = rows(answer.text)
+    assert told["acme/one@1"] == told["acme/three@1"] == "✓ changed"
+    assert "only an admin retires it" in told["acme/two@1"]
+    for unseen, name in (("other/secret@1", "other/secret@1"), ("acme/none@1", "acme/none@1")):
+        assert f"There is no adapter {name}, or this key does not see it." in told[unseen]
+    assert "namespace/name@version" in told["acme/one"]
+    states = [stocked.client.get(f"/v1/adapters/{ref}").status_code for ref in (*REFS, "other/secret@1")]
+    assert states == [410, 200, 410, 200]
+
+
+def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: Signed) -> None:
+    answer = browser.send("/models/edit", TICKED, refs="other/secret@1 acme/none@1", do="retire", count="2")
+    assert answer.status_code == 404
+    assert "2 were refused" in read(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"do": "tags"}, "Name a tag"),
+        ({"do": "tags", "add": "NOT!"}, "NOT!"),
+        ({"do": "retire"}, "To retire 3, write that number"),
+        ({"do": "retire", "count": "2"}, "To retire 3, write that number"),
+    ],
+)
+def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
+    stocked: World, browser: Signed, fields: dict[str, str], said: str
+) -> None:
+    answer = browser.send("/models/edit", TICKED, refs=" ".join(REFS), **fields)
+    assert answer.status_code == 400
+    assert said in read(answer.text)
+    assert "Change 3 versions" in read(answer.text)
+    assert tags(stocked, REFS[0]) == ["draft", "t1"]
+
+
+@pytest.mark.parametrize("query", ["", "?q=", "?ref=acme/one@1&tag=draft", "?ref=acme/one", "?ref=base/tiny"])
+def test_what_names_nothing_or_not_one_version_is_refused(browser: Signed, query: str) -> None:
+    assert browser.get(f"/models/edit{query}").status_code == 400
+    assert browser.get(f"/models/edit.json{query}").status_code == 400
+
+
+def test_more_than_can_be_changed_at_once_is_refused_with_the_number(
+    browser: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST", 2)
+    answer = browser.get("/models/edit?tag=draft")
+    assert (answer.status_code, "more than 2 versions" in read(answer.text)) == (413, True)
+    monkeypatch.setattr(bulk, "MOST", 500)
+    refused = browser.send("/models/edit", TICKED, refs="", do="retire", count="0")
+    assert refused.status_code == 400
+
+
+def test_a_card_that_somebody_else_changes_meanwhile_is_read_again(
+    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    change = bulk.change_adapter
+
+    def late(request: Any, ns: str, name: str, *others: Any, **options: Any) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            card = {"tags": ["draft", "of-another"], "description": "of another"}
+            stocked.client.patch(f"/v1/adapters/{ns}/{name}", json={"card": card})
+        return change(request, ns, name, *others, **options)
+
+    monkeypatch.setattr(bulk, "change_adapter", late)
+    answer = browser.send("/models/edit", TICKED, refs=REFS[0], add="reviewed", do="tags")
+    assert "1 version is changed" in read(answer.text)
+    assert tags(stocked, REFS[0]) == ["draft", "of-another", "reviewed"]
+    assert stocked.client.get(f"/v1/adapters/{REFS[0]}").json()["card"]["description"] == "of another"
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise PreconditionFailed("Somebody was quicker.")
+
+    monkeypatch.setattr(bulk, "change_adapter", never)
+    answer = browser.send("/models/edit", TICKED, refs=REFS[0], add="other", do="tags")
+    assert (answer.status_code, "Somebody was quicker." in answer.text) == (412, True)
+
+
+def test_keys_that_do_not_write_have_nothing_to_tick(stocked: World) -> None:
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert 'type="checkbox"' not in reader.page("/models")
+    assert reader.get(TICKED).status_code == 403
+    sent = reader.client.post("/models/edit", data={"form": "x", "refs": REFS[0], "do": "retire", "count": "1"})
+    assert sent.status_code == 403
+    assert stocked.client.get(f"/v1/adapters/{REFS[0]}").status_code == 200
+
+
+def test_a_form_of_another_page_changes_nothing(stocked: World, browser: Signed) -> None:
+    sent = {"form": "0" * 64, "refs": REFS[0], "do": "retire", "count": "1"}
+    assert browser.client.post("/models/edit", data=sent).status_code == 403
+    token = browser.token(TICKED)
+    foreign = {"origin": "https://elsewhere.test", "sec-fetch-site": "cross-site"}
+    assert browser.client.post("/models/edit", data={**sent, "form": token}, headers=foreign).status_code == 403
+    assert stocked.client.get(f"/v1/adapters/{REFS[0]}").status_code == 200
+
+
+def test_ticking_and_tagging_by_keyboard(chrome: Browser, live: Live, stocked: World) -> None:
+    with signed_in(chrome, live.url, stocked.key(["read", "write"], ["acme"])) as page:
+        look_at(page, "/models")
+        page.open("/models")
+        for ref in REFS[:2]:
+            page.evaluate(f"document.querySelector('.tick[value=\"{ref}\"]').focus()")
+            page.press(" ")
+        page.evaluate("document.querySelector('#choose button').focus()")
+        page.press("Enter")
+        page.until("location.pathname === '/models/edit' && document.readyState === 'complete'")
+        assert "Change 2 versions" in page.text("h1")
+        look_at(page, page.path)
+        page.fill("#add", "reviewed")
+        page.press("Enter")
+        page.until("document.querySelector('h1')?.innerText.includes('changed')")
+        assert "2 versions are changed" in page.text("h1")
+        for width, dark in ((1280, False), (320, True)):
+            page.look(width=width, dark=dark)
+            assert findings(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert all("reviewed" in tags(stocked, ref) for ref in REFS[:2])
