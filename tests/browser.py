@@ -219,6 +219,21 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def drop(self, selector: str, *paths: Path) -> None:
+        """Drop files or folders of this machine onto something, as from a window beside it."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        x, y = self.evaluate(f"(() => {{ const box = {box}; return [box.x + 20, box.y + 20] }})()")
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    def choose(self, selector: str, *paths: Path) -> None:
+        """Choose files, or a folder, in a field for them."""
+        found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
+        files = [str(path) for path in paths]
+        self.call("DOM.setFileInputFiles", files=files, objectId=found["result"]["objectId"])
+
     def picture(self, path: Path) -> None:
         """The whole page as a PNG."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]

@@ -24,6 +24,7 @@ from registry.formats.directory import (
     read_directory,
     write_directory,
 )
+from registry.formats.sent import SentDirectory
 
 __all__ = [
     "CARD_FILE",
@@ -36,6 +37,7 @@ __all__ = [
     "AdapterDirectory",
     "DirectoryNotes",
     "EmbeddingsNote",
+    "SentDirectory",
     "check_place",
     "directory_files",
     "format_card",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from registry.spec.wording import said_of
 from registry.tensor_file import refuse
 
 
-def refusal(error: ValidationError, file: Path) -> Invalid:
+def refusal(error: ValidationError, file: PurePath) -> Invalid:
     """The error for values in `file` that pydantic refuses; UnknownMethod where the method or structure is unknown."""
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {said_of(e)}" for e in found]

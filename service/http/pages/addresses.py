@@ -20,6 +20,10 @@ MODEL_CSV = "/models/{ns}/{name}/{table}.csv"
 MODEL_FILE = "/models/{ns}/{name}/files/{file}"
 SOUP = "/soups/{ns}/{name}"
 SOUP_CSV = "/soups/{ns}/{name}/{table}.csv"
+PUSH = "/push"
+PUSH_UPLOADS = "/push/uploads"
+PUSH_UPLOAD = "/push/uploads/{id}"
+PUSH_MANIFEST = "/push/manifest"
 COOK = "/cook"
 JOBS = "/jobs"
 JOB = "/jobs/{id}"
@@ -65,6 +69,7 @@ TEMPLATES = (
         SOUP,
         SOUP_CSV,
     ),
+    *(PUSH, PUSH + TWIN, PUSH_UPLOADS, PUSH_UPLOAD, PUSH_MANIFEST),
     *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
     *(TRAININGS, TRAININGS + TWIN, TRAINING, TRAINING_CSV, SELECTORS, SELECTORS + TWIN, SELECTOR, SELECTOR_CSV),
     *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, COMPARE, COMPARE + TWIN, COMPARE_CSV, MAP, MAP + TWIN, MAP_CSV),
@@ -79,6 +84,11 @@ _ASSETS = compile_path(ASSET)[0]
 def is_page(path: str) -> bool:
     """Whether a path is one of the pages'."""
     return any(pattern.match(path) for pattern in _PATTERNS)
+
+
+def is_for_programs(path: str) -> bool:
+    """Whether what is there is read by programs, a page's script too: errors are told as the API tells them."""
+    return path.endswith((TWIN, CSV, "/events")) or path.startswith(f"{PUSH}/")
 
 
 def is_open(method: str, path: str) -> bool:

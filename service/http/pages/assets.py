@@ -22,6 +22,7 @@ VENDORED = HERE / "vendored"
 FILES = {
     "soup.css": (HERE / "static" / "soup.css", "text/css"),
     "soup.js": (HERE / "static" / "soup.js", "text/javascript"),
+    "push.js": (HERE / "static" / "push.js", "text/javascript"),
     "icon.svg": (HERE / "static" / "icon.svg", "image/svg+xml"),
     "htmx.min.js": (VENDORED / "htmx.min.js", "text/javascript"),
 }

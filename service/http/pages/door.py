@@ -51,7 +51,7 @@ class Door:
     def refused(self, scope: Scope, error: SoupError) -> Response:
         """What whoever may not go on is told: a browser without a session goes to where one signs in."""
         path: str = scope["path"]
-        if not isinstance(error, Unauthenticated) or path.endswith((addresses.TWIN, addresses.CSV, "/events")):
+        if not isinstance(error, Unauthenticated) or addresses.is_for_programs(path):
             return problems.response_of(error)
         query = scope.get("query_string", b"").decode("latin-1")
         asked = path + (f"?{query}" if query else "") if scope["method"] == "GET" else ""

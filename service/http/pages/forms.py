@@ -23,6 +23,8 @@ from service.http.thread_turns import parsing_turn
 URLENCODED = "application/x-www-form-urlencoded"
 MOST_FIELDS = 50
 TOKEN = "form"  # noqa: S105  # a field's name
+HEADER = "soup-form"
+"""Where that is, of what is no form."""
 FEW = BodyLimit(lambda _: 4096)
 """Forms with a name or two; the one that signs in is read before anybody is known."""
 ENCODED = 9
@@ -45,6 +47,23 @@ def takes_form(limit: BodyLimit) -> Callable[[Endpoint], Endpoint]:
         return endpoint
 
     return declare
+
+
+def takes_token(endpoint: Endpoint) -> Endpoint:
+    """Declare that what a page's script sends there is no form, and has the token of its forms in a header."""
+    endpoint.form_token = True  # type: ignore[attr-defined]  # for `wants_token`
+    return endpoint
+
+
+def wants_token(endpoint: Callable[..., Any]) -> bool:
+    """Whether what is sent there has to have the token of a form in its header."""
+    return getattr(endpoint, "form_token", False)
+
+
+def check_header(request: Request) -> None:
+    """Raises Forbidden for what a page of another site sends, and without the token of a form of ours."""
+    check_site(request)
+    check_token(request, request.headers.get(HEADER, ""))
 
 
 def limit_of(endpoint: Callable[..., Any]) -> BodyLimit | None:

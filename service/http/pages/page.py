@@ -52,6 +52,7 @@ class Entry:
 
 NAVIGATION = (
     Entry(addresses.MODELS, "Models", ("read",)),
+    Entry(addresses.PUSH, "Push", ("write",)),
     Entry(addresses.COOK, "Cook", ("write",)),
     Entry(addresses.JOBS, "Jobs", ("read",)),
     Entry(addresses.TRAININGS, "Trainings", ("read",)),
@@ -73,16 +74,19 @@ class PageRoute(CheckedRoute):
     def get_route_handler(self) -> Handler:
         """The handler, behind the form's checks where it takes one."""
         answer, limit = super().get_route_handler(), forms.limit_of(self.endpoint)
-        scopes = scopes_of(self.dependant)
+        scopes, tokened = scopes_of(self.dependant), forms.wants_token(self.endpoint)
 
         async def handler(request: Request) -> Response:
             try:
                 if limit is not None:
                     who = allowed(request, scopes) if scopes else None
                     await forms.read(request, "" if who is None else who.key_id, limit)
+                if tokened:
+                    allowed(request, scopes)
+                    forms.check_header(request)
                 found = await answer(request)
             except Exception as error:
-                if request.url.path.endswith((addresses.TWIN, addresses.CSV, "/events")):
+                if addresses.is_for_programs(request.url.path):
                     raise
                 return failed(request, error)
             found.headers.setdefault("cache-control", "no-store")

@@ -20,6 +20,7 @@ from service.http.pages import (
     keys,
     models,
     playground,
+    push,
     selectors,
     sign_in,
     soup,
@@ -35,27 +36,9 @@ if TYPE_CHECKING:
 
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
-    *(
-        files,
-        sign_in.pages,
-        models.pages,
-        bulk.pages,
-        adapter.pages,
-        soup.pages,
-        cook.pages,
-        jobs.pages,
-        playground.pages,
-    ),
-    *(
-        trainings.pages,
-        selectors.pages,
-        compare.pages,
-        domain_map.pages,
-        usage.pages,
-        keys.pages,
-        audit.pages,
-        engine.pages,
-    ),
+    *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
+    *(playground.pages, trainings.pages, selectors.pages, compare.pages, domain_map.pages, usage.pages, keys.pages),
+    *(audit.pages, engine.pages),
 )
 
 

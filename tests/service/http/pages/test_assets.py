@@ -28,10 +28,8 @@ def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
 
 
 def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(world: World) -> None:
-    browser = Signed(world)
-    places = [
-        at.get("href") or at["src"] for tag, at in elements(browser.page("/sign-in")) if tag in {"link", "script"}
-    ]
+    browser = Signed(world, world.key(["read", "write"], ["acme"]))
+    places = {at.get("href") or at["src"] for tag, at in elements(browser.page("/push")) if tag in {"link", "script"}}
     assert {re.split(r"[/?]", place)[2] for place in places} == set(FILES)
     for place in places:
         answer = browser.get(place)

@@ -1,0 +1,108 @@
+"""An adapter directory that was sent in pieces: its small files as texts, its large ones as blobs; into a manifest.
+
+Called by the page that takes a folder. It reads the same files as `directory` does, none of them from a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from registry.errors import InvalidManifest
+from registry.files import loads_strict
+from registry.formats.atomic_directory import CONFIG_FILE
+from registry.formats.card import CARD_FILE, parse_card
+from registry.formats.directory import (
+    EMBEDDINGS_FILE,
+    SAMPLES_FILE,
+    SOUP_FILE,
+    WEIGHTS_FILE,
+    DirectoryConfig,
+    DirectoryNotes,
+)
+from registry.formats.refusal import refusal
+from registry.names import Digest
+from registry.spec import Card, EmbeddingSource, FileSource, Frozen, Manifest, SampleSource
+
+_Notes = TypeVar("_Notes", bound=DirectoryNotes)
+
+
+class SentDirectory(Frozen):
+    """The files of a directory: `texts` of `adapter_config.json`, `soup.json` and `README.md`, the others as blobs."""
+
+    texts: dict[str, str]
+    blobs: dict[str, Digest]
+    name: str = Field(max_length=129)
+    domain: str | None = None
+    """Instead of the one that the directory says."""
+    base_model: str | None = None
+    """A base model's id, likewise."""
+    tags: tuple[str, ...] = ()
+    """Beside those of the card."""
+
+    def manifest(self) -> Manifest:
+        """What pushes it. Raises InvalidManifest or UnknownMethod, as reading the directory would."""
+        said = _json(self.texts, CONFIG_FILE)
+        if WEIGHTS_FILE not in self.blobs:
+            raise InvalidManifest(f"The folder has no {WEIGHTS_FILE}.", param="files")
+        is_peft = isinstance(said, dict) and "peft_type" in said
+        if is_peft:
+            beside = _json(self.texts, SOUP_FILE) if SOUP_FILE in self.texts else {}
+            notes, config = _validated(DirectoryNotes, beside, SOUP_FILE), None
+        else:
+            notes = ours = _validated(DirectoryConfig, said, CONFIG_FILE)
+            config = ours.config
+        domain = self.domain or notes.domain
+        if domain is None:
+            raise InvalidManifest("The folder does not say which domain the adapter is of: say it.", param="domain")
+        recorded = said.get("base_model_name_or_path") if is_peft else None
+        card = parse_card(self.texts[CARD_FILE], foreign=is_peft) if CARD_FILE in self.texts else Card()
+        try:
+            return Manifest(
+                name=self.name, domain=domain, base_model=self.base_model or notes.base_model,
+                base_fingerprint=notes.base_fingerprint, config=config, peft_config=said if is_peft else None,
+                recorded_base=recorded if isinstance(recorded, str) and recorded else None,
+                files={WEIGHTS_FILE: FileSource(digest=self.blobs[WEIGHTS_FILE])}, sample=self._sample(notes),
+                card=Card.model_validate({**card.model_dump(), "tags": _joined(card.tags, self.tags)}),
+                provenance=notes.provenance,
+            )  # fmt: skip
+        except ValidationError as error:
+            raise refusal(error, PurePosixPath("what is pushed")) from None
+
+    def _sample(self, notes: DirectoryNotes) -> SampleSource | None:
+        """Texts or embeddings; raises InvalidManifest for both, and for vectors of which nobody says what made them."""
+        samples, vectors = self.blobs.get(SAMPLES_FILE), self.blobs.get(EMBEDDINGS_FILE)
+        if samples is not None and vectors is not None:
+            raise InvalidManifest(f"The folder has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep one of them.")
+        if vectors is None:
+            return None if samples is None else SampleSource(blob=samples)
+        if notes.embeddings is None:
+            raise InvalidManifest(
+                f"The folder does not say what made {EMBEDDINGS_FILE}: `soup push` says what has to be added."
+            )
+        made_by = notes.embeddings
+        file = FileSource(digest=vectors)
+        return SampleSource(embeddings=(EmbeddingSource(encoder=made_by.encoder, unit=made_by.unit, file=file),))
+
+
+def _joined(tags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*tags, *more]))
+
+
+def _json(texts: Mapping[str, str], name: str) -> Any:
+    if name not in texts:
+        raise InvalidManifest(f"The folder has no {name}: it is not an adapter directory.", param="files")
+    try:
+        return loads_strict(texts[name])
+    except InvalidManifest as error:
+        raise InvalidManifest(f"{name}: {error.message}", param=name) from None
+
+
+def _validated(kind: type[_Notes], value: Any, name: str) -> _Notes:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error, PurePosixPath(name)) from None

@@ -1,0 +1,309 @@
+"""The page that pushes a folder: what it sends, that it goes on where it ended, and who may have it do so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.base_model import shape_of
+from registry.errors import Unavailable
+from registry.formats import AdapterContents, write_directory
+from registry.names import sha256_digest
+from registry.spec import Card, LoraConfig
+from service.http.pages import push
+from tests.browser import Browser, Page
+from tests.service.http.pages.looked_at import findings, look_at, signed_in
+from tests.service.http.pages.signed import Signed
+from tests.service.lora_pushes import CONFIG as LORA
+from tests.service.lora_pushes import lora_weights
+from tests.service.servers import BASE_ID, CONFIG, Live, World, adapter_weights
+
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+TEXTS = [f"The court held that contract number {number} was void." for number in range(25)]
+
+
+@pytest.fixture
+def ours(world: World, tmp_path: Path) -> Path:
+    """A folder of ours, with a sample, a card, and a file that is nobody's."""
+    card = Card(tags=("court",), description=HOSTILE)
+    weights = adapter_weights(world.runtime, seed=1)
+    contents = AdapterContents(config=CONFIG, weights=weights, domain="law", base_model=BASE_ID, texts=TEXTS, card=card)
+    folder = write_directory(tmp_path / "My Law", contents).path
+    (folder / "optimizer.pt").write_bytes(b"not sent")
+    (folder / "checkpoint-1").mkdir()
+    (folder / "checkpoint-1" / "adapter_config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def pefts(world: World, tmp_path: Path) -> Path:
+    """A folder as PEFT writes it."""
+    shape = shape_of(world.runtime.bases[BASE_ID].entry, world.runtime.settings.cache)
+    config = LoraConfig.model_validate(LORA)
+    contents = AdapterContents(config=config, weights=lora_weights(world, seed=2), base_model=BASE_ID, shape=shape)
+    folder = write_directory(tmp_path / "lora", contents).path
+    (folder / "soup.json").unlink()
+    (folder / "README.md").unlink()
+    assert "peft_type" in json.loads((folder / "adapter_config.json").read_text())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts so small that a folder has several."""
+    monkeypatch.setattr(push, "PART_BYTES", 1000)
+
+
+def pushed(page: Page) -> str:
+    """What the page says when it is through."""
+    page.until("document.querySelector('[data-said] a, [data-problem]:not([hidden])') !== null")
+    return page.text("[data-said]") + page.text("[data-problem]:not([hidden])")
+
+
+# --- in a browser -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_dropped_and_pushed_with_all_that_it_says(
+    chrome: Browser, live: Live, world: World, ours: Path
+) -> None:
+    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
+        look_at(page, "/push")
+        page.open("/push")
+        page.drop("[data-target]", ours)
+        page.until("document.querySelector('#name').value !== ''")
+        assert page.evaluate("document.querySelector('#name').value") == "acme/my-law"
+        assert page.evaluate("document.querySelector('#domain').placeholder") == "law"
+        assert "1 more, which are not sent" in page.text("[data-files]")
+        page.fill("#tags", "reviewed")
+        page.press("Enter")
+        assert pushed(page) == "Pushed: acme/my-law@1 25 sequences: about 100 are better."
+        for width, dark in ((1280, False), (320, True)):
+            page.look(width=width, dark=dark)
+            assert findings(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        size = (ours / "adapter_model.safetensors").stat().st_size
+        parts = [url for url in page.asked if "/push/uploads/" in url and "digest=" not in url]
+        assert len(parts) >= -(-size // 1000)
+        before = len(page.asked)
+        page.click("[data-begin]")  # all of it is there already
+        page.until("document.querySelector('[data-begin]').disabled === false")
+        assert pushed(page).startswith("Pushed: acme/my-law@1")
+        assert not [url for url in page.asked[before:] if "/push/uploads/" in url]
+        page.press("Enter")  # the link has the focus
+        page.until("location.pathname === '/models/acme/my-law@1' && document.readyState === 'complete'")
+    row = world.client.get("/v1/adapters/acme/my-law").json()
+    assert (row["domain"], row["card"]["tags"], row["card"]["description"]) == ("law", ["court", "reviewed"], HOSTILE)
+    assert row["weights_blob"] == sha256_digest((ours / "adapter_model.safetensors").read_bytes())
+    assert row["sample"]["kept"] == 25
+
+
+def test_a_folder_of_pefts_is_chosen_by_its_field(chrome: Browser, live: Live, world: World, pefts: Path) -> None:
+    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
+        page.open("/push")
+        page.choose("#folder", pefts)
+        page.until("document.querySelector('#name').value !== ''")
+        page.evaluate("document.querySelector('#name').value = 'acme/chosen'")
+        page.evaluate("document.querySelector('[data-begin]').focus()")
+        page.press("Enter")
+        assert "does not say which domain" in pushed(page)
+        assert findings(page) == []
+        assert all("400" in one for one in page.said)  # the browser says so of the request
+        page.said.clear()
+        page.fill("#domain", "law")
+        page.press("Enter")
+        page.until("document.querySelector('[data-said] a') !== null")
+        assert "acme/chosen@1" in page.text("[data-said]")
+    row = world.client.get("/v1/adapters/acme/chosen").json()
+    there = world.client.get(f"/v1/adapters/{row['digest']}").json()
+    assert (there["config"]["method"], there["domain"]) == ("lora", "law")
+
+
+def test_what_was_sent_before_is_not_sent_again(chrome: Browser, live: Live, world: World, ours: Path) -> None:
+    """By another program with the same key, or by this page before it was closed."""
+    secret = world.key(["read", "write"], ["acme"])
+    data = adapter_weights(world.runtime, seed=77)
+    (ours / "adapter_model.safetensors").write_bytes(data)
+    headers = world.headers(secret)
+    wanted = {"digest": sha256_digest(data), "size": len(data)}
+    id = world.client.post("/v1/blobs/uploads", json=wanted, headers=headers).json()["id"]
+    half = len(data) // 2
+    sent = world.client.patch(
+        f"/v1/blobs/uploads/{id}", content=data[:half], headers={**headers, "content-range": f"0-{half - 1}"}
+    )
+    assert sent.status_code == 202
+    with signed_in(chrome, live.url, secret) as page:
+        page.open("/push")
+        page.drop("[data-target]", ours)
+        page.until("document.querySelector('#name').value !== ''")
+        page.evaluate("document.querySelector('#name').value = 'acme/gone-on'")
+        page.click("[data-begin]")
+        assert pushed(page).startswith("Pushed: acme/gone-on@1")
+        parts = [url for url in page.asked if url.endswith(f"/push/uploads/{id}")]
+        assert len(parts) == -(-(len(data) - half) // 1000)
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
+    chrome: Browser, live: Live, world: World, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ours / "adapter_model.safetensors").write_bytes(adapter_weights(world.runtime, seed=78))
+    add, asked = push.add_part, []
+
+    async def sometimes(*given: Any) -> Any:
+        asked.append(given[-1])
+        if len(asked) == 2:
+            raise Unavailable("Not now.")
+        return await add(*given)
+
+    monkeypatch.setattr(push, "add_part", sometimes)
+    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
+        page.open("/push")
+        page.drop("[data-target]", ours)
+        page.until("document.querySelector('#name').value !== ''")
+        page.evaluate("document.querySelector('#name').value = 'acme/patient'")
+        page.click("[data-begin]")
+        assert pushed(page).startswith("Pushed: acme/patient@1")
+        assert asked[1] == asked[2] == "1000-1999"
+        assert all("503" in one for one in page.said)
+        page.said.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("adapter_config.json", "The folder has no adapter_config.json"),
+        ("adapter_model.safetensors", "optimizer.pt is a pickle"),
+    ],
+)
+def test_a_folder_that_is_no_adapters_is_told_before_anything_is_sent(
+    chrome: Browser, live: Live, world: World, ours: Path, change: str, said: str
+) -> None:
+    (ours / change).unlink()
+    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
+        page.open("/push")
+        page.drop("[data-target]", ours)
+        page.until("!document.querySelector('[data-problem]').hidden")
+        assert said in page.text("[data-problem]")
+        assert not [url for url in page.asked if "/push/" in url]
+
+
+def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live, world: World, ours: Path) -> None:
+    made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read", "write"], "namespaces": ["acme"]}).json()
+    with signed_in(chrome, live.url, made["secret"]) as page:
+        page.open("/push")
+        page.drop("[data-target]", ours)
+        page.until("document.querySelector('#name').value !== ''")
+        world.client.delete(f"/v1/keys/{made['id']}")
+        page.click("[data-begin]")
+        assert pushed(page) == "Your session has ended: sign in on another page, then push again."
+        page.said.clear()
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(world: World) -> Signed:
+    return Signed(world, world.key(["read", "write"], ["acme"]))
+
+
+def config_text() -> str:
+    return json.dumps({"domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(mode="json")})
+
+
+def uploaded(browser: Signed, data: bytes) -> str:
+    """Upload some bytes as the page's script does; their digest."""
+    headers = {"soup-form": browser.token("/push")}
+    wanted = {"digest": sha256_digest(data), "size": len(data)}
+    id = browser.client.post("/push/uploads", json=wanted, headers=headers).json()["id"]
+    span = {**headers, "content-range": f"0-{len(data) - 1}"}
+    assert browser.client.patch(f"/push/uploads/{id}", content=data, headers=span).status_code == 202
+    assert browser.client.put(f"/push/uploads/{id}?digest={wanted['digest']}", headers=headers).status_code == 201
+    return str(wanted["digest"])
+
+
+def test_what_the_page_begins_with(browser: Signed, world: World) -> None:
+    twin = browser.get("/push.json").json()
+    assert (twin["namespaces"], twin["base_models"]) == (["acme"], [BASE_ID])
+    assert twin["most_bytes"] == world.runtime.settings.max_blob_bytes
+    reader = Signed(world, world.key(["read"], ["acme"]))
+    assert reader.get("/push").status_code == 403
+    assert 'href="/push"' not in reader.page("/models")
+
+
+def test_nothing_is_taken_without_the_token_of_a_form_or_from_another_site(browser: Signed) -> None:
+    token = browser.token("/push")
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", "/push/uploads", {"json": {}}),
+        ("PATCH", "/push/uploads/x", {"content": b"x"}),
+        ("PUT", "/push/uploads/x?digest=x", {}),
+        ("POST", "/push/manifest", {"data": {"name": "acme/x"}}),
+    ]
+    for method, path, sent in calls:
+        for headers in ({}, {"soup-form": "0" * 64}, {"soup-form": token, "sec-fetch-site": "cross-site"}):
+            answer = browser.client.request(method, path, headers=headers, **sent)
+            assert answer.status_code == 403, (method, path, headers)
+            assert answer.headers["content-type"] == "application/json"
+    assert browser.get("/push/uploads", params={"digest": sha256_digest(b"none")}).json() == {
+        "there": False, "upload": None
+    }  # fmt: skip
+
+
+def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed) -> None:
+    data = adapter_weights(world.runtime, seed=5)
+    other = Signed(world, world.key(["read", "write"], ["other"]))
+    digest = uploaded(other, data)
+    headers = {"soup-form": other.token("/push")}
+    open_one = other.client.post("/push/uploads", json={"digest": sha256_digest(b"y"), "size": 1}, headers=headers)
+    id = open_one.json()["id"]
+    assert browser.get("/push/uploads", params={"digest": digest}).json() == {"there": False, "upload": None}
+    assert browser.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"] is None
+    assert other.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"]["id"] == id
+    mine = {"soup-form": browser.token("/push"), "content-range": "0-0"}
+    assert browser.client.patch(f"/push/uploads/{id}", content=b"y", headers=mine).status_code == 404
+    fields = {"name": "acme/stolen", "adapter_config.json": config_text(), "adapter_model.safetensors": digest}
+    assert browser.send("/push/manifest", "/push", **fields).status_code == 404
+    own = {**fields, "name": "other/own"}
+    assert browser.send("/push/manifest", "/push", **own).status_code == 403
+    assert other.send("/push/manifest", "/push", **own).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"adapter_config.json": None}, 400, "no adapter_config.json"),
+        ({"adapter_model.safetensors": None}, 400, "no adapter_model.safetensors"),
+        ({"adapter_config.json": "{"}, 400, "adapter_config.json"),
+        ({"adapter_config.json": '{"domain": "x"}'}, 400, "config"),
+        ({"adapter_config.json": '{"peft_type": "LORA"}'}, 400, "domain"),
+        ({"adapter_config.json": '{"peft_type": "LORA"}', "domain": "law"}, 400, "r"),
+        ({"adapter_model.safetensors": "../../etc/passwd"}, 400, "adapter_model.safetensors"),
+        ({"name": HOSTILE}, 400, "name"),
+        ({"tags": HOSTILE}, 400, "tags"),
+        ({"README.md": "---\ntags: {a: b}\n---\n"}, 400, "tags"),
+        ({"samples.jsonl": "sha256:" + "0" * 64, "embeddings.safetensors": "sha256:" + "0" * 64}, 400, "keep one"),
+        ({"embeddings.safetensors": "sha256:" + "0" * 64}, 400, "what made embeddings.safetensors"),
+    ],
+)
+def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(
+    world: World, browser: Signed, changes: dict[str, str | None], code: int, said: str
+) -> None:
+    digest = uploaded(browser, adapter_weights(world.runtime, seed=6))
+    fields = {"name": "acme/x", "adapter_config.json": config_text(), "adapter_model.safetensors": digest, **changes}
+    answer = browser.send("/push/manifest", "/push", **{name: one for name, one in fields.items() if one is not None})
+    assert answer.status_code == code, answer.text
+    assert said in json.dumps(answer.json())
+    assert world.client.get("/v1/adapters/acme/x").status_code == 404
+
+
+def test_a_text_that_is_too_long_is_refused_with_its_length(browser: Signed) -> None:
+    digest = sha256_digest(b"")
+    fields = {
+        "name": "acme/x",
+        "adapter_config.json": " " * (push.LONGEST_TEXT + 1),
+        "adapter_model.safetensors": digest,
+    }
+    answer = browser.send("/push/manifest", "/push", **fields)
+    assert (answer.status_code, "use `soup push`" in answer.text) == (400, True)
