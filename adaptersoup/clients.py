@@ -35,6 +35,7 @@ from service.http.schemas.audit import AuditEntry
 from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection
 from service.http.schemas.embeddings import EmbeddingAnswer
+from service.http.schemas.evaluations import Evaluation
 from service.http.schemas.health import Ready
 from service.http.schemas.jobs import Job
 from service.http.schemas.keys import CreatedKey, Key
@@ -76,6 +77,8 @@ class Calls:
     begin_cook = Call(calls.begin_cook)
     train = Call(calls.train)
     begin_train = Call(calls.begin_train)
+    begin_evaluate_pool = Call(calls.begin_evaluate_pool)
+    evaluations = Rows(rows(job_calls.evaluations, Evaluation))
     jobs = Rows(rows(job_calls.jobs, Job))
     job = Call(one(job_calls.job, Job))
     watch = Chunks(calls.watch)

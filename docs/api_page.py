@@ -27,6 +27,7 @@ TAGS = (
     "selectors",
     "soups",
     "trainings",
+    "evaluations",
     "inference",
     "jobs",
     "keys",

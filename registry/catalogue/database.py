@@ -23,6 +23,7 @@ from registry.catalogue.adapters import Adapters
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
+from registry.catalogue.evaluations import Evaluations
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
@@ -94,6 +95,7 @@ class Catalogue:
         self.selectors = Selectors(connection)
         self.soups = Soups(connection)
         self.statistics = Statistics(connection)
+        self.evaluations = Evaluations(connection)
         self.jobs = Jobs(connection, asked)
         self.keys = Keys(connection)
         self.sessions = Sessions(connection)

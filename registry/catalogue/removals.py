@@ -11,6 +11,7 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, or_, select
 
+from registry.catalogue.evaluation_tables import evaluations
 from registry.catalogue.repository import now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.catalogue.tables import (
@@ -94,6 +95,8 @@ class Removals:
         if row.sample is not None:
             named += [row.sample.digest, *self._drop_embeddings(embeddings.c.sample_digest == row.sample.digest)]
             named += self._drop_statistics(statistics.c.adapter_digest == row.digest)
+            self._drop_evaluations(evaluations.c.sample_digest == row.sample.digest)
+        self._drop_evaluations(evaluations.c.adapter_digest == row.digest)
         return named
 
     def _drop_recipe(self, digest: str | None) -> list[str]:
@@ -122,6 +125,12 @@ class Removals:
         found = list(self._connection.scalars(select(statistics.c.blob_digest).where(orphaned)))
         self._connection.execute(delete(statistics).where(orphaned))
         return found
+
+    def _drop_evaluations(self, which: ColumnElement[bool]) -> None:
+        """Remove evaluations of weights or on samples that no version has."""
+        gone = ~exists().where(adapters.c.digest == evaluations.c.adapter_digest)
+        gone |= ~exists().where(adapters.c.sample_digest == evaluations.c.sample_digest)
+        self._connection.execute(delete(evaluations).where(which, gone))
 
     # --- what nobody needs ----------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ VERBS = {
     "audit": "List who did what, newest first.",
     "train": "Train an adapter on texts of a domain.",
     "evaluate": "Evaluate a trained adapter on data of its task.",
+    "matrix": "Evaluate the adapters of a pool on each other's samples.",
     "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
 }
 

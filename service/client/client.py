@@ -96,6 +96,8 @@ class SoupClient(Sync):
     cook = Call(job_calls.cook)
     begin_cook = Call(job_calls.begin_cook)
     train = Call(job_calls.train)
+    evaluate_pool = Call(job_calls.evaluate_pool)
+    evaluations = Rows(job_calls.evaluations)
     result_of = Call(job_calls.result_of)
     jobs = Rows(job_calls.jobs)
     job = Call(job_calls.job)

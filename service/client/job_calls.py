@@ -123,13 +123,29 @@ def train(request: TrainingRequest, *, wait: bool = True, progress: Progress | N
     return (yield from result_of(begun, progress)) if wait else begun
 
 
+def evaluate_pool(
+    *, pool: PoolRequest | None = None, passages: int | None = None, wait: bool = True,
+    progress: Progress | None = None,
+) -> Steps[Json]:  # fmt: skip
+    """Evaluate every adapter of a pool on the samples of all of them: what the job did, and what was known.
+
+    A Job where `wait` is False.
+    """
+    begun = yield from _when_embedded("/v1/evaluations", given({"pool": _dump(pool), "passages": passages}), progress)
+    return (yield from result_of(begun, progress)) if wait else begun
+
+
+def evaluations(*, limit: int | None = None, **filters: str | None) -> Listing[Json]:
+    """Evaluations, newest first; filters are base_model, namespace, and digests of an adapter and of a sample."""
+    return listing("/v1/evaluations", filters, limit)
+
+
 def result_of(job: Json, progress: Progress | None = None) -> Steps[Json]:
     """What a job came to, once it has succeeded; raises as `wait_job`."""
     result = (yield from wait_job(str(job["id"]), progress=progress)).get("result")
     if not isinstance(result, dict):
         raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
     return dict(result)
-
 
 def jobs(*, limit: int | None = None, **filters: str | None) -> Listing[Json]:
     """Jobs the key sees, newest first."""

@@ -29,6 +29,7 @@ from service.http.routes import (
     collections,
     completions,
     embeddings,
+    evaluations,
     health,
     hub,
     jobs,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 ROUTES = (
-    *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings),
+    *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, limits, usage, audit, health),
     hub,

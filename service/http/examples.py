@@ -61,6 +61,7 @@ NEEDS: Mapping[tuple[str, str], str] = {
     ("start_training", "a hundred steps"): "its texts uploaded to /v1/blobs",
     ("chat_completions", "a question"): "a base model with a chat template",
     ("fit_selector", "clusters of all domains"): "adapters with samples, of several domains",
+    ("evaluate_pool", "ten passages of each"): "adapters with samples, of several domains",
     ("nearest_adapters", "to a text"): "adapters with samples, of several domains",
     ("select_adapters", "for a sample"): "adapters with samples, of several domains",
     ("cook_soup", "for a sample"): "adapters with samples, of several domains",
@@ -83,6 +84,7 @@ def bodies(base: str) -> dict[str, dict[str, Json]]:
     model, pool = f"base/{base}", {"base_model": base}
     return _stored(base) | {
         "fit_selector": {"clusters of all domains": {"selector": {"kind": "gmm"}, "pool": pool, "wait": 60}},
+        "evaluate_pool": {"ten passages of each": {"pool": pool, "passages": 10}},
         "nearest_adapters": {"to a text": {"texts": SAMPLE[:1], "pool": pool, "wait": 60}},
         "select_adapters": {"for a sample": {"sample": {"texts": SAMPLE}, "pool": pool, "wait": 60}},
         "cook_soup": {

@@ -26,7 +26,7 @@ from service.jobs.gradient_process import GradientProcess
 from service.parts import Parts
 from service.settings import Settings
 
-Lane = Literal["quick", "embed", "fit", "search", "training"]
+Lane = Literal["quick", "embed", "fit", "search", "evaluate", "training"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,14 @@ class JobKind:
 def workers_of(settings: Settings) -> dict[Lane, int]:
     """How many jobs of each lane run at once; fits and searches one by one, in the one process for each."""
     quick, one = settings.job_workers, min(settings.job_workers, 1)
-    return {"quick": quick, "embed": quick, "fit": one, "search": one, "training": settings.training_workers}
+    return {
+        "quick": quick,
+        "embed": quick,
+        "fit": one,
+        "search": one,
+        "evaluate": one,
+        "training": settings.training_workers,
+    }
 
 
 def namespaces_of(found: Sequence[str] | None) -> Namespaces:

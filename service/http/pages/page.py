@@ -60,6 +60,7 @@ NAVIGATION = (
     Entry(addresses.PLAYGROUND, "Playground", ("infer",)),
     Entry(addresses.COMPARE, "Compare", ("read",)),
     Entry(addresses.MAP, "Map", ("read",)),
+    Entry(addresses.MATRIX, "Matrix", ("read",)),
     Entry(addresses.USAGE, "Usage", get_args(KeyScope)),
     Entry(addresses.KEYS, "Keys", ("admin",)),
     Entry(addresses.AUDIT, "Audit", ("admin",)),

@@ -18,6 +18,7 @@ from service.http.pages import (
     engine,
     jobs,
     keys,
+    matrix,
     models,
     playground,
     push,
@@ -38,7 +39,7 @@ files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
     *(playground.pages, trainings.pages, selectors.pages, compare.pages, domain_map.pages, usage.pages, keys.pages),
-    *(audit.pages, engine.pages),
+    *(matrix.pages, audit.pages, engine.pages),
 )
 
 

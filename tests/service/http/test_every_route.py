@@ -190,6 +190,7 @@ def named(path: str, values: dict[str, str]) -> dict[str, Any]:
         "/v1/soups": {"recipe": {"ingredients": [{"ref": ref}]}, "verify": False, **wait},
         "/v1/select": {"sample": {"blob": digest}, "selector": {"kind": "uniform"}, **wait},
         "/v1/selectors": {"pool": {"namespaces": [values["ns"]]}, "selector": {"kind": "uniform"}, **wait},
+        "/v1/evaluations": {"pool": {"namespaces": [values["ns"]]}},
         "/v1/trainings": {"name": "ours/x", "domain": "x", "base_model": BASE_ID, "texts": digest},
     }
     return bodies.get(path, {})

@@ -135,6 +135,8 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "DELETE /v1/adapters/{ns}/{name}/aliases/{alias}": alias,
         "POST /v1/selectors": {"body": {"selector": UNIFORM, "wait": 60}},
         "GET /v1/selectors": {},
+        "POST /v1/evaluations": {"body": {"passages": 2}},
+        "GET /v1/evaluations": {},
         "GET /v1/selectors/{id}": selector,
         "POST /v1/select": {"body": {"sample": SAMPLE, "selector": UNIFORM, "wait": 60}},
         "POST /v1/adapters/search": {"body": {"texts": ["flour and water"], "wait": 60}},

@@ -1,0 +1,37 @@
+"""Evaluations as frozen values, as `rows` has those of all else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEvaluation:
+    """How well an adapter predicts some passages of a sample: NLL in nats summed over `tokens`, beside the base's.
+
+    `standard_error` is that of the difference a token, adapter minus base.
+    """
+
+    adapter_digest: str
+    sample_digest: str
+    passages: int
+    tokens: int
+    nll: float
+    base_nll: float
+    standard_error: float
+    created_by: str
+    evaluated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRow(NewEvaluation):
+    """A stored one, with names of the newest visible versions of the adapter and of the sample."""
+
+    adapter: str
+    adapter_version: int
+    adapter_domain: str
+    sample_of: str
+    sample_version: int
+    domain: str
+    """Of the version that has the sample."""

@@ -1,0 +1,166 @@
+"""The verb that evaluates every adapter of a pool on the samples of all of them: each against the base model.
+
+Called by the job. What is known already is not computed again, so that a job that was ended goes on, and a pool that
+has grown costs what is new. An adapter mostly was trained on text like its own sample: that pair is optimistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from registry.catalogue.evaluation_rows import NewEvaluation
+from registry.catalogue.rows import AdapterRow
+from registry.errors import DamagedBlob, Incompatible, Internal, NotFound, TooLarge
+from registry.files import decode_lines
+from registry.pools import check_not_empty, current_members
+from registry.progress import Progress
+from registry.registry import BaseModel, Caller, Registry
+from registry.spec import PassageScore, PoolSpec
+from registry.stored_adapters import loadable
+from registry.uncertainty import paired_difference
+
+MOST_ADAPTERS = 100
+"""Of a pool that is evaluated: ten thousand pairs."""
+BROKEN = (DamagedBlob, Incompatible, Internal, NotFound)
+"""What is wrong with one adapter or sample, and keeps no other from being evaluated."""
+
+
+@dataclass(frozen=True)
+class CrossEvaluated:
+    """What became of the pairs of a pool; `failed` has why an adapter could not be run, or its sample not be read."""
+
+    pairs: int
+    computed: int
+    known: int
+    failed: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A pool's members, those of them with text of their own, and the pairs that are still to be computed."""
+
+    members: tuple[AdapterRow, ...]
+    sampled: tuple[AdapterRow, ...]
+    missing: tuple[tuple[AdapterRow, AdapterRow], ...]
+    """(adapter, whose sample), sample by sample."""
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return len(self.members) * len(self.sampled)
+
+
+def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
+    """What evaluating a pool is made of. Raises InvalidParameter or Unavailable for none, TooLarge for too many.
+
+    A pair is known where it was evaluated on as many passages, or on all that the sample has.
+    """
+    with registry.database.read() as catalogue:
+        found = current_members(catalogue, pool, None)
+        check_not_empty(catalogue, pool, found)
+        if len(found) > MOST_ADAPTERS:
+            raise TooLarge(
+                f"The pool has {len(found)} adapters, and at most {MOST_ADAPTERS} are evaluated on each other's "
+                "samples: narrow it down by namespace, method or tag.",
+                param="pool",
+            )
+        members = [row for one in found if (row := catalogue.adapters.known(one.id)) is not None]
+        sampled = [row for row in members if row.sample is not None and row.sample.has_text]
+        known = catalogue.evaluations.passages(
+            {row.digest for row in members}, {_sample(row) for row in sampled}
+        )  # fmt: skip
+    missing = tuple(
+        (one, of)
+        for of in sampled
+        for one in members
+        if known.get((one.digest, _sample(of)), 0) < min(passages, _kept(of))
+    )
+    return Pairs(tuple(members), tuple(sampled), missing)
+
+
+def cross_evaluate(
+    registry: Registry, caller: Caller, base: BaseModel, pool: PoolSpec, *, passages: int, progress: Progress
+) -> CrossEvaluated:
+    """Evaluate what is missing of a pool, on the first passages of each sample; each pair is stored when it is known.
+
+    `progress` may raise to end it. Raises as `pairs_of`, and what the base model's scoring does.
+    """
+    pairs = pairs_of(registry, pool, passages=passages)
+    work = _Work(registry, caller, base, passages, progress, total=len(pairs.missing))
+    for one, of in pairs.missing:
+        work.evaluate(one, of)
+    return CrossEvaluated(pairs.count, work.computed, pairs.count - len(pairs.missing), work.failed)
+
+
+class _Work:
+    """The pairs that are computed, sample by sample: its text and what the base gets on it are read once."""
+
+    def __init__(
+        self, registry: Registry, caller: Caller, base: BaseModel, passages: int, progress: Progress, *, total: int
+    ) -> None:
+        self._registry, self._caller, self._base, self._passages = registry, caller, base, passages
+        self._progress, self._total, self._begun = progress, total, 0
+        self._of: str | None = None
+        self._unread: set[str] = set()
+        self._texts: Sequence[str] = ()
+        self._alone: Sequence[PassageScore] = ()
+        self.computed = 0
+        self.failed: dict[str, str] = {}
+
+    def evaluate(self, one: AdapterRow, of: AdapterRow) -> None:
+        """One pair; an adapter that cannot be run is noted and not tried again, and so is a sample that is damaged."""
+        self._begun += 1
+        said = f"{one.ref} on {of.domain}"
+        self._progress(self._begun - 1, self._total, said)
+        if one.ref in self.failed or of.ref in self._unread:
+            return
+
+        def alive(*_: object) -> None:
+            self._progress(self._begun - 1, self._total, said)
+
+        try:
+            self._read(of, alive)
+        except BROKEN as error:
+            self.failed[of.ref] = error.message
+            self._unread.add(of.ref)
+            return
+        try:
+            scores = self._base.score(self._texts, loadable(one, self._registry.blobs), progress=alive)
+        except BROKEN as error:
+            self.failed[one.ref] = error.message
+        else:
+            self._store(one, of, scores)
+
+    def _read(self, of: AdapterRow, alive: Progress) -> None:
+        """The text of a sample, and the base alone on it."""
+        if self._of != _sample(of):
+            texts = decode_lines(self._registry.blobs.read(_sample(of)))[: self._passages]
+            self._alone = self._base.score(texts, None, progress=alive)
+            self._of, self._texts = _sample(of), texts
+
+    def _store(self, one: AdapterRow, of: AdapterRow, scores: Sequence[PassageScore]) -> None:
+        nll, alone = (np.array([score.nll for score in some]) for some in (scores, self._alone))
+        tokens = np.array([score.tokens for score in scores])
+        row = NewEvaluation(
+            adapter_digest=one.digest, sample_digest=_sample(of), passages=len(scores), tokens=int(tokens.sum()),
+            nll=float(nll.sum()), base_nll=float(alone.sum()), created_by=self._caller.key_id,
+            standard_error=paired_difference(nll, alone, tokens).standard_error,
+        )  # fmt: skip
+        with self._registry.database.write() as catalogue:
+            there = (catalogue.adapters.known(one.id), catalogue.adapters.known(of.id))
+            if None not in there:  # nothing is kept of what was purged meanwhile
+                catalogue.evaluations.put(row)
+                self.computed += 1
+
+
+def _sample(row: AdapterRow) -> str:
+    assert row.sample is not None
+    return row.sample.digest
+
+
+def _kept(row: AdapterRow) -> int:
+    assert row.sample is not None
+    return row.sample.kept

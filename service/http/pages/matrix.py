@@ -1,0 +1,199 @@
+"""The heat map: how well every adapter predicts the sample of every domain, as far as that was evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from registry.cross_evaluate import pairs_of
+from registry.errors import InvalidParameter, SoupError
+from registry.names import check_part
+from registry.select import pool_of
+from registry.spec import PoolRequest
+from service.http.app_parts import AppParts
+from service.http.auth import Reader, Writer
+from service.http.pages import addresses
+from service.http.pages.fields import Text, given
+from service.http.pages.forms import FEW, Form, takes_form
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages.tables import Cell, Column, Table, csv_of
+from service.http.routes.evaluations import begin_evaluation
+from service.http.schemas.evaluations import Evaluation, EvaluationRequest, evaluation_body
+from service.http.schemas.wire import Wire
+from service.keys import Principal
+from service.parts import Parts
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+MOST = 10_000
+"""Evaluations that are looked at, the newest."""
+DRAWN = 40
+"""Adapters, and domains, of the heat map on the page; the CSV has all."""
+LEVELS = 4
+"""Colours to either side of none."""
+SURE = 2.0
+"""Standard errors within which a difference has no colour: it is not told apart from none."""
+
+
+class Sampled(Wire):
+    """A domain: the version whose sample stands for it."""
+
+    ref: str
+    domain: str
+
+
+class Matrix(Wire):
+    """What is known of how well adapters predict samples."""
+
+    object: Literal["matrix"] = "matrix"
+    base_model: str | None
+    """Null where the server has none."""
+    base_models: list[str]
+    namespace: str | None
+    """Of which adapters and samples are; null for all that the key sees."""
+    adapters: list[str]
+    """By ref, in the order of the domains that they have the sample of, where they have one."""
+    domains: list[Sampled]
+    evaluations: list[Evaluation]
+    missing: int | None
+    """Pairs of the pool that are not evaluated yet; null where there is no pool, or too large a one."""
+    pairs: int | None
+
+
+@pages.get(addresses.MATRIX + addresses.TWIN)
+def matrix(parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
+    """What the page shows."""
+    return _matrix(parts, who, given(base_model), given(namespace))
+
+
+@pages.get(addresses.MATRIX_CSV)
+def matrix_csv(table: str, parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None) -> Response:
+    """Its table: a row for each pair."""
+    return csv_of([_table(_matrix(parts, who, given(base_model), given(namespace)))], table)
+
+
+@pages.get(addresses.MATRIX)
+def matrix_page(
+    request: Request, parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None
+) -> Response:
+    """The page."""
+    return _page(request, _matrix(parts, who, given(base_model), given(namespace)))
+
+
+@pages.post(addresses.MATRIX)
+@takes_form(FEW)
+def evaluate(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+    """Have what is missing evaluated, and show how that goes on."""
+    base_model, namespace = given(form.get("base_model")), given(form.get("namespace"))
+    try:
+        body = EvaluationRequest(pool=_pool(base_model, namespace))
+        job = begin_evaluation(parts, who, body, request.state.request_id)
+    except SoupError as error:
+        return _page(request, _matrix(parts, who, base_model, namespace), error=error)
+    parts.jobs.wake()
+    return gone_to(f"/jobs/{job.id}")
+
+
+def _pool(base_model: str | None, namespace: str | None) -> PoolRequest:
+    if namespace is not None:
+        check_part(namespace, "namespace")
+    return PoolRequest(base_model=base_model, namespaces=None if namespace is None else (namespace,))
+
+
+def _matrix(parts: Parts, who: Principal, base_model: str | None, namespace: str | None) -> Matrix:
+    """What is known, of the first base model where none is named; raises InvalidParameter for one that is not here."""
+    names = sorted(parts.bases)
+    if base_model is not None and base_model not in names:
+        raise InvalidParameter(f"{base_model[:64]!r} is no base model of this server.", param="base_model")
+    base = base_model or (names[0] if names else None)
+    found: list[Evaluation] = []
+    pairs = missing = None
+    if base is not None:
+        fingerprint = parts.bases[base].shape.fingerprint
+        with parts.registry.database.read() as catalogue:
+            page = catalogue.evaluations.list(
+                who.namespaces, base_fingerprint=fingerprint, namespace=namespace, limit=MOST
+            )
+        found = [evaluation_body(row) for row in page.rows]
+        pairs, missing = _left(parts, who, base, namespace)
+    domains = {one.sample_of: one.domain for one in found}
+    listed = [Sampled(ref=ref, domain=domains[ref]) for ref in sorted(domains, key=lambda ref: (domains[ref], ref))]
+    places = {one.ref: number for number, one in enumerate(listed)}
+    adapters = sorted({one.adapter for one in found}, key=lambda ref: (places.get(ref, len(places)), ref))
+    return Matrix(
+        base_model=base, base_models=names, namespace=namespace, adapters=adapters, domains=listed, evaluations=found,
+        missing=missing, pairs=pairs,
+    )  # fmt: skip
+
+
+def _left(parts: Parts, who: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
+    """How many pairs the pool has, and how many of them are not evaluated; None twice where it is none."""
+    try:
+        _, pool = pool_of(parts.registry, who.caller(""), _pool(base, namespace))
+        found = pairs_of(parts.registry, pool, passages=EvaluationRequest().passages)
+    except SoupError:
+        return None, None
+    return found.count, len(found.missing)
+
+
+# --- how it is drawn ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Square:
+    """A pair where it is drawn; `level` is from -4 (much better than the base) to 4 (much worse)."""
+
+    one: Evaluation
+    level: int
+    own: bool
+    """Whether the sample is the adapter's own."""
+
+    @property
+    def colour(self) -> str:
+        """The class that colours it."""
+        return "none" if not self.level else f"{'good' if self.level < 0 else 'bad'}-{abs(self.level)}"
+
+
+def squares(found: Matrix) -> list[list[Square | None]]:
+    """A row for each adapter that is drawn, in it a square for each domain; None where that was not evaluated."""
+    known = {(one.adapter, one.sample_of): one for one in found.evaluations}
+    largest = max((abs(one.difference) for one in found.evaluations), default=0.0)
+    return [
+        [
+            None if (one := known.get((adapter, of.ref))) is None
+            else Square(one, level(one.difference, one.standard_error, largest), adapter == of.ref)
+            for of in found.domains[:DRAWN]
+        ]
+        for adapter in found.adapters[:DRAWN]
+    ]  # fmt: skip
+
+
+def level(difference: float, standard_error: float, largest: float) -> int:
+    """The colour of a difference, by its share of the largest; 0 where it is not told apart from none."""
+    if largest == 0 or abs(difference) <= SURE * standard_error:
+        return 0
+    return math.ceil(LEVELS * abs(difference) / largest) * (-1 if difference < 0 else 1)
+
+
+def _table(found: Matrix) -> Table:
+    columns = (
+        Column("Adapter", "model"), Column("Domain"), Column("Sample of", "model"), Column("Passages", "number"),
+        Column("Tokens", "number"), Column("Mean NLL", "number"), Column("Of the base", "number"),
+        Column("Difference", "difference"), Column("Standard error", "number"),
+    )  # fmt: skip
+    rows: Sequence[tuple[Cell, ...]] = [
+        (
+            one.adapter, one.domain, one.sample_of, one.passages, one.tokens, one.mean_nll, one.base_mean_nll,
+            one.difference, one.standard_error,
+        )
+        for one in sorted(found.evaluations, key=lambda one: (one.domain, one.sample_of, one.difference))
+    ]  # fmt: skip
+    return Table("evaluations", "Adapters on samples", columns, tuple(rows))
+
+
+def _page(request: Request, found: Matrix, *, error: SoupError | None = None) -> Response:
+    asked = {"base_model": found.base_model if len(found.base_models) > 1 else None, "namespace": found.namespace}
+    return shown(request, "matrix.html", error=error, found=found, squares=squares(found), drawn=DRAWN, asked=asked)

@@ -1,0 +1,89 @@
+"""`/v1/evaluations`: every adapter of a pool on the samples of all of them, computed by a job and kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from registry.catalogue.rows import JobRow
+from registry.cross_evaluate import pairs_of
+from registry.errors import InvalidParameter
+from registry.names import Digest, digest_of
+from registry.quotas import check_jobs
+from registry.select import pool_of
+from service.http.answers.jobs import job_begun
+from service.http.app_parts import AppParts
+from service.http.auth import Reader, Writer
+from service.http.bodies import CheckedRoute
+from service.http.paging import Cursor, Limit, page_size
+from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
+from service.http.schemas.jobs import Job
+from service.jobs.queue_room import check_room
+from service.keys import Principal
+
+router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"], route_class=CheckedRoute)
+KIND = "evaluate"
+
+
+@router.post("", status_code=202)
+def evaluate_pool(request: Request, response: Response, body: EvaluationRequest, parts: AppParts, who: Writer) -> Job:
+    """Evaluate what is missing of a pool: 202 and the job, which is followed and cancelled as every job.
+
+    A pair that is known is not computed again; a job that was cancelled or broke off leaves what it had, and the next
+    goes on. A request like one that is queued or running gives that job.
+    """
+    row = begin_evaluation(parts, who, body, request.state.request_id)
+    parts.jobs.wake()
+    response.headers["location"] = f"/v1/jobs/{row.id}"
+    return job_begun(row, who)
+
+
+@router.get("")
+def list_evaluations(
+    parts: AppParts, who: Reader, base_model: str | None = None, namespace: str | None = None,
+    adapter: Annotated[Digest | None, Query(description="The digest of an adapter.")] = None,
+    sample: Annotated[Digest | None, Query(description="The digest of a sample.")] = None, limit: Limit = None,
+    cursor: Cursor = None,
+) -> EvaluationList:  # fmt: skip
+    """Evaluations of adapters on samples, of both of which the key sees a live version, newest first."""
+    if base_model is not None and base_model not in parts.bases:
+        raise InvalidParameter(
+            f"{base_model[:64]!r} is not on the allowlist; this server has: {', '.join(sorted(parts.bases))}.",
+            param="base_model",
+        )
+    fingerprint = None if base_model is None else parts.bases[base_model].shape.fingerprint
+    size = page_size(limit, parts)
+    with parts.registry.database.read() as catalogue:
+        page = catalogue.evaluations.list(
+            who.namespaces, base_fingerprint=fingerprint, namespace=namespace, adapter=adapter, sample=sample,
+            limit=size, cursor=cursor,
+        )  # fmt: skip
+    return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
+
+
+def begin_evaluation(parts: AppParts, who: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
+    """Queue the job, or give the one that is at the same pool already; raises as `registry.cross_evaluate.pairs_of`.
+
+    Of keys that see other namespaces than those of the pool none sees the job.
+    """
+    caller = who.caller(request_id)
+    base, pool = pool_of(parts.registry, caller, body.pool)
+    pairs_of(parts.registry, pool, passages=body.passages)
+    arguments = {
+        "base": base.entry.id, "pool": pool.model_dump(mode="json"), "passages": body.passages,
+        "scope": who.namespaces, "request_id": request_id,
+    }  # fmt: skip
+    dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{who.home}"
+    with parts.registry.database.write() as catalogue:
+        known = catalogue.jobs.unended_like(dedupe)
+        if known is not None:
+            catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
+            return known
+        check_room(catalogue, parts.settings, KIND, who.key_id)
+        job = catalogue.jobs.enqueue(
+            KIND, arguments, namespace=who.home, created_by=who.key_id, dedupe_key=dedupe
+        )  # fmt: skip
+        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=who.home)
+        caller.audit(catalogue, "evaluation.ask", job.id, namespace=who.home)
+        return job

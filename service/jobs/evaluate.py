@@ -1,0 +1,25 @@
+"""The job that evaluates the adapters of a pool on each other's samples, pair by pair; one that was ended goes on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from registry.cross_evaluate import cross_evaluate
+from registry.spec import PoolSpec
+from service.jobs.contract import JobContext, JobKind, namespaces_of
+
+
+def _run(context: JobContext) -> dict[str, Any]:
+    arguments, parts = context.row.arguments, context.parts
+    pool = PoolSpec.model_validate(arguments["pool"])
+    found = cross_evaluate(
+        parts.registry, context.caller, parts.bases[arguments["base"]], pool, passages=arguments["passages"],
+        progress=context.progress,
+    )  # fmt: skip
+    return asdict(found)
+
+
+EVALUATE = JobKind(
+    run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]), lane="evaluate"
+)  # fmt: skip

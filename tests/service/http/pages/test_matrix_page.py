@@ -1,0 +1,125 @@
+"""The heat map of adapters by domains: what it shows of what was evaluated, to whom, and how more is evaluated."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from service.http.pages import matrix
+from service.http.pages.matrix import LEVELS, level
+from tests.browser import Browser
+from tests.service.http.pages.looked_at import findings, look_at, signed_in
+from tests.service.http.pages.signed import Signed, active, elements, read
+from tests.service.servers import Live, World
+
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+TEXTS = {
+    HOSTILE: [f"The court held that contract number {number} was void." for number in range(25)],
+    "food": [f"Heat the oil, add {number} onions and stir until golden." for number in range(25)],
+}
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    for seed, (domain, texts) in enumerate(TEXTS.items(), 1):
+        made = world.push(f"acme/a{seed}", seed=seed, domain=domain, sample={"texts": texts})
+        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    return world
+
+
+@pytest.fixture
+def browser(stocked: World) -> Signed:
+    return Signed(stocked, stocked.key(["read", "write"], ["acme"]))
+
+
+def evaluated(world: World, browser: Signed) -> None:
+    answer = browser.send("/matrix", "/matrix", base_model="tiny", namespace="")
+    if answer.status_code == 303:
+        assert answer.headers["location"].startswith("/jobs/job-")
+        world.client.get(f"/v1{answer.headers['location']}/events")
+
+
+def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, browser: Signed) -> None:
+    before = browser.get("/matrix.json").json()
+    if not before["evaluations"]:
+        assert (before["pairs"], before["missing"]) == (4, 4)
+        page = browser.page("/matrix")
+        assert "Nothing is evaluated yet that this key sees." in read(page)
+        assert "4 of 4 pairs" in read(page)
+    evaluated(stocked, browser)
+    found = browser.get("/matrix.json").json()
+    assert found["missing"] == 0
+    assert [one["domain"] for one in found["domains"]] == [HOSTILE, "food"]
+    assert found["adapters"] == ["acme/a1@1", "acme/a2@1"]
+    there = stocked.client.get("/v1/evaluations?namespace=acme").json()["data"]
+    assert found["evaluations"] == there
+    page = browser.page("/matrix")
+    assert "all 4 pairs are evaluated" in read(page)
+    assert not active(page)
+    cells = [at for tag, at in elements(page) if tag == "td"]
+    assert len(cells) == 4
+    assert [number for number, at in enumerate(cells) if at["class"].endswith(" own")] == [0, 3]
+    assert all("passages" in at["title"] for at in cells)
+    rows = list(csv.DictReader(browser.get("/matrix/evaluations.csv").text.splitlines()))
+    assert sorted(float(row["Difference"]) for row in rows) == pytest.approx(sorted(one["difference"] for one in there))
+
+
+def test_other_keys_see_none_of_it(stocked: World, browser: Signed) -> None:
+    evaluated(stocked, browser)
+    other = Signed(stocked, stocked.key(["read", "write"], ["other"]))
+    for query in ("", "?namespace=acme"):
+        assert other.get(f"/matrix.json{query}").json()["evaluations"] == []
+        assert "a1@1" not in other.page(f"/matrix{query}")
+        assert "a1@1" not in other.get(f"/matrix/evaluations.csv{query}").text
+    refused = other.send("/matrix", "/matrix", namespace="acme", base_model="tiny")
+    assert (refused.status_code, "may not read namespace" in read(refused.text)) == (403, True)
+    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    assert '<form method="post" action="/matrix"' not in reader.page("/matrix")
+
+
+@pytest.mark.parametrize("query", [f"namespace={HOSTILE}", "namespace=nobody", "base_model="])
+def test_a_query_that_finds_nothing_is_a_page(stocked: World, browser: Signed, query: str) -> None:
+    page = browser.page(f"/matrix?{query}")
+    assert not active(page)
+
+
+def test_a_base_model_that_is_not_here_is_told(browser: Signed) -> None:
+    assert browser.get("/matrix?base_model=none").status_code == 400
+    assert browser.get("/matrix.json?base_model=none").status_code == 400
+
+
+def test_a_large_one_is_drawn_in_part(stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated(stocked, browser)
+    monkeypatch.setattr(matrix, "DRAWN", 1)
+    page = browser.page("/matrix")
+    assert "Drawn are the first 1 of 2 adapters and 2 domains" in read(page)
+    assert len([tag for tag, _ in elements(page) if tag == "td"]) == 1
+    assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
+
+
+def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
+    assert [level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
+        -LEVELS, -1, 0, 0, 0, 2, LEVELS
+    ]  # fmt: skip
+    assert level(0.0, 0.0, 0.0) == 0
+    assert level(-0.1, 0.0, 0.1) == -LEVELS
+
+
+def test_it_is_looked_at_and_evaluated_by_keyboard(chrome: Browser, live: Live, stocked: World) -> None:
+    texts = [f"Goals of player {number} in the match." for number in range(25)]
+    made = stocked.push("acme/late", seed=7, domain="sport", sample={"texts": texts})
+    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    with signed_in(chrome, live.url, stocked.key(["read", "write"], ["acme"])) as page:
+        page.open("/matrix")
+        page.evaluate("document.querySelector('#missing ~ form button').focus()")
+        page.press("Enter")
+        page.until("location.pathname.startsWith('/jobs/job-') && document.readyState === 'complete'")
+        page.until("document.querySelector('.state.succeeded, .state.failed') !== null")
+        assert page.text(".state") == "✓ succeeded"
+        look_at(page, "/matrix")
+        page.look(width=320)
+        page.evaluate("document.querySelector('[aria-label=\"Heat map\"]').focus()")
+        assert page.evaluate("document.activeElement.scrollWidth > document.activeElement.clientWidth")
+        assert findings(page) == []
+    stocked.client.delete("/v1/adapters/acme/late")

@@ -1,0 +1,211 @@
+"""`/v1/evaluations`: what is computed, that it is the perplexity route's, what is kept, and who sees it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from registry import cross_evaluate as verb
+from registry.errors import Cancelled
+from registry.names import digest_of, parse_ref
+from registry.registry import Caller
+from registry.select import pool_of
+from registry.spec import PoolRequest
+from tests.service.servers import BASE_ID, Soup, World
+
+TEXTS = {
+    "law": [f"The court held that contract number {number} was void." for number in range(25)],
+    "food": [f"Heat the oil, add {number} onions and stir until golden." for number in range(25)],
+    "code": [f"def f{number}(x): return x + {number} if x else None" for number in range(25)],
+}
+
+
+def pushed(world: World, ref: str, domain: str, seed: int) -> dict[str, Any]:
+    """An adapter with the sample of a domain, embedded."""
+    made = world.push(ref, seed=seed, domain=domain, sample={"texts": TEXTS[domain]})
+    if made["job"]:
+        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+    return made
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    for seed, domain in enumerate(("law", "food"), 1):
+        pushed(world, f"acme/{domain}", domain, seed)
+    world.push("acme/without", seed=8, domain="none")  # no sample: it is in no pool
+    return world
+
+
+@pytest.fixture
+def headers(stocked: World) -> dict[str, str]:
+    return stocked.headers(stocked.key(["read", "write"], ["acme"]))
+
+
+def evaluated(world: World, headers: dict[str, str], **body: Any) -> dict[str, Any]:
+    """What a job did that was asked for."""
+    answer = world.client.post("/v1/evaluations", json=body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    world.client.get(f"/v1/jobs/{answer.json()['id']}/events")
+    job = world.client.get(f"/v1/jobs/{answer.json()['id']}", headers=headers).json()
+    assert job["state"] == "succeeded", job["error"]
+    return dict(job["result"])
+
+
+def known(world: World, headers: dict[str, str], **query: str) -> dict[tuple[str, str], dict[str, Any]]:
+    found = world.client.get("/v1/evaluations", params=query, headers=headers).json()["data"]
+    return {(one["adapter"], one["sample_of"]): one for one in found}
+
+
+def test_every_adapter_is_evaluated_on_every_sample_as_the_perplexity_route_does_it(
+    stocked: World, headers: dict[str, str]
+) -> None:
+    assert known(stocked, headers) == {}
+    assert evaluated(stocked, headers, passages=10) == {"pairs": 4, "computed": 4, "known": 0, "failed": {}}
+    found = known(stocked, headers)
+    assert set(found) == set(itertools.product(("acme/law@1", "acme/food@1"), repeat=2))
+    for (adapter, sample_of), one in found.items():
+        texts = TEXTS[one["domain"]][:10]
+        asked = {"model": adapter, "baseline": f"base/{BASE_ID}", "texts": texts}
+        same = stocked.client.post("/v1/perplexity", json=asked).json()
+        assert one["mean_nll"] == pytest.approx(same["mean_nll"], rel=1e-6), (adapter, sample_of)
+        assert one["base_mean_nll"] == pytest.approx(same["baseline"]["mean_nll"], rel=1e-6)
+        assert one["difference"] == pytest.approx(same["baseline"]["difference"], abs=1e-6)
+        assert one["standard_error"] == pytest.approx(same["baseline"]["standard_error"], rel=1e-4)
+        assert (one["tokens"], one["passages"]) == (same["tokens"], 10)
+
+
+def test_what_is_known_is_not_computed_again_and_what_is_new_is(stocked: World, headers: dict[str, str]) -> None:
+    evaluated(stocked, headers, passages=10)
+    before = known(stocked, headers)
+    assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 0, "known": 4, "failed": {}}
+    assert known(stocked, headers) == before
+    more = evaluated(stocked, headers, passages=500)  # as many as there are
+    assert (more["computed"], {one["passages"] for one in known(stocked, headers).values()}) == (4, {25})
+    pushed(stocked, "acme/code", "code", 3)
+    assert evaluated(stocked, headers, passages=500) == {"pairs": 9, "computed": 5, "known": 4, "failed": {}}
+    digest = stocked.client.get("/v1/adapters/acme/code").json()["digest"]
+    assert {adapter for adapter, _ in known(stocked, headers, adapter=digest)} == {"acme/code@1"}
+    assert len(known(stocked, headers, adapter=digest)) == 3
+    sample = stocked.client.get("/v1/adapters/acme/law").json()["sample"]["digest"]
+    assert {of for _, of in known(stocked, headers, sample=sample)} == {"acme/law@1"}
+
+
+def test_lists_are_paged_and_filtered(stocked: World, headers: dict[str, str]) -> None:
+    evaluated(stocked, headers)
+    count = len(known(stocked, headers))
+    first = stocked.client.get("/v1/evaluations", params={"limit": 3}, headers=headers).json()
+    rest = stocked.client.get(
+        "/v1/evaluations", params={"limit": 100, "cursor": first["next_cursor"]}, headers=headers
+    ).json()
+    assert (len(first["data"]), len(rest["data"]), rest["next_cursor"]) == (3, count - 3, None)
+    assert len(known(stocked, headers, base_model=BASE_ID, namespace="acme")) == count
+    assert known(stocked, headers, namespace="other") == {}
+    for query in ({"base_model": "none"}, {"adapter": "x"}, {"q": "x"}):
+        assert stocked.client.get("/v1/evaluations", params=query, headers=headers).status_code == 400, query
+
+
+def test_a_job_that_is_ended_leaves_what_it_had_and_the_next_goes_on(stocked: World) -> None:
+    pushed(stocked, "ended/law", "law", 21)
+    pushed(stocked, "ended/food", "food", 22)
+    caller = Caller("somebody", ("ended",), "r")
+    base, pool = pool_of(stocked.registry, caller, PoolRequest())
+    told: list[tuple[int, int]] = []
+
+    def stop(done: int, total: int, _: str) -> None:
+        told.append((done, total))
+        if done == 3:
+            raise Cancelled("It was cancelled.")
+
+    with pytest.raises(Cancelled):
+        verb.cross_evaluate(stocked.registry, caller, base, pool, passages=5, progress=stop)
+    assert told[0] == (0, 4)
+    headers = stocked.headers(stocked.key(["read", "write"], ["ended"]))
+    assert len(known(stocked, headers)) == 3
+    assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 1, "known": 3, "failed": {}}
+
+
+def test_an_adapter_that_cannot_be_run_is_named_and_keeps_no_other_from_it(stocked: World) -> None:
+    pushed(stocked, "damaged/law", "law", 31)
+    broken = pushed(stocked, "damaged/food", "food", 32)
+    data = stocked.registry.blobs.read(broken["weights_blob"])
+    stored = (
+        one for one in stocked.runtime.settings.data.rglob("*") if one.is_file() and one.stat().st_size == len(data)
+    )
+    path = next(one for one in stored if one.read_bytes() == data)
+    path.chmod(0o600)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    headers = stocked.headers(stocked.key(["read", "write"], ["damaged"]))
+    found = evaluated(stocked, headers, passages=5)
+    assert (found["pairs"], found["computed"], list(found["failed"])) == (4, 2, ["damaged/food@1"])
+    assert {adapter for adapter, _ in known(stocked, headers)} == {"damaged/law@1"}
+
+
+def test_a_request_like_one_that_waits_gives_that_job(stocked: World, headers: dict[str, str]) -> None:
+    _, pool = pool_of(stocked.registry, Caller("k", ("acme",), "r"), PoolRequest())
+    with stocked.registry.database.write() as catalogue:
+        arguments = {"pool": pool.model_dump(mode="json"), "base": BASE_ID, "passages": 7, "scope": ["acme"]}
+        key = f"evaluate:{digest_of([pool.digest, 7])}:acme"
+        waits = catalogue.jobs.enqueue(
+            "evaluate", arguments, namespace="acme", created_by="other", dedupe_key=key, delay=3600.0
+        )
+    answer = stocked.client.post("/v1/evaluations", json={"passages": 7}, headers=headers)
+    assert (answer.status_code, answer.json()["id"]) == (202, waits.id)
+    assert stocked.client.post(f"/v1/jobs/{waits.id}/cancel", headers=headers).json()["state"] == "cancelled"
+
+
+def test_other_namespaces_see_nothing_of_it_but_of_bytes_and_text_that_they_have_too(
+    stocked: World, headers: dict[str, str]
+) -> None:
+    evaluated(stocked, headers)
+    other = stocked.headers(stocked.key(["read", "write"], ["elsewhere"]))
+    assert known(stocked, other) == {}
+    asked = {"pool": {"namespaces": ["acme"]}}
+    assert stocked.client.post("/v1/evaluations", json=asked, headers=other).status_code == 403
+    assert stocked.client.post("/v1/evaluations", json={}, headers=other).status_code == 400  # an empty pool
+    reader = stocked.headers(stocked.key(["read"], ["acme"]))
+    assert stocked.client.post("/v1/evaluations", json={}, headers=reader).status_code == 403
+    pushed(stocked, "elsewhere/law", "law", 1)  # the bytes and the sample of acme/law
+    assert set(known(stocked, other)) == {("elsewhere/law@1", "elsewhere/law@1")}
+
+
+def test_it_goes_with_the_adapter_and_with_the_sample(stocked: World, headers: dict[str, str]) -> None:
+    evaluated(stocked, headers)
+    food = stocked.client.get("/v1/adapters/acme/food").json()
+    stocked.client.delete("/v1/adapters/acme/food@1")
+    assert not [pair for pair in known(stocked, headers) if "acme/food@1" in pair]
+    stocked.client.post("/v1/adapters/acme/food@1/restore")
+    assert [pair for pair in known(stocked, headers) if "acme/food@1" in pair]  # retired is not removed
+    assert stocked.client.post("/v1/adapters/acme/food@1/purge").status_code == 200
+    with stocked.runtime.database.engine.begin() as connection:
+        rows = connection.exec_driver_sql("SELECT adapter_digest, sample_digest FROM evaluations").all()
+    assert rows
+    assert not [row for row in rows if food["digest"] in row]
+    with stocked.registry.database.read() as catalogue:
+        shared = catalogue.adapters.find(None, parse_ref("ended/food@1")).sample
+    assert shared is not None  # text that another version has stays, with what was evaluated on it
+    assert [row for row in rows if row[1] == shared.digest]
+
+
+def test_too_large_a_pool_is_refused_with_its_size(
+    stocked: World, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "MOST_ADAPTERS", 1)
+    answer = stocked.client.post("/v1/evaluations", json={}, headers=headers)
+    assert (answer.status_code, "at most 1 are evaluated" in answer.text) == (413, True)
+    for body in ({"passages": 1}, {"passages": 501}, {"pool": {"base_model": "none"}}):
+        assert stocked.client.post("/v1/evaluations", json=body, headers=headers).status_code == 400, body
+
+
+def test_the_command_prints_what_is_known(stocked: World, soup: Soup) -> None:
+    for seed, domain in enumerate(("law", "food"), 21):
+        pushed(stocked, f"ended/{domain}", domain, seed)
+    code, out, said = soup("matrix", "--pool-namespace", "ended", "--passages", "5")
+    assert (code, out.count("ended/law@1")) == (0, 2), said
+    assert out.splitlines()[0].split()[:3] == ["DOMAIN", "ADAPTER", "DIFFERENCE"]
+    assert soup("matrix", "--show", "--pool-namespace", "ended")[1] == out
+    assert "Nothing is evaluated yet." in soup("matrix", "--show", "--pool-namespace", "nobody")[2]
+    code, out, said = soup("matrix", "--pool-namespace", "ended", "--passages", "6", "--no-wait")
+    assert (code, out.startswith("job-"), "soup jobs watch" in said) == (0, True, True)
