@@ -22,17 +22,21 @@ from service.base_models import ServedBaseModel
 from service.engine.served import not_speaking
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser
+from service.http.auth import ModelUser, Writer
 from service.http.body_limits import BodyLimit
 from service.http.named_models import resolve_model
 from service.http.pages import addresses
-from service.http.pages.forms import ENCODED, Form, numbered, takes_form
+from service.http.pages.forms import ENCODED, FEW, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
-from service.http.pages.page import PageRoute, shown
+from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages.slider_recipe import MOST_PARTS, Part, Written, parts_of_form, parts_of_query, recipe_of
+from service.http.pages.templates import query
 from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
+from service.http.routes.soups import cook_soup
 from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
+from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
 from service.http.thread_turns import in_thread
 from service.keys import Principal
@@ -72,6 +76,8 @@ class Playground(Wire):
     kind: Kind
     """How the first of them is asked."""
     drawing: Drawing = Drawing()
+    mix: list[Part]
+    """Adapters and weights of the sliders, as the address has them."""
 
 
 class Token(Wire):
@@ -107,12 +113,13 @@ class Answer(Wire):
 
 
 @pages.get(addresses.PLAYGROUND + addresses.TWIN)
-def playground(parts: AppParts, who: ModelUser, model: NamedModels = None) -> Playground:
+def playground(parts: AppParts, who: ModelUser, model: NamedModels = None, mix: Written = None) -> Playground:
     """What the page shows."""
     names = suggested(parts, who)
     models = [one for one in model or () if one.strip()] or names[:1]
     chat = sorted(base.entry.id for base in parts.bases.values() if _converses(base))
-    return Playground(models=models, suggested=names, chat=chat, kind=_kind(parts, who, models, chat))
+    kind = _kind(parts, who, models, chat)
+    return Playground(models=models, suggested=names, chat=chat, kind=kind, mix=parts_of_query(mix))
 
 
 def _converses(base: ServedBaseModel) -> bool:
@@ -133,9 +140,27 @@ def _kind(parts: Parts, who: Principal, models: Sequence[str], chat: Sequence[st
 
 
 @pages.get(addresses.PLAYGROUND)
-def playground_page(request: Request, parts: AppParts, who: ModelUser, model: NamedModels = None) -> Response:
+def playground_page(
+    request: Request, parts: AppParts, who: ModelUser, model: NamedModels = None, mix: Written = None
+) -> Response:
     """The page."""
-    return _page(request, parts, who, model, given={}, answers=[])
+    return _page(request, parts, who, model, given={}, answers=[], mix=mix)
+
+
+@pages.post(addresses.PLAYGROUND_MIX)
+@takes_form(FEW)
+async def mix(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+    """Cook the recipe of the sliders, and go on to ask it beside its first ingredients.
+
+    Where it takes longer than a request waits, to its job.
+    """
+    mixed = parts_of_form(form)
+    made = await cook_soup(request, Response(), recipe_of(mixed, who.home), parts, who)
+    if isinstance(made, Job):
+        return gone_to(f"/jobs/{made.id}")
+    beside = [one.ref for one in sorted(mixed, key=lambda one: -one.weight) if one.ref != made.model]
+    models = [made.model, *dict.fromkeys(beside)][:MOST_MODELS]
+    return gone_to(query(addresses.PLAYGROUND, model=models, mix=list(map(str, mixed))))
 
 
 @pages.post(addresses.PLAYGROUND)
@@ -165,11 +190,11 @@ async def ask_one(request: Request, form: Form, parts: AppParts, who: ModelUser)
 
 def _page(
     request: Request, parts: Parts, who: Principal, models: list[str] | None, *, given: Mapping[str, str],
-    answers: Sequence[Answer], error: SoupError | None = None,
+    answers: Sequence[Answer], error: SoupError | None = None, mix: list[str] | None = None,
 ) -> Response:  # fmt: skip
     return shown(
-        request, "playground.html", error=error, found=playground(parts, who, models), given=given, answers=answers,
-        most=MOST_MODELS, tabled=TABLED,
+        request, "playground.html", error=error, found=playground(parts, who, models, mix), given=given,
+        answers=answers, most=MOST_MODELS, tabled=TABLED, most_parts=MOST_PARTS,
     )  # fmt: skip
 
 

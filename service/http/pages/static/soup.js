@@ -185,3 +185,45 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     form.elements.prompt.focus();
   });
 }
+
+// Sliders that write a recipe: each moves its number, and a number its slider. What is cooked is asked at once, beside
+// the adapters that it was mixed from, and the prompt stays where it is.
+for (const form of document.querySelectorAll("[data-mix]")) {
+  const [cook, said, problem] = ["cook", "said", "problem"].map((name) => form.querySelector(`[data-${name}]`));
+  const prompt = document.querySelector("[data-ask]");
+  for (const slider of form.querySelectorAll("[data-slider]")) {
+    const number = form.elements[slider.dataset.slider];
+    slider.closest("[hidden]").hidden = false;
+    slider.addEventListener("input", () => (number.value = slider.value));
+    number.addEventListener("input", () => (slider.value = number.value));
+  }
+  const fail = (message) => {
+    said.textContent = "";
+    problem.textContent = message;
+    problem.hidden = false;
+  };
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    [cook.disabled, problem.hidden, said.textContent] = [true, true, "It is cooked."];
+    try {
+      const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+      const place = new URL(answer.url);
+      if (answer.ok && place.pathname === prompt.getAttribute("action")) {
+        const models = place.searchParams.getAll("model");
+        for (const field of prompt.querySelectorAll("[name^=model-]")) field.value = models.shift() ?? "";
+        history.replaceState(null, "", place.pathname + place.search);
+        said.textContent = `Cooked: ${prompt.elements["model-1"].value}`;
+        if (prompt.elements.prompt.value.trim()) prompt.requestSubmit();
+        else prompt.elements.prompt.focus();
+      } else if (answer.ok) {
+        location.assign(place); // its job goes on, or the session has ended
+      } else {
+        const told = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what + .lead");
+        fail(told?.textContent ?? "It could not be cooked.");
+      }
+    } catch {
+      fail("The connection broke. Cook it again.");
+    }
+    cook.disabled = false;
+  });
+}
