@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import CookRequest, SampleSource
+from registry.spec import CookRequest, PoolRequest, SampleSource
 from service.client import adapter_calls, inference_calls, job_calls, transfer
 from service.client.steps import Json, Listing, Steps, Streamed
 from service.http.schemas.adapters import ListedAdapter

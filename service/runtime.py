@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from registry.base_model import read_allowlist
 from registry.blobs import LocalBlobs, Unfinished
 from registry.catalogue.database import Database
+from registry.catalogue.replica_rows import ReplicaLoad
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Refits, Registry, Retention, SampleLimits
@@ -32,6 +33,7 @@ from service.jobs.runner import JobRunner
 from service.key_watch import KeyWatch
 from service.keys import ensure_admin_key
 from service.parts import Parts
+from service.presence import Presence
 from service.rates import Rates
 from service.settings import Settings
 from service.traces import Traces
@@ -54,6 +56,7 @@ class Runtime:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        check_role(settings)
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
         self.engine = Engine(
@@ -71,6 +74,8 @@ class Runtime:
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
         self.traces = traces_of(settings)
+        self.presence: Presence | None = None
+        """Its place among the servers of the database, from `start` on, where that is one that servers share."""
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None
@@ -110,11 +115,19 @@ class Runtime:
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
             stack.callback(self._stop_jobs)
             self.jobs.start()
+            if self.presence is not None:
+                stack.callback(self.presence.leave)
+                self.presence.join()
             self._open = stack.pop_all()
 
     def begin_stop(self) -> None:
-        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it."""
+        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it.
+
+        Routers send no more requests.
+        """
         self.jobs.begin_stop()
+        if self.presence is not None:
+            self.presence.begin_leave()
 
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
         """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing.
@@ -196,6 +209,10 @@ class Runtime:
             if base.entry.chat_template is not None:
                 _ = base.text  # and where the operator's template fails
         self._check_bank()
+        if not storage.is_sqlite(self.database):
+            fingerprints = {base_id: base.shape.fingerprint for base_id, base in self.bases.items()}
+            self.presence = Presence(self.database, self.settings, bases=fingerprints, load=self._load)
+            self.presence.check()  # before minutes of loading; `join` looks again
         if not self.settings.preload:
             return
         self.engine.preload(list(self.bases))
@@ -206,6 +223,11 @@ class Runtime:
                 "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
                 self.settings.memory_bytes,
             )  # fmt: skip
+
+    def _load(self) -> ReplicaLoad:
+        """What the other servers hear of this one."""
+        found = self.engine.counters()
+        return ReplicaLoad(int(found["requests"]), int(found["adapters_held"]), int(found["adapter_bytes"]))
 
     def _check_bank(self) -> None:
         """Raises InvalidParameter where no adapter of any base model would ever have room."""
@@ -219,6 +241,16 @@ class Runtime:
                 f"{least} bytes: give it room for those that are to be served.",
                 param="adapter_bank_bytes",
             )
+
+
+def check_role(settings: Settings) -> None:
+    """Raises InvalidParameter for a server that would do nothing."""
+    if settings.role == "worker" and not (settings.job_workers or settings.training_workers):
+        raise InvalidParameter(
+            "SOUP_ROLE is 'worker', which runs jobs alone, and SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0: set "
+            "one of them, or another role.",
+            param="role",
+        )
 
 
 def traces_of(settings: Settings) -> Traces:

@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
+from service.replica_settings import ReplicaSettings
 
 MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
@@ -23,7 +24,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_DATA = Path("soup-data")
 
 
-class Settings(BaseSettings):
+class Settings(ReplicaSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)

@@ -98,7 +98,7 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
     unanswered = error.connection_invalidated or (isinstance(error, OperationalError) and state is None)
     if unanswered or (state is not None and state.startswith(AWAY)):
         return Unavailable(UNSURE if mode == "commit" else GONE)
-    if state == READ_ONLY and mode == "write":
+    if state == READ_ONLY and mode in ("write", "beside"):
         return Unavailable("The database takes no writes at present (a standby?). Try again when it does.")
     if isinstance(error, DataError):
         return InvalidParameter("A value is too long, too large, or holds a NUL character, which cannot be stored.")

@@ -58,7 +58,7 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
         return Unavailable(
             f"The database file is damaged ({error.orig}): stop the server and put back a backup ('soup restore')."
         )
-    if code in UNUSABLE or (code == sqlite3.SQLITE_READONLY and mode == "write"):  # a read that writes is our mistake
+    if code in UNUSABLE or (code == sqlite3.SQLITE_READONLY and mode != "read"):  # a read that writes is our mistake
         return Unavailable(f"The database file cannot be used ({error.orig}): look at its disk and at its rights.")
     return None
 

@@ -55,6 +55,7 @@ VERBS = {
     "usage": "Sum up requests and tokens, last day first.",
     "jobs": "List, show, watch and cancel jobs.",
     "audit": "List who did what, newest first.",
+    "replicas": "List the servers that share the database.",
     "train": "Train an adapter on texts of a domain.",
     "evaluate": "Evaluate a trained adapter on data of its task.",
     "matrix": "Evaluate the adapters of a pool on each other's samples.",

@@ -108,6 +108,11 @@ def usage_csv(*, by: Sequence[str] = (), **filters: str | None) -> Steps[str]:
     return (yield from send("GET", "/v1/usage", params=params)).text
 
 
+def replicas() -> Steps[list[Json]]:
+    """The servers that share the database, with what they serve and have to do."""
+    return (yield from data_of("GET", "/v1/replicas"))
+
+
 def ready() -> Steps[Json]:
     """What /readyz says; raises Unavailable while the server is not ready."""
     return (yield from json_of("GET", "/readyz"))

@@ -39,6 +39,7 @@ from service.http.routes import (
     namespaces,
     perplexity,
     purges,
+    replicas,
     selectors,
     soups,
     tokens,
@@ -47,6 +48,7 @@ from service.http.routes import (
     usage,
 )
 from service.http.server_metrics import ServerMetrics
+from service.http.worker_layer import WorkerLayer
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -55,7 +57,7 @@ VERSION = "0.1.0"
 ROUTES = (
     *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),
-    *(jobs, keys, namespaces, limits, usage, audit, health),
+    *(jobs, keys, namespaces, limits, usage, audit, replicas, health),
     hub,
 )
 """In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
@@ -92,9 +94,11 @@ def create_app(runtime: Runtime) -> FastAPI:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")
     docs_page.install(app, base=next(speaking, examples.BASE))
-    door = site.install(app, runtime)
+    door = None if settings.role == "worker" else site.install(app, runtime)
     problems.install(app)
     # the last one added is the outermost
+    if settings.role == "worker":
+        app.add_middleware(WorkerLayer)
     app.add_middleware(
         Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities,
         door=door,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
@@ -85,7 +85,12 @@ class JobKind:
 
 
 def workers_of(settings: Settings) -> dict[Lane, int]:
-    """How many jobs of each lane run at once; fits and searches one by one, in the one process for each."""
+    """How many jobs of each lane run at once; fits and searches one by one, in the one process for each.
+
+    A server that only answers (`SOUP_ROLE=api`) runs none, whatever the other settings say.
+    """
+    if settings.role == "api":
+        return dict.fromkeys(get_args(Lane), 0)
     quick, one = settings.job_workers, min(settings.job_workers, 1)
     return {
         "quick": quick,

@@ -78,7 +78,7 @@ class JobRunner:
         self._sweep_uploads()
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
-        loops += [self._beat, self._collect]
+        loops += [self._beat] if self._settings.role == "api" else [self._beat, self._collect]
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
         ]

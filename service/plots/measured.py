@@ -35,6 +35,10 @@ def differences(search: Search | None, check: Verification | None, *, abstained:
             found.append(
                 Measured.within(WAYS[trial.way], trial.difference, reach * trial.standard_error, chosen=chosen)
             )
+        if search.single is not None:
+            single = search.single
+            label = f"{single.ref}, by itself"
+            found.append(Measured.within(label, single.difference, reach * single.standard_error))
         if search.noise is not None:
             noise = search.noise
             found.append(Measured.within("Adapters of noise (control)", noise.difference, reach * noise.standard_error))

@@ -43,6 +43,10 @@ class ServerOptions:
     data: Annotated[Path | None, typer.Option(help="Folder of database, blobs and admin.key (SOUP_DATA).")] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on (SOUP_HOST).")] = None
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")] = None
+    role: Annotated[
+        Literal["all", "api", "worker"] | None,
+        typer.Option(help="api answers and runs no jobs, worker runs jobs and answers health checks (SOUP_ROLE)."),
+    ] = None
     no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Level of the JSON log.")

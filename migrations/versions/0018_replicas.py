@@ -1,0 +1,37 @@
+"""Replicas: the servers of a database, each with the beat that it still gives."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0018"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the table."""
+    op.create_table(
+        "replicas",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("url", sa.String(length=300), nullable=True),
+        sa.Column("bases", sa.JSON(), nullable=False),
+        sa.Column("places", sa.Integer(), nullable=False),
+        sa.Column("bank_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.Integer(), nullable=False),
+        sa.Column("adapters", sa.Integer(), nullable=False),
+        sa.Column("adapter_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=False),
+        sa.Column("seen_at", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("role IN ('all', 'api', 'worker')", name="ck_replicas_role"),
+        sa.PrimaryKeyConstraint("id", name="pk_replicas"),
+    )
+
+
+def downgrade() -> None:
+    """Drop it: the servers that run are known to nobody, and say so in their log at each beat."""
+    op.drop_table("replicas")
