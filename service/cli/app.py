@@ -25,6 +25,7 @@ ROOT = {**SETTINGS, "add_completion": True}
 
 VERBS = {
     "serve": "Start the server.",
+    "route": "Start a router before several servers.",
     "migrate": "Bring the database's schema up to date.",
     "check": "Check the stored blobs.",
     "backup": "Back up database and blobs into a folder.",

@@ -18,6 +18,7 @@ OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
 EXTRAS = {
     "serve": "server",
+    "route": "server",
     "migrate": "server",
     "check": "server",
     "backup": "server",

@@ -4,7 +4,7 @@ uvicorn waits without end for a client that has connected, or has sent half of i
 the process can open no more files, its own blobs included. Here every connection without an answer under way has a
 deadline, and so has one whose client takes nothing of its answer; there are never more than `most`, and a newcomer
 beyond it takes the place of the one that has kept the server waiting the longest. Bodies that stop half way are the
-affair of `bodies`. Used by `soup serve`.
+affair of `bodies`. Used by `soup serve` and `soup route`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from registry.errors import TooSlow
@@ -44,7 +44,7 @@ class BoundedServer(uvicorn.Server):
                 one.listen(BACKLOG)
 
 
-def server_config(app: FastAPI, settings: Settings, **options: Any) -> uvicorn.Config:
+def server_config(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.Config:
     """How uvicorn serves `app`; `options` are more of its own."""
 
     class Connection(BoundedConnection):

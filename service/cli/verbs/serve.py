@@ -9,11 +9,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from registry.errors import InvalidParameter, NotFound, Unavailable
+from registry.errors import InvalidParameter, NotFound
 from service.cli.commands import command
+from service.cli.listening import address_of, listening_socket, until_signal
 from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
 
 if TYPE_CHECKING:
-    import uvicorn
+    import socket
 
     from service.settings import Settings
 
@@ -92,33 +90,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything slow is done; raises Unavailable where the port is taken."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise Unavailable(f"{host} is not an address to listen on ({error}).") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise Unavailable(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server that does, or take --port."
-        ) from None
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """The URL people use for a bound socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{host}:{port}"
-
-
 def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. Torch is imported here."""
     from service.settings import calm_threads
@@ -145,7 +116,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
         runtime.start()
         config = server_config(create_app(runtime), settings)
         ready = partial(_announce, settings, listener, json=json)
-        _until_signal(config, listener, ready=ready, stopping=stopping)
+        until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
         spent = time.monotonic() - told[0] if told else 0.0
         ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - spent))
@@ -153,28 +124,6 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
-
-
-def _until_signal(
-    config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None], stopping: Callable[[], None]
-) -> None:
-    from service.http.connections import BoundedServer
-
-    class Server(BoundedServer):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            stopping()
-            await super().shutdown(sockets)
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if not self.should_exit:
-                ready()
-
-    # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
-    # before the runtime is stopped
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    Server(config).run(sockets=[listener])
 
 
 def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> None:

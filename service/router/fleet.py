@@ -1,0 +1,165 @@
+"""The replicas as a router knows them: read from the database twice a second, with the requests that it sent to each.
+
+A replica is out when its row has not changed for two of its beats and a half, counted by the router's own clock and
+only while the database answers: an outage of the database, or a step of its clock, puts nobody out. What a router waits
+for from a replica that is out is given up; one that has left says itself how its last requests end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+import anyio
+from anyio import TASK_STATUS_IGNORED, to_thread
+from anyio.abc import TaskStatus
+
+from registry.catalogue import Database
+from registry.catalogue.replica_rows import ReplicaRow
+from registry.catalogue.replicas import MISSED
+from registry.errors import SoupError
+from service.router.ranking import Load
+
+log = logging.getLogger("soup.router")
+POLL_SECONDS = 0.5
+GAP_SECONDS = 3 * POLL_SECONDS
+"""Between two looks at the database that are further apart than this no beat counts as missed."""
+FRESH_SECONDS = 0.1
+"""A look is not repeated within this, however many requests ask for one."""
+
+
+class Member:
+    """A replica, with what this router has sent to it."""
+
+    def __init__(self, row: ReplicaRow, now: float) -> None:
+        self.row = row
+        self.changed = now
+        """When its row was first seen as it is, by the router's clock."""
+        self.sent = 0
+        """Requests of this router that it has not answered."""
+        self._others = 0
+        self._failed: datetime | None = None
+        self._waiting: set[anyio.CancelScope] = set()
+
+    @property
+    def load(self) -> Load:
+        """What this router sent, and what others did by the replica's last word."""
+        return Load(self.sent + self._others, self.row.places)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it did not take a connection since its last beat."""
+        return self._failed == self.row.seen_at
+
+    def heard(self, row: ReplicaRow, now: float) -> None:
+        """The database has this row of it."""
+        if row.seen_at != self.row.seen_at:
+            self.changed = now
+            self._others = max(0, row.requests - self.sent)
+        self.row = row
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has missed its beats."""
+        return now - self.changed > MISSED * self.row.beat.total_seconds()
+
+    def failed(self) -> None:
+        """It did not take a connection, or broke one off: others come first until it beats again."""
+        self._failed = self.row.seen_at
+
+    @contextmanager
+    def waiting(self) -> Iterator[anyio.CancelScope]:
+        """While something is asked of it: a scope that is cancelled where the replica is out."""
+        with anyio.CancelScope() as scope:
+            self._waiting.add(scope)
+            self.sent += 1
+            try:
+                yield scope
+            finally:
+                self.sent -= 1
+                self._waiting.discard(scope)
+
+    def give_up(self) -> None:
+        """End everything that waits for it."""
+        for scope in list(self._waiting):
+            scope.cancel()
+
+
+class Fleet:
+    """The replicas that take requests. All of it on the event loop; `clock` is the tests' seam for time."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._members: dict[str, Member] = {}
+        self._looked_at: float | None = None
+        self._looking = anyio.Lock()
+        self._answers = True
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Those that take requests, by id."""
+        return self._members
+
+    async def watch(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Look at the database for ever; started once the first look is over."""
+        while True:
+            try:
+                await self.look()
+            except SoupError as error:
+                if self._answers:
+                    log.warning("the replicas are taken to be as they were: %s", error.message)
+                self._answers = False
+            except Exception:
+                log.exception("looking for replicas failed")
+            task_status.started()
+            task_status = TASK_STATUS_IGNORED
+            await anyio.sleep(POLL_SECONDS)
+
+    async def look(self) -> None:
+        """Read the replicas now, unless that has just been done; raises Busy or Unavailable."""
+        async with self._looking:
+            if self._looked_at is not None and self._clock() - self._looked_at < FRESH_SECONDS:
+                return
+            self.take(await to_thread.run_sync(self._read))
+            if not self._answers:
+                log.info("the replicas are read again")
+            self._answers = True
+
+    def _read(self) -> list[ReplicaRow]:
+        with self._database.read() as catalogue:
+            return catalogue.replicas.list()
+
+    def take(self, rows: list[ReplicaRow]) -> None:
+        """These are the rows now."""
+        now = self._clock()
+        gap = self._looked_at is None or now - self._looked_at > GAP_SECONDS
+        self._looked_at = now
+        found: dict[str, Member] = {}
+        for row in rows:
+            member = self._members.get(row.id)
+            if member is None and not row.alive:
+                continue
+            member = member or Member(row, now)
+            if gap:
+                member.changed = now
+            member.heard(row, now)
+            if row.url is not None and not member.is_silent(now):
+                found[row.id] = member
+        before, self._members = self._members, found
+        self._tell(before, {row.id for row in rows})
+
+    def _tell(self, before: Mapping[str, Member], listed: set[str]) -> None:
+        """Say who came and who went, and give up what is waited for from those that went without a word."""
+        for id_ in sorted(self._members.keys() - before.keys()):
+            log.info("replica %s is there", id_, extra={"fields": {"url": self._members[id_].row.url}})
+        for id_ in sorted(before.keys() - self._members.keys()):
+            left = id_ not in listed
+            log.log(
+                logging.INFO if left else logging.WARNING,
+                "replica %s %s", id_, "has left" if left else "is out: it has missed two beats",
+            )  # fmt: skip
+            if not left:
+                before[id_].give_up()

@@ -1,0 +1,119 @@
+"""Several `soup serve` and a `soup route` as processes over one PostgreSQL and one folder of blobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx2
+
+KEY = "sk-soup-" + "c" * 43
+
+
+def until(done: Callable[[], Any], what: str = "it") -> Any:
+    """What `done` gives once it is true; asked again and again, not for ever."""
+    for _ in range(3000):
+        if found := done():
+            return found
+        Event().wait(0.02)
+    raise AssertionError(f"{what} never came about")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@dataclass
+class Process:
+    """A server or router."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def wait(self) -> None:
+        """Return once it answers."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().decode()
+        assert line.startswith("http"), line
+        self.url = line.strip()
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, and wait until the process is gone."""
+        self.process.send_signal(how)
+        self.process.communicate(timeout=60)
+
+
+@dataclass
+class Cluster:
+    """The processes, and where their data is."""
+
+    folder: Path
+    settings: dict[str, Any]
+    running: list[Process] = field(default_factory=list)
+
+    def start(self, *words: str, **settings: Any) -> Process:
+        """Begin a process; its `wait` returns once it answers."""
+        given = {**self.settings, **settings}
+        variables = {f"SOUP_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+        log = (self.folder / f"log-{len(self.running)}").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "service.cli", *words],
+                stdout=subprocess.PIPE, stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **variables},
+            )  # fmt: skip
+        self.running.append(Process("", process))
+        return self.running[-1]
+
+    def replica(self, **settings: Any) -> Process:
+        """Begin a server that routers reach."""
+        port = free_port()
+        data = self.folder / f"data-{len(self.running)}"
+        own = {"data": data, "port": port, "replica_url": f"http://127.0.0.1:{port}"}
+        return self.start("serve", **{**own, **settings})
+
+    def router(self, **settings: Any) -> Process:
+        """Begin a router."""
+        return self.start("route", port=0, **settings)
+
+    def logs(self) -> str:
+        """What all processes said."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*")))
+
+
+@contextmanager
+def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
+    """A cluster without a process yet; all are killed afterwards."""
+    folder.mkdir(exist_ok=True)
+    found = Cluster(folder, {"bootstrap_key": KEY, "blobs": folder / "blobs", "pages": False, **settings})
+    try:
+        yield found
+    finally:
+        for one in found.running:
+            if one.process.poll() is None:
+                one.process.kill()
+            one.process.communicate()
+
+
+def ids(client: httpx2.Client, *, alive: bool = True) -> list[str]:
+    """The replicas that a server lists."""
+    return [one["id"] for one in client.get("/v1/replicas").json()["data"] if one["alive"] or not alive]
+
+
+def client_of(url: str, key: str = KEY) -> httpx2.Client:
+    """A client with a key."""
+    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
+
+
