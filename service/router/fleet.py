@@ -27,8 +27,6 @@ log = logging.getLogger("soup.router")
 POLL_SECONDS = 0.5
 GAP_SECONDS = 3 * POLL_SECONDS
 """Between two looks at the database that are further apart than this no beat counts as missed."""
-FRESH_SECONDS = 0.1
-"""A look is not repeated within this, however many requests ask for one."""
 
 
 class Member:
@@ -95,6 +93,8 @@ class Fleet:
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._looked_at: float | None = None
+        self._began: float | None = None
+        """When the last look that succeeded began."""
         self._looking = anyio.Lock()
         self._answers = True
 
@@ -119,11 +119,14 @@ class Fleet:
             await anyio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
-        """Read the replicas now, unless that has just been done; raises Busy or Unavailable."""
+        """Read the replicas as they are now; raises Busy or Unavailable. Of those who ask at once one does it."""
+        asked = self._clock()
         async with self._looking:
-            if self._looked_at is not None and self._clock() - self._looked_at < FRESH_SECONDS:
+            if self._began is not None and self._began >= asked:
                 return
+            began = self._clock()
             self.take(await to_thread.run_sync(self._read))
+            self._began = began
             if not self._answers:
                 log.info("the replicas are read again")
             self._answers = True

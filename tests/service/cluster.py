@@ -115,5 +115,3 @@ def ids(client: httpx2.Client, *, alive: bool = True) -> list[str]:
 def client_of(url: str, key: str = KEY) -> httpx2.Client:
     """A client with a key."""
     return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
-
-

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai import OpenAI
+from starlette.types import ASGIApp
 
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
@@ -158,7 +159,9 @@ class Live:
 
 
 @contextmanager
-def serving(app: FastAPI, settings: Settings, *, send_buffer: int | None = None) -> Iterator[int]:
+def serving(
+    app: ASGIApp, settings: Settings, *, send_buffer: int | None = None, lifespan: str = "off"
+) -> Iterator[int]:
     """`app` behind uvicorn on loopback, as `soup serve` has it, stopped afterwards; gives the port.
 
     `send_buffer` is how many bytes the system keeps of what a client does not take (None: as many as it likes).
@@ -167,7 +170,7 @@ def serving(app: FastAPI, settings: Settings, *, send_buffer: int | None = None)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port: int = listener.getsockname()[1]
-    server = _Server(server_config(app, settings, lifespan="off"))
+    server = _Server(server_config(app, settings, lifespan=lifespan))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     assert server.listening.wait(30)
