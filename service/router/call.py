@@ -55,7 +55,7 @@ class Call:
     @property
     def is_repeatable(self) -> bool:
         """Whether a replica may get it after another one had it: inference that is held, or a read."""
-        return self.gathered is not None or self.scope["method"] in ("GET", "HEAD")
+        return self.gathered is not None or (self.scope["method"] in ("GET", "HEAD") and not self.was_read)
 
     async def gather(self, account: Account, key: str) -> None:
         """Read the whole body; raises TooLarge, Busy, TooSlow, and Cancelled where the client is gone."""

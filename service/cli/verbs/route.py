@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 class RouterOptions:
     """What the flags say of the settings, by the settings' names."""
 
+    database_url: Annotated[
+        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+    ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on (SOUP_HOST).")] = None
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")] = None
     log_level: Annotated[

@@ -70,7 +70,8 @@ def test_a_request_arrives_as_it_was_sent_and_so_does_its_answer(tmp_path: Path,
         assert seen["x-forwarded-for"] == "127.0.0.1"
         assert (answer.status_code, answer.text, answer.headers["etag"]) == (201, "a", '"e"')
         assert answer.headers["x-soup-replica"] == "a"
-        clients(found).get("/v1/models")
+        head = clients(found).head("/v1/models")
+        assert (head.status_code, head.content) == (201, b"")
         assert "cookie" not in found.replicas[0].headers(), "cookies of one client are not another's"
 
 
