@@ -12,6 +12,7 @@ from service.engine import Engine
 from service.job_board import JobBoard
 from service.rates import Rates
 from service.settings import Settings
+from service.shared_rates import SharedRates
 from service.traces import Traces
 from service.usage import UsageCounts
 
@@ -31,6 +32,6 @@ class Parts:
     jobs: JobBoard
     selections: threading.BoundedSemaphore
     uploads: UploadSessions
-    rates: Rates
+    rates: Rates | SharedRates
     usage: UsageCounts
     traces: Traces = field(default_factory=Traces)

@@ -1,8 +1,9 @@
-"""Rates of keys and namespaces: requests and tokens a minute, as buckets in the memory of this process.
+"""Rates of keys and namespaces: requests and tokens a minute, as buckets in the memory of this process (`Rates`).
 
 What was used wears off evenly, a whole limit in a minute. A request takes all that it may need at once, from every
 bucket or from none, and what it did not need is given back when it has ended; one that needed more leaves a debt that
-wears off too. So the average over time holds exactly. Servers that share a database count each for itself.
+wears off too. So the average over time holds exactly. Servers that share a database count together
+(`service.shared_rates`), by the same rules.
 
 Used by `http.metering`. Knows no requests and no keys, only subjects by name.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,8 @@ EXACT = 1e-6
 """Of a request or a token: what sums of floats may be wrong by."""
 
 Measure = Literal["requests", "tokens"]
+Name = tuple[str, str]
+"""Whose bucket it is, and of what."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,15 @@ class Want:
     measure: Measure
     limit: int
     amount: int
+
+    @property
+    def name(self) -> Name:
+        """The bucket that it is taken from."""
+        return self.subject, self.measure
+
+    def worn(self, used: float, seconds: float) -> float:
+        """What is left of what was used so many seconds ago."""
+        return max(0.0, used - seconds * self.limit / MINUTE)
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Rates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[tuple[str, Measure], _Bucket] = {}
+        self._buckets: dict[Name, _Bucket] = {}
 
     def take(self, wants: Sequence[Want]) -> None:
         """Take all of it or nothing; raises RateLimitExceeded with the seconds after which all of it is there.
@@ -74,12 +86,9 @@ class Rates:
         """
         with self._lock:
             now = self._clock()
-            late = [(self._wait(want, now), want) for want in wants]
-            wait, want = max(late, key=lambda one: one[0], default=(0.0, None))
-            if want is not None and wait > 0:
-                raise self._refusal(want, wait, now)
+            used = after(wants, {want.name: self._bucket(want, now).used for want in wants})
             for want in wants:
-                self._bucket(want, now).used += want.amount
+                self._bucket(want, now).used = used[want.name]
             self._forget(now)
 
     def settle(self, want: Want, needed: int) -> None:
@@ -92,30 +101,17 @@ class Rates:
         """What the limit leaves of which least is left; None where there is no limit."""
         with self._lock:
             now = self._clock()
-            found = [self._left(want, now) for want in wants if want.measure == measure]
+            found = [left_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
         return min(found, key=lambda left: (left.remaining, -left.reset), default=None)
 
-    def _left(self, want: Want, now: float) -> Left:
-        used = self._bucket(want, now).used
-        remaining = max(0, math.floor(want.limit - used + EXACT))
-        return Left(want.limit, remaining, used * MINUTE / want.limit)
-
-    def _wait(self, want: Want, now: float) -> float:
-        over = self._bucket(want, now).used + want.amount - want.limit
-        return over * MINUTE / want.limit if over > EXACT else 0.0
-
-    def _refusal(self, want: Want, wait: float, now: float) -> RateLimitExceeded:
-        seconds = max(1, math.ceil(wait - EXACT))
-        return RateLimitExceeded(
-            f"{want.subject} has {want.limit} {want.measure} a minute; {self._left(want, now).remaining} are left and "
-            f"{want.amount} are needed: try again in {seconds} s.",
-            param=f"{want.measure}_per_minute",
-            retry_after=seconds,
-        )
+    def know(self, want: Want, used: float) -> None:
+        """So much is used of it, as somebody else says."""
+        with self._lock:
+            self._bucket(want, self._clock()).used = used
 
     def _bucket(self, want: Want, now: float) -> _Bucket:
         """The bucket as it is now; a limit that was changed since holds from now on."""
-        bucket = self._buckets.setdefault((want.subject, want.measure), _Bucket(0.0, now, want.limit))
+        bucket = self._buckets.setdefault(want.name, _Bucket(0.0, now, want.limit))
         bucket.used, bucket.at, bucket.limit = bucket.used_by(now), now, want.limit
         return bucket
 
@@ -123,3 +119,36 @@ class Rates:
         """Forget buckets that cannot be told from new ones."""
         if len(self._buckets) > KEPT:
             self._buckets = {name: one for name, one in self._buckets.items() if one.used_by(now) > 0}
+
+
+def after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
+    """What is used once all of these are taken; raises RateLimitExceeded where one of them is not there."""
+    late = [(_wait(want, used[want.name]), want) for want in wants]
+    wait, want = max(late, key=lambda one: one[0], default=(0.0, None))
+    if want is not None and wait > 0:
+        raise _refusal(want, wait, used[want.name])
+    found = dict(used)
+    for want in wants:
+        found[want.name] += want.amount
+    return found
+
+
+def left_of(want: Want, used: float) -> Left:
+    """What a limit leaves of which so much is used."""
+    remaining = max(0, math.floor(want.limit - used + EXACT))
+    return Left(want.limit, remaining, used * MINUTE / want.limit)
+
+
+def _wait(want: Want, used: float) -> float:
+    over = used + want.amount - want.limit
+    return over * MINUTE / want.limit if over > EXACT else 0.0
+
+
+def _refusal(want: Want, wait: float, used: float) -> RateLimitExceeded:
+    seconds = max(1, math.ceil(wait - EXACT))
+    return RateLimitExceeded(
+        f"{want.subject} has {want.limit} {want.measure} a minute; {left_of(want, used).remaining} are left and "
+        f"{want.amount} are needed: try again in {seconds} s.",
+        param=f"{want.measure}_per_minute",
+        retry_after=seconds,
+    )

@@ -36,6 +36,7 @@ from service.parts import Parts
 from service.presence import Presence
 from service.rates import Rates
 from service.settings import Settings
+from service.shared_rates import SharedRates
 from service.traces import Traces
 from service.usage import UsageCounts, UsageWriter
 
@@ -110,6 +111,9 @@ class Runtime:
             self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
             stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
+            if isinstance(self.parts.rates, SharedRates):
+                self.parts.rates.start()
+                stack.callback(self._stop_rates, self.parts.rates)
             self.engine.start()
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
@@ -150,6 +154,9 @@ class Runtime:
         """A second there is always: what is not written is lost."""
         self._at_work |= not self._usage.stop(seconds=max(1.0, self._left()))
 
+    def _stop_rates(self, rates: SharedRates) -> None:
+        rates.stop(seconds=1.0)
+
     def _stop_traces(self) -> None:
         self.traces.close(max(1.0, min(2.0, self._left())))
 
@@ -172,7 +179,7 @@ class Runtime:
             jobs=JobBoard(),
             selections=threading.BoundedSemaphore(max(1, settings.database_pool // 4)),
             uploads=UploadSessions(registry, Unfinished(blobs), upload_limits_of(settings)),
-            rates=Rates(),
+            rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
             traces=self.traces,
         )

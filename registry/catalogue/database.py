@@ -28,6 +28,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
+from registry.catalogue.rate_buckets import RateBuckets
 from registry.catalogue.removals import Removals
 from registry.catalogue.replicas import Replicas
 from registry.catalogue.rows import Mode
@@ -109,6 +110,7 @@ class Catalogue:
         self.uploads = Uploads(connection)
         self.limits = UseLimitRows(connection)
         self.usage = Usage(connection)
+        self.rate_buckets = RateBuckets(connection)
         self.whole = Whole(connection)
 
 
@@ -159,7 +161,11 @@ class Database:
 
     @contextmanager
     def beside(self) -> Iterator[Catalogue]:
-        """As `write`, without waiting for the turn: for one row that only whoever writes it changes, like a beat."""
+        """As `write`, without the turn, and not synced: for rows that no other write builds upon, a beat or a rate.
+
+        Who changes the same row waits for some seconds at most (Busy). What a crash of the database loses is no more
+        than the last second's.
+        """
         with self._told("beside") as told, self._transaction("beside", told) as connection:
             yield self._catalogue(connection)
             with self.telling("commit"):

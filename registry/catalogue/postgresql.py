@@ -20,6 +20,11 @@ LOCK = 0x736F7570
 """Class of our advisory locks ('soup'); the second key is the schema the tables are in."""
 IDLE_SECONDS = 60
 """A writer that stopped in mid-transaction (frozen, or its machine gone) loses its turn after this."""
+BESIDE = (
+    "SET LOCAL lock_timeout = 5000; SET LOCAL idle_in_transaction_session_timeout = 10000; "
+    "SET LOCAL synchronous_commit = off"
+)
+"""How a write without the turn begins: nobody waits long for a row that a frozen server holds."""
 CONNECTING: dict[str, int] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -67,6 +72,8 @@ def prepare(engine: Engine, busy_seconds: float) -> Callable[[], None]:
         mode = connection.get_execution_options().get("soup_mode")
         if mode == "write":
             connection.exec_driver_sql(_turn(max(1, round(busy_seconds * 1000)), IDLE_SECONDS * 1000))
+        elif mode == "beside":
+            connection.exec_driver_sql(BESIDE)
         elif mode == "migrate":
             connection.exec_driver_sql(_turn(0, 0))
 

@@ -1,8 +1,11 @@
-"""The servers of a database as a table. Imported by `replicas`, which says what the columns mean."""
+"""What several servers of a database tell each other, as tables: that they are there, and what is used of rates.
+
+Imported by `replicas` and `rate_buckets`, which say what the columns mean.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, CheckConstraint, Column, Integer, String, Table
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Column, Float, Integer, String, Table
 
 from registry.catalogue.tables import Microseconds, metadata
 
@@ -22,4 +25,12 @@ replicas = Table(  # their moments are the database's
     Column("started_at", Microseconds, nullable=False),
     Column("seen_at", Microseconds, nullable=False),
     CheckConstraint("role IN ('all', 'api', 'worker')", name="role"),
+)
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("subject", String(200), primary_key=True),
+    Column("measure", String(16), primary_key=True),
+    Column("used", Float(53), nullable=False),
+    Column("at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
 )

@@ -20,12 +20,12 @@ from sqlalchemy import (
     case,
     delete,
     insert,
-    literal_column,
     select,
     type_coerce,
     update,
 )
 
+from registry.catalogue.database_clock import database_clock
 from registry.catalogue.replica_rows import NewReplica, ReplicaLoad, ReplicaRow
 from registry.catalogue.replica_tables import replicas
 from registry.catalogue.repository import Repository
@@ -37,11 +37,6 @@ MISSED = 2.5
 KEPT = timedelta(hours=1)
 """How long one that is out is still listed."""
 _MICROSECOND = timedelta(microseconds=1)
-_CLOCKS = {
-    "postgresql": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-}
-"""The present moment as each database has it, in microseconds since 1970; it goes on within a transaction."""
 
 
 class Replicas(Repository[ReplicaRow]):
@@ -51,7 +46,7 @@ class Replicas(Repository[ReplicaRow]):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._now: ColumnElement[int] = literal_column(_CLOCKS[connection.dialect.name], BigInteger)
+        self._now = database_clock(connection)
         silent = self._now - type_coerce(replicas.c.seen_at, BigInteger)
         self._alive: ColumnElement[bool] = silent <= MISSED * replicas.c.beat
         self._silent = silent

@@ -24,6 +24,7 @@ from service.http.named_models import ResolvedModel
 from service.keys import Principal
 from service.parts import Parts
 from service.rates import Measure, Rates, Want
+from service.shared_rates import SharedRates
 
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 Subject = tuple[LimitKind, str]
@@ -109,7 +110,7 @@ def duration(seconds: float) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + text
 
 
-def _headers(rates: Rates, wants: Sequence[Want]) -> dict[str, str]:
+def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str]:
     found: dict[str, str] = {}
     for measure in MEASURES:
         left = rates.left(wants, measure)

@@ -319,3 +319,18 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
 def test_a_worker_without_work_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0"):
         Runtime(Settings(role="worker", job_workers=0, training_workers=0))
+
+
+def test_a_rate_holds_over_all_servers(servers: tuple[World, World]) -> None:
+    one, two = servers
+    made = one.client.post("/v1/keys", json={"name": "k", "scopes": ["infer"], "namespaces": ["acme"]}).json()
+    one.client.patch(f"/v1/keys/{made['id']}/limits", json={"requests_per_minute": 4})
+    body = {"model": f"base/{BASE_ID}", "prompt": "a", "max_tokens": 1}
+    statuses = [
+        server.client.post("/v1/completions", json=body, headers=one.headers(made["secret"])).status_code
+        for server in (one, two) * 4
+    ]
+    assert statuses[:4] == [200] * 4
+    assert 429 in statuses[4:6]
+    answer = two.client.post("/v1/completions", json=body, headers=one.headers(made["secret"]))
+    assert answer.headers["x-ratelimit-limit-requests"] == "4"

@@ -1,4 +1,4 @@
-"""Replicas: the servers of a database, each with the beat that it still gives."""
+"""Several servers: each with the beat that it still gives, and what keys and namespaces used of their rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table."""
+    """Add the tables."""
     op.create_table(
         "replicas",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -30,8 +30,17 @@ def upgrade() -> None:
         sa.CheckConstraint("role IN ('all', 'api', 'worker')", name="ck_replicas_role"),
         sa.PrimaryKeyConstraint("id", name="pk_replicas"),
     )
+    op.create_table(
+        "rate_buckets",
+        sa.Column("subject", sa.String(length=200), nullable=False),
+        sa.Column("measure", sa.String(length=16), nullable=False),
+        sa.Column("used", sa.Float(precision=53), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("subject", "measure", name="pk_rate_buckets"),
+    )
 
 
 def downgrade() -> None:
-    """Drop it: the servers that run are known to nobody, and say so in their log at each beat."""
+    """Drop them: the servers that run are known to nobody, and every rate is whole again."""
+    op.drop_table("rate_buckets")
     op.drop_table("replicas")

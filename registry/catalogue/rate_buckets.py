@@ -1,0 +1,71 @@
+"""What keys and namespaces have used of their rates, where several servers count together.
+
+A bucket is `used` at a moment of the database's clock; how it wears off is said by `service.rates`. Whoever changes
+one holds its row until the transaction ends, and takes the rows in one order, so that nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from registry.catalogue.database_clock import database_clock
+from registry.catalogue.replica_tables import rate_buckets
+
+BucketName = tuple[str, str]
+"""Whose it is, and of what: requests or tokens."""
+SECOND = 1_000_000
+
+
+@dataclass(frozen=True)
+class HeldBucket:
+    """What was used, how many seconds ago, and the moment that this is of, in microseconds."""
+
+    used: float
+    seconds: float
+    moment: int
+
+
+class RateBuckets:
+    """The rows of buckets."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def held(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
+        """The buckets of these names, new ones empty, which nobody else changes until the transaction ends."""
+        found = self._read(names)
+        missing = sorted(set(names) - found.keys())
+        if missing:
+            rows = [{"subject": subject, "measure": measure, "used": 0.0, "at": 0} for subject, measure in missing]
+            insert = postgresql.insert if self._connection.dialect.name == "postgresql" else sqlite.insert
+            self._connection.execute(insert(rate_buckets).on_conflict_do_nothing(), rows)
+            found = self._read(names)
+        return found
+
+    def _read(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
+        key = (rate_buckets.c.subject, rate_buckets.c.measure)
+        query = select(rate_buckets, database_clock(self._connection).label("now")).where(
+            tuple_(*key).in_(sorted(names))
+        )
+        rows = self._connection.execute(query.order_by(*key).with_for_update())
+        # whoever had to wait for a row may have read the clock before the row was written
+        return {
+            (row.subject, row.measure): HeldBucket(
+                row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at)
+            )
+            for row in rows
+        }  # fmt: skip
+
+    def put(self, used: Mapping[BucketName, float], held: Mapping[BucketName, HeldBucket]) -> None:
+        """So much is used of each of these at the moment that it was held at."""
+        its = (rate_buckets.c.subject == bindparam("its_subject"), rate_buckets.c.measure == bindparam("its_measure"))
+        values = [
+            {"its_subject": subject, "its_measure": measure, "used": amount, "at": held[subject, measure].moment}
+            for (subject, measure), amount in sorted(used.items())
+        ]
+        if values:
+            self._connection.execute(update(rate_buckets).where(*its), values)

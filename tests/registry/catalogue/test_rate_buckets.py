@@ -1,0 +1,45 @@
+"""Buckets of rates as rows: made when they are asked for, and changed by one at a time."""
+
+from __future__ import annotations
+
+from registry.catalogue import Database
+
+NAMES = [("Key 'a'", "tokens"), ("Key 'a'", "requests"), ("Namespace 'b'", "tokens")]
+
+
+def test_a_new_bucket_is_empty_and_holds_what_is_put_into_it(database: Database) -> None:
+    with database.beside() as catalogue:
+        held = catalogue.rate_buckets.held(NAMES)
+        assert {name: one.used for name, one in held.items()} == dict.fromkeys(NAMES, 0.0)
+        catalogue.rate_buckets.put({NAMES[0]: 2.5, NAMES[2]: 7.0}, held)
+    with database.beside() as catalogue:
+        again = catalogue.rate_buckets.held(NAMES[:2])
+        assert [again[name].used for name in NAMES[:2]] == [2.5, 0.0]
+        assert 0 <= again[NAMES[0]].seconds < 600
+        assert again[NAMES[0]].moment >= held[NAMES[0]].moment
+        assert again[NAMES[1]].seconds > 1e9, "since 1970"
+
+
+def test_what_is_rolled_back_was_never_used(database: Database) -> None:
+    try:
+        with database.beside() as catalogue:
+            held = catalogue.rate_buckets.held(NAMES)
+            catalogue.rate_buckets.put(dict.fromkeys(NAMES, 5.0), held)
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    with database.beside() as catalogue:
+        assert {one.used for one in catalogue.rate_buckets.held(NAMES).values()} == {0.0}
+
+
+def test_a_clock_that_was_ahead_takes_nothing_back(database: Database) -> None:
+    """The moment of a row in the future (whoever waited for the row read the clock before): nothing has worn off."""
+    with database.beside() as catalogue:
+        held = catalogue.rate_buckets.held(NAMES[:1])
+        catalogue.rate_buckets.put({NAMES[0]: 3.0}, held)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE rate_buckets SET at = at + 1000000000000")
+    with database.beside() as catalogue:
+        ahead = catalogue.rate_buckets.held(NAMES[:1])[NAMES[0]]
+        assert (ahead.used, ahead.seconds) == (3.0, 0.0)
+        assert ahead.moment == held[NAMES[0]].moment + 10**12
