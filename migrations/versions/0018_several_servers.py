@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.Column("adapter_bytes", sa.BigInteger(), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.Column("seen_at", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint("role IN ('all', 'api', 'worker')", name="ck_replicas_role"),
+        sa.CheckConstraint("role IN ('all', 'api', 'worker')", name=op.f("ck_replicas_role")),
         sa.PrimaryKeyConstraint("id", name="pk_replicas"),
     )
     op.create_table(
