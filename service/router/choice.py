@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from itertools import count
 
-from anyio import to_thread
-
 from registry.catalogue import Database
 from registry.errors import SoupError, Unavailable
 from service.http.body_limits import HeldBytes
@@ -49,7 +47,7 @@ class Choice:
         if header is None:
             return None
         try:
-            return await to_thread.run_sync(self._directory.asker, header)
+            return await self._directory.asker(header)
         except SoupError:  # the database does not answer: the replica says so
             return None
 
@@ -73,7 +71,7 @@ class Choice:
         if model is None:
             return None
         try:
-            return await to_thread.run_sync(self._directory.destination, asker, model)
+            return await self._directory.destination(asker, model)
         except SoupError:
             return None
 

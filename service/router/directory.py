@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
+from anyio import to_thread
+
 from registry.catalogue import Database, KeyRow
 from registry.catalogue.rows import Namespaces
 from registry.errors import InvalidName, NotFound, Retired
@@ -51,14 +53,17 @@ class Destination:
 
 
 class Directory:
-    """The lookups of one router, each a read of the database unless it was made a moment ago. From any thread."""
+    """The lookups of one router, each a read of the database in a thread unless it was made a moment ago.
+
+    They raise Busy or Unavailable.
+    """
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._askers: _Recent[Asker | None] = _Recent(clock)
         self._destinations: _Recent[Destination | None] = _Recent(clock)
 
-    def asker(self, authorization: str) -> Asker | None:
+    async def asker(self, authorization: str) -> Asker | None:
         """Who stands behind an Authorization header; None where no key does, which the replica will say.
 
         Tokens of an issuer are one asker for all, who sees everything: where their requests go tells nobody anything,
@@ -71,7 +76,7 @@ class Directory:
         if secret.count(".") == 2:
             return Asker(TOKENS, None)
         hashed = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-        return self._askers.get(hashed, lambda: self._find_asker(hashed))
+        return await self._askers.get(hashed, lambda: self._find_asker(hashed))
 
     def _find_asker(self, hashed: str) -> Asker | None:
         with self._database.read() as catalogue:
@@ -80,14 +85,14 @@ class Directory:
                 row = former[0] if former[1] > datetime.now(UTC) else None
         return None if row is None or _has_ended(row) else _asker_of(row)
 
-    def destination(self, asker: Asker, model: str) -> Destination | None:
+    async def destination(self, asker: Asker, model: str) -> Destination | None:
         """What a model's name stands for now, to whoever asks; None where that is nothing, or the server's choice."""
-        scope = "*" if asker.namespaces is None else ",".join(sorted(asker.namespaces))
-        return self._destinations.get(f"{scope} {model}", lambda: self._find(asker.namespaces, model))
-
-    def _find(self, visible: Namespaces, model: str) -> Destination | None:
         if is_part(model):
             return Destination(model, None)
+        scope = "*" if asker.namespaces is None else ",".join(sorted(asker.namespaces))
+        return await self._destinations.get(f"{scope} {model}", lambda: self._find(asker.namespaces, model))
+
+    def _find(self, visible: Namespaces, model: str) -> Destination | None:
         try:
             ref = parse_ref(model)
             if isinstance(ref, BaseRef):
@@ -108,19 +113,19 @@ def _asker_of(row: KeyRow) -> Asker:
 
 
 class _Recent(Generic[Kept]):
-    """What was found lately, by its key."""
+    """What was found lately, by its key. Asked on the event loop: what is not there, a thread finds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._found: dict[str, tuple[float, Kept]] = {}
 
-    def get(self, key: str, find: Callable[[], Kept]) -> Kept:
+    async def get(self, key: str, find: Callable[[], Kept]) -> Kept:
         """What was found within KEPT_SECONDS, or is found now."""
         now = self._clock()
         known = self._found.get(key)
         if known is not None and now - known[0] < KEPT_SECONDS:
             return known[1]
-        value = find()
+        value = await to_thread.run_sync(find)
         if len(self._found) >= MOST_KEPT:
             self._found = {}
         self._found[key] = now, value

@@ -91,6 +91,8 @@ class Fleet:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
+        self._known: dict[str, Member] = {}
+        """Those that were there once and are listed still, the silent ones too, which are back with their next beat."""
         self._members: dict[str, Member] = {}
         self._looked_at: float | None = None
         self._began: float | None = None
@@ -140,17 +142,19 @@ class Fleet:
         now = self._clock()
         gap = self._looked_at is None or now - self._looked_at > GAP_SECONDS
         self._looked_at = now
-        found: dict[str, Member] = {}
+        known: dict[str, Member] = {}
         for row in rows:
-            member = self._members.get(row.id)
-            if member is None and not row.alive:
+            member = self._known.get(row.id)
+            if member is None and row.alive:
+                member = Member(row, now)
+            if member is None:
                 continue
-            member = member or Member(row, now)
-            if gap:
+            if gap and row.id in self._members:
                 member.changed = now
             member.heard(row, now)
-            if row.url is not None and not member.is_silent(now):
-                found[row.id] = member
+            known[row.id] = member
+        self._known = known
+        found = {id_: one for id_, one in known.items() if one.row.url is not None and not one.is_silent(now)}
         before, self._members = self._members, found
         self._tell(before, {row.id for row in rows})
 

@@ -1,0 +1,120 @@
+"""What a router looks up, as which key, and for how long it remembers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from registry.catalogue import Database
+from service.router.directory import KEPT_SECONDS, TOKENS, Asker, Destination, Directory
+from tests.registry.catalogue_rows import add, new_database
+
+SECRET = "sk-soup-" + "d" * 43
+
+
+class World:
+    """A database, and a directory over it whose clock the test moves."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now = 0.0
+        self.directory = Directory(database, clock=lambda: self.now)
+
+    def asker(self, header: str) -> Asker | None:
+        return anyio.run(self.directory.asker, header)
+
+    def destination(self, asker: Asker, model: str) -> Destination | None:
+        return anyio.run(self.directory.destination, asker, model)
+
+    def key(self, secret: str = SECRET, namespaces: tuple[str, ...] | None = ("acme",), **more: object) -> str:
+        hashed = hashlib.sha256(secret.encode()).hexdigest()
+        with self.database.write() as catalogue:
+            row = catalogue.keys.add(
+                "k", hashed, namespaces=namespaces, scopes={"infer"}, prefix="p", **more  # type: ignore[arg-type]
+            )  # fmt: skip
+        return row.id
+
+    def revoke(self, id: str) -> None:
+        with self.database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE keys SET revoked_at = 1 WHERE id = ?", (id,))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    database = new_database(tmp_path)
+    yield World(database)
+    database.close()
+
+
+def test_a_key_is_known_while_it_is_one(world: World) -> None:
+    id_ = world.key()
+    assert world.asker(f"Bearer {SECRET}") == Asker(id_, ("acme",))
+    assert world.asker(f"bearer  {SECRET} ") == Asker(id_, ("acme",))
+    world.revoke(id_)
+    world.now += KEPT_SECONDS
+    assert world.asker(f"Bearer {SECRET}") is None
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", f"Basic {SECRET}", "Bearer nobody", "Bearer \udcff"])
+def test_anything_else_is_nobody(world: World, header: str) -> None:
+    world.key()
+    assert world.asker(header) is None
+
+
+def test_an_expired_key_is_nobody_and_a_replaced_secret_is_one_for_its_grace(world: World) -> None:
+    moment = datetime.now(UTC)
+    world.key(SECRET, expires_at=moment - timedelta(seconds=1))
+    assert world.asker(f"Bearer {SECRET}") is None
+    id_ = world.key("sk-soup-new")
+    for secret, ends_at in (("grace", moment + timedelta(hours=1)), ("over", moment - timedelta(hours=1))):
+        hashed = hashlib.sha256(secret.encode()).hexdigest()
+        microseconds = int(ends_at.timestamp() * 1e6)
+        with world.database.engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO former_secrets VALUES (?, ?, ?)", (hashed, id_, microseconds))
+    assert world.asker("Bearer grace") == Asker(id_, ("acme",))
+    assert world.asker("Bearer over") is None
+
+
+def test_tokens_of_an_issuer_are_one_asker(world: World) -> None:
+    assert world.asker("Bearer a.b.c") == world.asker("Bearer d.e.f") == Asker(TOKENS, None)
+
+
+def test_a_name_is_what_it_is_to_whoever_asks(world: World) -> None:
+    with world.database.write() as catalogue:
+        row = add(catalogue, "acme/law")
+    ours, foreign = Asker("a", ("acme",)), Asker("b", ("other",))
+    found = Destination("tiny", row.digest)
+    for model in ("acme/law", "acme/law@1", row.digest):
+        assert world.destination(ours, model) == found
+        assert world.destination(foreign, model) is None, "as of one that does not exist"
+    assert world.destination(ours, "acme/none") is None
+    for base in ("tiny", "base/tiny", "auto"):
+        assert world.destination(foreign, base) in (Destination("tiny", None), Destination("auto", None))
+    for odd in ("", "/", "acme/", "a/b/c", "sha256:1", "../etc", "acme/law@", "\x00"):
+        assert world.destination(ours, odd) is None
+
+
+def test_what_was_found_is_asked_again_soon(world: World) -> None:
+    asker = Asker("a", None)
+    with world.database.write() as catalogue:
+        first = add(catalogue, "acme/law", digest="one")
+    assert world.destination(asker, "acme/law") == Destination("tiny", first.digest)
+    with world.database.write() as catalogue:
+        second = add(catalogue, "acme/law", digest="two")
+    world.now += KEPT_SECONDS * 0.9
+    assert world.destination(asker, "acme/law") == Destination("tiny", first.digest)
+    world.now += KEPT_SECONDS * 0.2
+    assert world.destination(asker, "acme/law") == Destination("tiny", second.digest)
+    assert KEPT_SECONDS < 1
+
+
+def test_a_row_that_is_retired_is_nowhere(world: World) -> None:
+    with world.database.write() as catalogue:
+        row = add(catalogue, "acme/law")
+        catalogue.adapters.retire(row.id)
+    assert world.destination(Asker("a", None), "acme/law") is None
