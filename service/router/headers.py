@@ -29,8 +29,12 @@ def end_to_end(headers: Iterable[Header], *, but: frozenset[bytes] = frozenset()
 
 
 def to_replica(scope: Scope, request_id: str, *, length: int | None) -> list[Header]:
-    """The headers of a request as a replica gets them; `length` is that of a body that was gathered."""
-    own = {b"x-request-id", *([b"content-length"] if length is not None else [])}
+    """The headers of a request as a replica gets them; `length` is that of a body that was gathered.
+
+    A length that came beside chunks is not handed on: what the body is was said by the chunks (RFC 9112, section 6.3).
+    """
+    chunked = any(name.lower() == b"transfer-encoding" for name, _ in scope["headers"])
+    own = {b"x-request-id", *([b"content-length"] if chunked or length is not None else [])}
     headers = end_to_end(scope["headers"], but=frozenset(own))
     client = scope.get("client")
     if client is not None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 import httpx2
 
+from registry.errors import InvalidParameter
 from service.router.call import Call
 from service.router.fleet import Member
 from service.router.headers import to_client, to_replica
@@ -44,9 +45,10 @@ class Passage:
         await self._transport.aclose()
 
     async def take(self, call: Call, member: Member, *, leaves: Callable[[], Awaitable[bool]]) -> None:
-        """Have a replica answer a request. Raises Lost, with `call.status` set where some of the answer was sent.
+        """Have a replica answer a request; raises InvalidParameter where it cannot be handed on.
 
-        An answer that the replica cannot give now (503) counts as none where it `leaves` and another may be asked.
+        Raises Lost where the replica is, with `call.status` set where some of the answer was sent. An answer
+        that the replica cannot give now (503) counts as none where it `leaves` and another may be asked.
         """
         with member.waiting() as scope:
             try:
@@ -58,6 +60,8 @@ class Passage:
                 finally:
                     with anyio.CancelScope(shield=True):
                         await response.aclose()
+            except httpx2.LocalProtocolError as error:  # what came cannot be sent on: no fault of the replica
+                raise InvalidParameter("The request cannot be handed on: its head and its body disagree.") from error
             except httpx2.TransportError as error:
                 raise Lost(refused=isinstance(error, REFUSED)) from error
         if scope.cancelled_caught:  # it has missed its beats

@@ -116,3 +116,32 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     found = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "adaptersoup.service" not in found.stderr, found.stderr
+
+
+def without_certificates(name: str) -> str:
+    """A file of `deploy/` that listens without TLS."""
+    text = (DEPLOY / name).read_text()
+    return re.sub(r"ssl_certificate.*;|ssl crt \S+ alpn \S+| ssl http2", "", text)
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+@pytest.mark.parametrize("name", ["adaptersoup.conf", "several-servers.conf"])
+def test_nginx_takes_its_files(tmp_path: Path, name: str) -> None:
+    text = without_certificates(f"nginx/{name}")
+    places = "".join(
+        f"{one}_temp_path {tmp_path}/{one};\n" for one in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    file = tmp_path / "nginx.conf"
+    file.write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{places}{text}\n}}\n")
+    command = ["nginx", "-t", "-p", str(tmp_path), "-e", str(tmp_path / "log"), "-c", str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs HAProxy")
+def test_haproxy_takes_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(without_certificates("haproxy/adaptersoup.cfg"))
+    found = subprocess.run(["haproxy", "-c", "-f", str(file)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "WARNING" not in found.stderr

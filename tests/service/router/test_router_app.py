@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.service.router.scripted import (
     stream_until_released,
     tell,
 )
+from tests.service.sockets import until_closed
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +75,25 @@ def test_a_request_arrives_as_it_was_sent_and_so_does_its_answer(tmp_path: Path,
         head = clients(found).head("/v1/models")
         assert (head.status_code, head.content) == (201, b"")
         assert "cookie" not in found.replicas[0].headers(), "cookies of one client are not another's"
+
+
+def test_two_lengths_of_one_body_are_not_handed_on(tmp_path: Path) -> None:
+    """A server behind might read them differently: the chunks count, and the length beside them is dropped."""
+    with routed(tmp_path, tell) as found:
+        head = ["PUT /v1/x HTTP/1.1", "Host: a", "Content-Length: 3", "Transfer-Encoding: chunked", "Connection: close"]
+        answer = raw(found.url, "\r\n".join([*head, "", "5", "hello", "0", "", ""]).encode())
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert found.replicas[0].seen[-1][1] == b"hello"
+        assert "content-length" not in found.replicas[0].headers()
+        assert not found.router.fleet.members["a"].is_suspect
+
+
+def raw(url: str, request: bytes) -> bytes:
+    """What a server says to these bytes, until it closes."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as one:
+        one.sendall(request)
+        return until_closed(one)
 
 
 def test_an_adapter_goes_to_its_first_and_the_base_to_whoever(tmp_path: Path, clients: Any) -> None:
