@@ -9,6 +9,7 @@ from registry.registry import Registry
 from registry.upload_sessions import UploadSessions
 from service.base_models import ServedBaseModels
 from service.engine import Engine
+from service.engine.grammars import Grammars
 from service.job_board import JobBoard
 from service.rates import Rates
 from service.settings import Settings
@@ -35,3 +36,4 @@ class Parts:
     rates: Rates | SharedRates
     usage: UsageCounts
     traces: Traces = field(default_factory=Traces)
+    grammars: Grammars = field(default_factory=Grammars)

@@ -4,9 +4,9 @@
 with `pace` (how much beside streams), `room` (what a step has room for), `space` (whose keys and values fit) and
 `kept_texts` (what stays of ended sequences); `residence` holds base models, `bank` adapters, `kv` keys and values;
 `trial` tries a base model that was loaded, `runner` runs the models on sequences that `packing` keeps apart,
-`sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one step, `outcome` ends a
-request, `tally` counts what each adapter's requests took, `engine` is the thread, `texts` the blocking calls for
-verbs.
+`sampler` draws tokens, `grammars` says which may follow where an answer is to be JSON of a `json_schema`, `choice`,
+`text` and `draft` make answers of them, `execute` is one step, `outcome` ends a request, `tally` counts what each
+adapter's requests took, `engine` is the thread, `texts` the blocking calls for verbs.
 """
 
 from registry.adapters.loadable import LoadableAdapter

@@ -43,8 +43,8 @@ class Choice:
         """Number of tokens so far: the position of the next one."""
         return len(self._ids)
 
-    def push(self, token_id: int, logprob: float | None, top: TopTokens) -> Delta:
-        """Take the next token; `finish_reason` is set when it is the last."""
+    def push(self, token_id: int, logprob: float | None, top: TopTokens, *, complete: bool = False) -> Delta:
+        """Take the next token; `finish_reason` is set when it is the last, as it is where a grammar is `complete`."""
         offset, shown = self._decoded, ""
         self._ids.append(token_id)
         if logprob is not None:
@@ -56,7 +56,7 @@ class Choice:
             text = self._detokenizer.push(token_id)
             self._decoded += len(text)
             shown = self._cutter.push(text)
-            if self._cutter.stopped:
+            if self._cutter.stopped or complete:
                 self.finish_reason = "stop"
             elif self.position >= self._ending.limit:
                 self.finish_reason = "length"

@@ -10,9 +10,11 @@ import numpy as np
 
 from registry.base_model import BaseText
 from service.engine.choice import Choice, Ending
+from service.engine.grammars import Walk
 from service.engine.life import watching
 from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores, TopTokens
 from service.engine.sampler import Stream
+from service.engine.served import ends_of
 
 
 class _Begun:
@@ -37,7 +39,7 @@ class _Begun:
 
 
 class GenerationDraft(_Begun):
-    """The choices of a GenerateRequest, each with its own random stream."""
+    """The choices of a GenerateRequest, each with its own random stream, and its own walk where there is a grammar."""
 
     def __init__(self, request: GenerateRequest, ending: Ending, decode: Callable[[Sequence[int]], str]) -> None:
         super().__init__()
@@ -46,6 +48,7 @@ class GenerationDraft(_Begun):
         self.request = request
         self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
         self.streams = [Stream(seed, index) for index in range(params.n)]
+        self.walks = [None if request.grammar is None else Walk(request.grammar) for _ in range(params.n)]
         self._reused: int | None = None
         self._chosen: list[float | None] = [None]
         self._tops: list[TopTokens | None] = [None]
@@ -53,8 +56,7 @@ class GenerationDraft(_Begun):
     @classmethod
     def of(cls, request: GenerateRequest, base: BaseText, limit: int) -> GenerationDraft:
         """The draft of a request to a base model, whose choices end with at most `limit` tokens."""
-        own = () if base.eos_id is None else (base.eos_id,)
-        ending = Ending(frozenset((*own, *base.end_ids, *request.params.end_ids)), limit)
+        ending = Ending(frozenset(ends_of(base, request.params.end_ids)), limit)
         return cls(request, ending, lambda ids: _decoded(base, ids))
 
     def begin(self, reused: int) -> int:

@@ -136,8 +136,10 @@ class Executor:
     def _draw(self, sequence: Sequence) -> Draw:
         draft = self._drafts[sequence.work]
         assert isinstance(draft, GenerationDraft), "only a generation wants a next token"
-        choice, stream = draft.choices[sequence.index], draft.streams[sequence.index]
-        return Draw(draft.request.params, stream, choice.position, sequence.ids, sequence.prompt)
+        index = sequence.index
+        choice, stream, walk = draft.choices[index], draft.streams[index], draft.walks[index]
+        allowed = None if walk is None else walk.allowed
+        return Draw(draft.request.params, stream, choice.position, sequence.ids, sequence.prompt, allowed)
 
     def _take(self, segment: Segment, found: Found, token: int | None) -> bool:
         """Put what came of a segment, and the `token` drawn behind it, into its draft; True where it is done."""
@@ -176,7 +178,8 @@ class Executor:
         if params.logprobs is not None:
             scores = log_probs(logits[None])
             [logprob], [top] = chosen_log_probs(scores, [token]), top_tokens(scores, params.logprobs)
-        delta = choice.push(token, logprob, top)
+        walk = draft.walks[sequence.index]
+        delta = choice.push(token, logprob, top, complete=walk is not None and walk.take(token))
         sequence.ids.append(token)
         self._count(sequence.work.key[1], draft)
         if draft.request.on_token is not None:

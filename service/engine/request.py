@@ -20,6 +20,8 @@ from service.engine.served import check_speaks, room
 if TYPE_CHECKING:
     import numpy as np
 
+    from service.engine.grammars import Grammar
+
 FinishReason = Literal["stop", "length"]
 TopTokens = tuple[tuple[int, float], ...]
 """(token id, log-probability) of the most likely tokens, best first."""
@@ -97,7 +99,8 @@ class GenerateRequest:
     the request ends, also where it is refused, and before anybody has the answer.
 
     `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
-    shares none, with nobody. `owner` is the key itself, None the server: keys take turns.
+    shares none, with nobody. `owner` is the key itself, None the server: keys take turns. Each choice follows the
+    `grammar`, where there is one, and ends as soon as it is complete and nothing may follow.
     """
 
     base_id: str
@@ -109,6 +112,7 @@ class GenerateRequest:
     on_end: OnEnd | None = None
     namespace: str | None = None
     owner: str | None = None
+    grammar: Grammar | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""

@@ -45,13 +45,17 @@ def log_probs(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """How token `position` of a choice is drawn. `before` are the tokens so far, the first `prompt` the prompt's."""
+    """How token `position` of a choice is drawn. `before` are the tokens so far, the first `prompt` the prompt's.
+
+    `allowed` (vocabulary,) leaves out all others, where there is a grammar.
+    """
 
     params: SamplingParams
     stream: Stream
     position: int
     before: Sequence[int] = ()
     prompt: int = 0
+    allowed: Tensor | None = None
 
 
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
@@ -59,12 +63,12 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
 
     None for a row with a NaN, or with an infinity that no softmax survives.
 
-    First `logit_bias` is added and what was said before is penalised (`penalised`); then the temperature divides. It
-    is drawn from the `top_k` most likely tokens, of these from the nucleus of `top_p`, and of these from those at least
-    `min_p` times as likely as the likeliest.
+    First `logit_bias` is added and what was said before is penalised (`penalised`), and what a grammar does not allow
+    is left out, whatever its bias; then the temperature divides. It is drawn from the `top_k` most likely tokens, of
+    these from the nucleus of `top_p`, and of these from those at least `min_p` times as likely as the likeliest.
     """
     rows = list(logits)
-    steered = [penalised(row, draw) for row, draw in zip(rows, draws, strict=True)]
+    steered = [_only_allowed(penalised(row, draw), draw) for row, draw in zip(rows, draws, strict=True)]
     if any(new is not old for new, old in zip(steered, rows, strict=True)):
         logits = torch.stack(steered)
     highest, best = logits.max(dim=-1)
@@ -125,6 +129,13 @@ def penalised(logits: Tensor, draw: Draw) -> Tensor:
         bias = torch.tensor([bias for _, bias in params.logit_bias], dtype=logits.dtype, device=device)
         logits = logits.index_add(0, ids, bias)
     return logits
+
+
+def _only_allowed(logits: Tensor, draw: Draw) -> Tensor:
+    """Logits (vocabulary,), minus infinity for what a grammar does not allow; unchanged where they are no numbers."""
+    if draw.allowed is None or not bool(logits.max().isfinite()):
+        return logits
+    return logits.masked_fill(~draw.allowed.to(logits.device), -torch.inf)
 
 
 def _only_best(logits: Tensor, count: int) -> Tensor:

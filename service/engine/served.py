@@ -7,6 +7,7 @@ else. Asked by `request` for whatever reaches the engine, and before that by the
 
 from __future__ import annotations
 
+from registry.base_model import BaseText
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig, BaseShape
 
@@ -32,6 +33,12 @@ def not_speaking(shape: BaseShape, config: AdapterConfig | None) -> str | None:
     if on is not None:
         return f"is an adapter of {on}, which neither continues nor scores text: {_EVALUATE}"
     return None if config is None else config.not_served
+
+
+def ends_of(base: BaseText, more: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The tokens that end what a base model writes, and `more` that do in one request."""
+    own = () if base.eos_id is None else (base.eos_id,)
+    return tuple(dict.fromkeys((*own, *base.end_ids, *more)))
 
 
 def room(shape: BaseShape, config: AdapterConfig | None) -> int:

@@ -61,7 +61,7 @@ CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
 MOST_LISTED = 50
 """Problems of one request that are named; how many there are in all is said."""
 
-MEMBERS = {**UNION_MEMBERS, "adapter": METHODS}
+MEMBERS = {**UNION_MEMBERS, "adapter": METHODS, "response_format": ("text", "json_object", "json_schema")}
 """Field of a request -> names that pydantic puts behind it in an error's place, and nobody sent."""
 
 ABSENT = frozenset({"missing", "union_tag_not_found"})

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.engine import GenerateRequest, SamplingParams
+from service.http.answer_grammars import grammar_for
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
@@ -62,7 +63,7 @@ def _prepare(
     model = model_for(parts, who, body.model, [one for one in body.prompts if isinstance(one, str)])
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
     answers = CompletionAnswers(body, model, prompts)
-    return answers, admit(request, parts, who, [(model, one) for one in _asked(body, model, prompts, who)])
+    return answers, admit(request, parts, who, [(model, one) for one in _asked(parts, body, model, prompts, who)])
 
 
 def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:
@@ -76,16 +77,23 @@ def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> P
 
 
 def _asked(
-    body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
+    parts: Parts, body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
 ) -> list[GenerateRequest]:
     """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
     scored = body.echo and body.logprobs is not None
     logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
     drawing = body.drawing | {"n": body.generated}
     params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
+    grammar = grammar_for(parts, model, body.response_format)
     return [
         GenerateRequest(
-            model.base_id, prompt.ids, adapter=model.handle, params=params, namespace=who.sharing, owner=who.key_id
+            model.base_id,
+            prompt.ids,
+            adapter=model.handle,
+            params=params,
+            namespace=who.sharing,
+            owner=who.key_id,
+            grammar=grammar,
         )
         for prompt in prompts
     ]

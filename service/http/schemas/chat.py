@@ -49,7 +49,6 @@ class ChatRequest(Sampling):
     parallel_tool_calls: neutral(True, False) = None  # type: ignore[valid-type]
     functions: neutral([]) = None  # type: ignore[valid-type]
     function_call: neutral("none") = None  # type: ignore[valid-type]
-    response_format: neutral({"type": "text"}) = None  # type: ignore[valid-type]
     modalities: neutral(["text"]) = None  # type: ignore[valid-type]
     audio: neutral() = None  # type: ignore[valid-type]
     moderation: neutral() = None  # type: ignore[valid-type]

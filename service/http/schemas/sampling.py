@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
+from service.http.schemas.response_format import ResponseFormat
 from service.http.schemas.wire import ModelName, Wire, one_of
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=500)]
@@ -69,6 +70,7 @@ class Sampling(Wire):
     """Not OpenAI's, as the two below: the names that vLLM and transformers have for them. 0 and -1 are no limit."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None

@@ -130,7 +130,6 @@ def test_a_base_without_a_template_is_refused(live: Live) -> None:
             "text",
         ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools': is not supported"),
-        ({"response_format": {"type": "json_object"}}, "'response_format': is not supported"),
         ({"reasoning_effort": "low"}, "'reasoning_effort': is not supported"),
         ({"verbosity": "low"}, "'verbosity': is not supported"),
         ({"audio": {"voice": "alloy", "format": "mp3"}}, "'audio': is not supported"),

@@ -1,0 +1,192 @@
+"""JSON mode: which tokens may follow, so that an answer is JSON, and JSON of the schema that was asked for.
+
+A `Grammar` is a schema compiled for the tokenizer of one base model, by llguidance; `Grammars` keeps those in use. A
+`Walk` is the place of one answer in it. Grammars are made in the threads that serve requests; walks are the engine's
+thread's. How long a step may look for its tokens, and how much memory it may take for that, is bounded (`LIMITS`): a
+schema for which that does not suffice ends its own request. Reasons: docs/decisions/0055-json-mode.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.base_model import BaseText
+from registry.errors import InvalidParameter, Unavailable
+from service.engine.json_schema import PARAM, refusal
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Made = TypeVar("Made")
+KEPT_GRAMMARS = 32
+KEPT_TOKENIZERS = 16
+ANY_OBJECT = '{"type":"object"}'
+"""The schema of `json_object`."""
+WHITESPACE = r"(\n[ \t]{0,32}| )"
+"""What may stand between two signs of JSON: one space, or a line break with its indentation. Unbounded, an answer of
+nothing else would be one, and small models give it."""
+ESCAPES = 'nrtbf\\"'
+"""What may follow a backslash. With `\\u` the name of a property could be written in a way that the compiler does not
+know for it, and its value be of another type than its schema says."""
+LIMITS = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 50_000,  # 4 ms
+    "step_max_items": 20_000,  # 1 ms
+    "max_items_in_row": 2_000,  # about 500 optional properties
+    "max_lexer_states": 10_000,  # 20 MB
+    "max_grammar_size": 200_000,
+}
+
+
+class Grammar:
+    """A JSON schema, compiled for one tokenizer. `first` are the tokens that an answer may begin with: (vocabulary,).
+
+    Raises InvalidParameter for a schema that cannot be followed.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, vocabulary: int, schema: str) -> None:
+        from llguidance import LLMatcher, LLParserLimits
+
+        self._vocabulary = vocabulary
+        try:
+            source = LLMatcher.grammar_from_json_schema(
+                schema, overrides={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
+            )
+        except ValueError as error:  # a number beyond any that it knows
+            raise refusal(_first_line(str(error))) from error
+        limits: dict[str, Any] = {**LIMITS, "verbose_errors": False}
+        self._start = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**limits))
+        if self._start.is_error():
+            raise refusal(_problem(self._start.get_error()))
+        self.first = self.allowed(self._start, 0)
+
+    def begin(self) -> LLMatcher:
+        """A matcher at the beginning of an answer."""
+        return self._start.deep_copy()
+
+    def allowed(self, matcher: LLMatcher, position: int) -> Tensor:
+        """Which tokens may be token `position` of an answer: bool (vocabulary,); raises InvalidParameter for none."""
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error():
+            raise _stuck(matcher, position)
+        found = torch.from_numpy(np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_))
+        if not bool(found.any()):
+            raise _no_way_on(position)
+        return found
+
+
+class Walk:
+    """The place of one answer in a grammar. `allowed` are the tokens that may follow: bool (vocabulary,)."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher: LLMatcher | None = None  # a request that waits holds none
+        self._position = 0
+        self.allowed = grammar.first
+
+    def take(self, token: int) -> bool:
+        """Go on by a token that was allowed; whether the answer is complete, and nothing may follow.
+
+        Raises InvalidParameter where it takes more work than the limits leave to find out what may.
+        """
+        matcher = self._grammar.begin() if self._matcher is None else self._matcher
+        self._matcher = matcher
+        self._position += 1
+        if not matcher.consume_token(token):
+            raise _stuck(matcher, self._position)
+        if matcher.is_stopped():
+            self._matcher = None
+            return True
+        self.allowed = self._grammar.allowed(matcher, self._position)
+        return False
+
+
+class Grammars:
+    """The grammars and tokenizers in use, the last used ones, for threads that serve requests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._building = threading.Lock()  # of a tokenizer, which holds up every thread
+        self._grammars: OrderedDict[Any, Grammar] = OrderedDict()
+        self._tokenizers: OrderedDict[Any, LLTokenizer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._grammars)
+
+    def grammar(self, base: BaseText, ends: tuple[int, ...], schema: str) -> Grammar:
+        """The grammar of a checked schema for a base model whose answers end with one of `ends`.
+
+        Raises InvalidParameter for a schema that cannot be followed, and for a base model without an end.
+        """
+        if not ends:
+            raise InvalidParameter(
+                f"Base model '{base.entry.id}' has no token that ends a text, which answers in JSON need.", param=PARAM
+            )
+        of = (base.shape.fingerprint, ends)
+        key = (of, hashlib.sha256(schema.encode("utf-8", "surrogatepass")).hexdigest())
+
+        def make() -> Grammar:
+            with self._building:
+                tokenizer = self._kept(self._tokenizers, of, KEPT_TOKENIZERS, lambda: tokenizer_of(base, ends))
+            return Grammar(tokenizer, base.shape.vocab_size, schema)
+
+        return self._kept(self._grammars, key, KEPT_GRAMMARS, make)
+
+    def _kept(self, held: OrderedDict[Any, Made], key: Any, most: int, make: Callable[[], Made]) -> Made:
+        """What is held under a key, or made now, without the lock; what was not asked for the longest goes."""
+        with self._lock:
+            if key in held:
+                held.move_to_end(key)
+                return held[key]
+        made = make()
+        with self._lock:
+            held[key] = made
+            while len(held) > most:
+                held.popitem(last=False)
+        return made
+
+
+def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:
+    """The bytes of a base model's tokens; raises Unavailable for a tokenizer of which they cannot be told."""
+    from llguidance import LLTokenizer
+
+    backend = base.tokenizer.backend_tokenizer
+    size = max(base.shape.vocab_size, backend.get_vocab_size(with_added_tokens=True))
+    try:
+        return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(ends), slices=LLTokenizer.json_slices())
+    except ValueError as error:
+        raise Unavailable(
+            f"The tokenizer of base model '{base.entry.id}' cannot be used for answers in JSON: "
+            f"{_first_line(str(error))}.",
+            param=PARAM,
+        ) from error
+
+
+def _no_way_on(position: int) -> InvalidParameter:
+    return refusal(f"after {position} tokens of the answer nothing may follow, and it is not complete")
+
+
+def _stuck(matcher: LLMatcher, position: int) -> InvalidParameter:
+    """The error of a matcher in its state of error."""
+    said = _first_line(matcher.get_error())
+    return _no_way_on(position) if said.startswith("NoExtension") else refusal(f"after {position} tokens, {said}")
+
+
+def _problem(message: str) -> str:
+    """What the library says of a schema, but for what would name an option that nobody here can set."""
+    if message.startswith("oneOf"):
+        return "the alternatives of a 'oneOf' must exclude each other, as by a property with another 'const' in each"
+    return _first_line(message)
+
+
+def _first_line(message: str) -> str:
+    """The beginning of what the library says, which may go on with the schema and its own state."""
+    return message.partition("\n")[0].strip().rstrip(".")[:300]

@@ -1,0 +1,504 @@
+"""JSON mode: whatever a model would rather say, an answer that ends is JSON of its schema, alone and beside others."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.base_model import BaseText, LoadedBase, load_base, load_text
+from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
+from registry.spec import BaseEntry
+from service.engine import Engine, GenerateRequest, SamplingParams
+from service.engine.grammars import ANY_OBJECT, KEPT_GRAMMARS, LIMITS, Grammar, Grammars, Walk
+from service.engine.json_schema import MAX_CHARS, MAX_DEPTH, checked_schema
+from service.engine.sampler import Draw, Stream, choose
+from service.engine.served import ends_of
+from tests.service.engine.stepping import greedy, run
+from tests.service.loaded_bases import LoadedBases
+from tests.tiny_models import build_tiny_base
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir: Path) -> LoadedBase:
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars()
+
+
+def compiled(grammars: Grammars, base: BaseText, schema: dict[str, Any]) -> Grammar:
+    return grammars.grammar(base, ends_of(base), checked_schema(schema))
+
+
+# --- schemas that can be followed, of everything that is supported -----------------------------------
+
+
+def numbers(kind: str) -> st.SearchStrategy[dict[str, Any]]:
+    bounds = st.integers(-50, 50) if kind == "integer" else st.integers(-50, 50).map(lambda tenths: tenths / 4)
+
+    def between(pair: tuple[Any, Any], *, exclusive: bool) -> dict[str, Any]:
+        low, high = sorted(pair)
+        if exclusive:
+            return {"type": kind, "exclusiveMinimum": low, "exclusiveMaximum": high + 2}
+        return {"type": kind, "minimum": low, "maximum": high}
+
+    return st.one_of(
+        st.just({"type": kind}),
+        st.builds(between, st.tuples(bounds, bounds), exclusive=st.booleans()),
+        bounds.map(lambda low: {"type": kind, "minimum": low}),
+        bounds.map(lambda high: {"type": kind, "exclusiveMaximum": high}),
+    )
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=4)
+STRINGS = st.one_of(
+    st.just({"type": "string"}),
+    st.builds(
+        lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more},
+        st.integers(0, 4), st.integers(0, 4),
+    ),
+    st.sampled_from([r"^[a-c]{2,5}$", r"^\d", r'^"\\?$', r"^(yes|no)$", "^é+$", r"^\w+ \w+$", "^(x|y)"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern}
+    ),
+    st.sampled_from(["date", "time", "date-time", "uuid", "ipv4"]).map(lambda form: {"type": "string", "format": form}),
+)  # fmt: skip
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+PLAIN = st.one_of(
+    STRINGS, numbers("integer"), numbers("number"),
+    st.sampled_from(["null", "boolean"]).map(lambda kind: {"type": kind}),
+    JSON_VALUES.map(lambda value: {"const": value}),
+    st.lists(JSON_VALUES, min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    st.just({"type": ["string", "null", "integer"]}), st.just({}), st.just(True),
+)  # fmt: skip
+
+
+def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.one_of(
+        st.builds(
+            lambda item, least, more: {"type": "array", "items": item, "minItems": least, "maxItems": least + more},
+            inner, st.integers(0, 2), st.integers(0, 2),
+        ),
+        st.builds(lambda first: {"type": "array", "prefixItems": first, "items": False}, st.lists(inner, max_size=2)),
+    )  # fmt: skip
+
+
+@st.composite
+def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(TEXT, inner, max_size=3))
+    required = [name for name in properties if draw(st.booleans())]
+    found = {"type": "object", "properties": properties, "required": required, "title": "a thing"}
+    return found | draw(
+        st.sampled_from([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "null"}}])
+    )
+
+
+SCHEMAS = st.recursive(
+    PLAIN,
+    lambda inner: (
+        arrays(inner) | objects(inner) | st.lists(inner, min_size=1, max_size=2).map(lambda of: {"anyOf": of})
+    ),
+    max_leaves=5,
+).filter(lambda schema: isinstance(schema, dict))
+LINKED = {
+    "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                                                        "n": {"type": "integer"}}, "required": ["next", "n"]}},
+    "$ref": "#/$defs/node",
+}  # fmt: skip
+ONE_OF = {
+    "oneOf": [
+        {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "boolean"}},
+         "required": ["kind", kind], "additionalProperties": False}
+        for kind in ("cat", "dog")
+    ],
+    "discriminator": {"propertyName": "kind"},
+}  # fmt: skip
+
+
+def written(base: BaseText, grammar: Grammar, seed: int, *, free: int = 25, most: int = 400) -> str:
+    """The text of an answer whose tokens are drawn at random from those allowed; after `free` those that end it."""
+    draw, walk, ids = random.Random(seed), Walk(grammar), list[int]()
+    ends = ends_of(base)
+    closing = [base.tokenize(sign, bos=False)[0] for sign in '"}],:']
+    while len(ids) < most:
+        allowed = walk.allowed.nonzero()[:, 0].tolist()
+        quick = [token for token in (*ends, *closing) if token in allowed] if len(ids) >= free else []
+        token = quick[0] if quick else draw.choice(allowed)
+        if token in ends:
+            break
+        ids.append(token)
+        if walk.take(token):
+            break
+    else:
+        raise AssertionError(f"no end after {most} tokens: {base.tokenizer.backend_tokenizer.decode(ids)!r}")
+    return str(base.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def check_follows(text: str, schema: dict[str, Any]) -> None:
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
+
+
+class TestWalk:
+    @given(SCHEMAS, st.integers(0, 2**32))
+    @settings(max_examples=300)
+    def test_what_comes_to_an_end_is_json_of_the_schema(
+        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], seed: int
+    ) -> None:
+        check_follows(written(base, compiled(grammars, base, schema), seed), schema)
+
+    @pytest.mark.parametrize("schema", [LINKED, ONE_OF, PERSON, {"type": "object"}])
+    @pytest.mark.parametrize("seed", range(8))
+    def test_schemas_that_name_others(
+        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], seed: int
+    ) -> None:
+        check_follows(written(base, compiled(grammars, base, schema), seed), schema)
+
+
+HARD = {"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"}
+"""Its regular expression gets ever more states as the text goes on."""
+
+
+class TestEngine:
+    def ask(self, base: LoadedBase, grammar: Grammar | None, seed: int, **more: Any) -> GenerateRequest:
+        """A request that any model answers with JSON in time: quotes and brackets are made likely."""
+        signs = tuple((base.tokenize(sign, bos=False)[0], 100.0) for sign in '"}],:0')
+        params = SamplingParams(**{"max_tokens": 50, "seed": seed, "logit_bias": signs, "temperature": 30.0, **more})
+        return GenerateRequest("tiny", tuple(base.tokenize("A soup")), params=params, grammar=grammar)
+
+    @pytest.mark.parametrize("temperature", [0.0, 30.0, 100.0])
+    @pytest.mark.parametrize("schema", [json.loads(ANY_OBJECT), PERSON, LINKED, ONE_OF])
+    def test_an_answer_that_stops_is_json_of_its_schema(
+        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], temperature: float
+    ) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, schema)
+        tickets = [
+            engine.submit(self.ask(base, grammar, seed, n=4, temperature=temperature)) for seed in range(4)
+        ]  # 16 rows
+        run(engine)
+        choices = [choice for ticket in tickets for choice in ticket.result(0).choices]
+        ended = [choice for choice in choices if choice.finish_reason == "stop"]
+        assert temperature == 0 or len(ended) >= len(choices) / 4
+        for choice in ended:
+            check_follows(choice.text, schema)
+        for choice in choices:
+            if choice.finish_reason == "length":
+                assert len(choice.token_ids) == 50
+                with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
+                    json.loads(choice.text)
+
+    def test_a_row_is_independent_of_its_batch_mates(self, base: LoadedBase, grammars: Grammars) -> None:
+        schemas = [None, PERSON, {"type": "object"}, None, {"type": "integer"}, PERSON]
+        asked = [
+            self.ask(
+                base, None if schema is None else compiled(grammars, base, schema), seed, temperature=seed % 3 * 20.0
+            )
+            for seed, schema in enumerate(schemas)
+        ]
+
+        def alone(request: GenerateRequest) -> tuple[int, ...]:
+            engine = Engine(LoadedBases(base))
+            ticket = engine.submit(request)
+            run(engine)
+            found: tuple[int, ...] = ticket.result(0).choices[0].token_ids
+            return found
+
+        engine = Engine(LoadedBases(base))
+        tickets = [engine.submit(request) for request in asked]
+        run(engine)
+        assert [ticket.result(0).choices[0].token_ids for ticket in tickets] == [alone(request) for request in asked]
+
+    def test_choices_walk_each_for_themselves(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
+        many = engine.submit(self.ask(base, grammar, 7, n=3))
+        run(engine)
+        one = engine.submit(self.ask(base, grammar, 7))
+        run(engine)
+        texts = [choice.text for choice in many.result(0).choices]
+        assert len(set(texts)) == 3
+        assert texts[0] == one.result(0).choices[0].text
+
+    def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(
+        self, base: LoadedBase, grammars: Grammars
+    ) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"enum": ["left", "right"]})
+        [letter] = base.tokenize("T", bos=False)
+        request = GenerateRequest(
+            "tiny", (0,), params=greedy(20, logit_bias=((letter, 100.0), (0, 100.0))), grammar=grammar
+        )
+        ticket = engine.submit(request)
+        run(engine)
+        (choice,) = ticket.result(0).choices
+        assert json.loads(choice.text) in {"left", "right"}
+        assert choice.finish_reason == "stop"
+        assert 0 not in choice.token_ids, "it is complete without an end"
+
+    def test_what_may_go_on_ends_with_the_end_of_a_text(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"type": "integer", "minimum": 0})
+        nine = base.tokenize("9", bos=False)[0]
+        bias = {"logit_bias": ((nine, 100.0), (0, 99.0))}
+        longest = engine.submit(GenerateRequest("tiny", (5,), params=greedy(4, **bias), grammar=grammar))
+        bias = {"logit_bias": ((nine, 50.0), (0, 100.0))}
+        ended = engine.submit(GenerateRequest("tiny", (5,), params=greedy(4, **bias), grammar=grammar))
+        run(engine)
+        (long,), (short,) = longest.result(0).choices, ended.result(0).choices
+        assert (long.text, long.finish_reason) == ("9999", "length")
+        assert (short.text, short.finish_reason, short.token_ids[-1]) == (short.token_ids and "9", "stop", 0)
+
+    def test_a_stop_text_cuts_where_it_stands(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": {"a": "xyz", "b": 1}})
+        request = GenerateRequest("tiny", (5,), params=greedy(40, stop=("y",)), grammar=grammar)
+        ticket = engine.submit(request)
+        run(engine)
+        (choice,) = ticket.result(0).choices
+        assert "".join(choice.text.split()) == '{"a":"x'
+        assert choice.finish_reason == "stop"
+
+    def test_log_probabilities_are_those_of_the_model(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": "ab"})
+        ticket = engine.submit(GenerateRequest("tiny", (5,), params=greedy(9, logprobs=1), grammar=grammar))
+        run(engine)
+        (choice,) = ticket.result(0).choices
+        assert choice.text == '"ab"'
+        with torch.inference_mode():
+            logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
+        wanted = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
+        assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+
+    def test_deltas_join_to_the_answer(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
+        told: list[Any] = []
+        ticket = engine.submit(replace(self.ask(base, grammar, 3), on_token=told.append))
+        run(engine)
+        (choice,) = ticket.result(0).choices
+        assert "".join(delta.text for delta in told) == choice.text
+        assert [delta.finish_reason for delta in told][-1] == choice.finish_reason == "stop"
+
+    def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
+        self, base: LoadedBase, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(LIMITS, "max_lexer_states", 400)  # within the tiny model's 64 tokens
+        engine = Engine(LoadedBases(base))
+        params = SamplingParams(max_tokens=60, temperature=100.0, seed=1)
+        hard = engine.submit(GenerateRequest("tiny", (5,), params=params, grammar=compiled(grammars, base, HARD)))
+        other = engine.submit(self.ask(base, compiled(grammars, base, PERSON), 3))
+        run(engine)
+        with pytest.raises(InvalidParameter, match=r"cannot be followed: after \d+ tokens, .*too many"):
+            hard.result(0)
+        check_follows(other.result(0).choices[0].text, PERSON)
+        assert engine.counters()["requests"] == 0
+
+
+class TestChoose:
+    @given(st.integers(0, 2**32), st.sets(st.integers(0, 39), min_size=1), st.sampled_from([0.0, 1.0, 50.0]),
+           st.sampled_from([None, 1, 5]), st.sampled_from([0.2, 1.0]), st.sampled_from([0.0, 0.5]))  # fmt: skip
+    def test_only_what_is_allowed_is_drawn(
+        self, seed: int, kept: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
+    ) -> None:
+        logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 10
+        allowed = torch.zeros(40, dtype=torch.bool)
+        allowed[list(kept)] = True
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        [token] = choose(logits, [Draw(params, Stream(seed, 0), 0, allowed=allowed)])
+        assert token in kept
+        everything = torch.ones(40, dtype=torch.bool)
+        plain, same = (choose(logits, [Draw(params, Stream(seed, 0), 0, allowed=mask)]) for mask in (None, everything))
+        assert plain == same
+        assert choose(logits * torch.nan, [Draw(params, Stream(seed, 0), 0, allowed=allowed)]) == [None]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth - 1):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("schema", "words"),
+        [
+            ({"uniqueItems": True}, "'uniqueItems' in schema is not supported"),
+            ({"properties": {"a": {"not": {}}}}, "'not' in schema.properties.a is not supported"),
+            ({"items": {"multipleOf": 3}}, "'multipleOf' in schema.items is not supported"),
+            ({"minProperties": 1}, "'minProperties' in schema is not supported"),
+            ({"patternProperties": {}}, "'patternProperties' in schema is not supported"),
+            ({"x-guidance": {"lenient": True}}, "'x-guidance' in schema is not supported"),
+            ({"allOf": [{}]}, "'allOf' in schema is not supported"),
+            ({"anyOf": [{}], "type": "object"}, "'type' beside 'anyOf' in schema is not supported"),
+            ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 1}, "'minimum' beside '$ref' in schema"),
+            ({"$defs": {"a": {"if": {}}}}, "'if' in schema.$defs.a is not supported"),
+            ({"$ref": "http://127.0.0.1/x.json"}, "'$ref' in schema names no schema of this one"),
+            ({"$ref": "file:///etc/passwd"}, "'$ref' in schema names no schema of this one"),
+            ({"$ref": 5}, "'$ref' in schema names no schema of this one"),
+            ({"$ref": "#/$defs/gone"}, "gone"),
+            ({"$ref": "#"}, "cannot be followed"),
+            ({"type": "string", "format": "iri"}, "the 'format' in schema is not supported, only date, "),
+            ({"type": "string", "format": ["date"]}, "the 'format' in schema is not supported, only date, "),
+            ({"type": "thing"}, "thing"),
+            ({"type": "string", "pattern": "^(?=a)b$"}, "cannot be followed: regex parse error"),
+            ({"type": "string", "pattern": "(a"}, "cannot be followed: regex parse error"),
+            ({"type": "string", "pattern": 5}, "cannot be followed"),
+            ({"type": "integer", "minimum": 2, "maximum": 1}, "cannot be followed: "),
+            ({"type": "integer", "maximum": 10**400}, "number out of range"),
+            ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "must exclude each other"),
+            ({"enum": []}, "cannot be followed"),
+            ({"properties": {"a": 5}}, "schema.properties.a is no object"),
+            ({"properties": []}, "'properties' in schema is no object"),
+            ({"anyOf": {}}, "'anyOf' in schema is no list"),
+            ({"required": "a", "type": "object"}, "cannot be followed"),
+            ({"const": "\x01"}, "nothing may follow"),
+        ],
+    )
+    def test_what_cannot_be_followed_is_refused_by_name(
+        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(InvalidParameter) as caught:
+            compiled(grammars, base, schema)
+        assert words in caught.value.message
+        assert caught.value.param == "response_format"
+        assert "\n" not in caught.value.message
+        assert len(caught.value.message) < 400
+
+    def test_the_bounds_of_a_schema(self, base: LoadedBase, grammars: Grammars) -> None:
+        compiled(grammars, base, nested(MAX_DEPTH))
+        with pytest.raises(TooLarge, match="more than 32 schemas"):
+            checked_schema(nested(MAX_DEPTH + 1))
+        fits = {"enum": ["a" * (MAX_CHARS - len('{"enum":[""]}'))]}
+        assert len(checked_schema(fits)) == MAX_CHARS
+        with pytest.raises(TooLarge, match="at most 65536 are taken"):
+            checked_schema({"enum": [fits["enum"][0] + "a"]})
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
+            {"anyOf": [{"type": "array", "items": {"type": "string", "maxLength": n}} for n in range(1, 900)]},
+            {"enum": [f"x{n}" * 4 for n in range(4000)]},
+            {"type": "string", "pattern": r"^((a{1,100}){1,100}){1,100}$"},
+            {"type": "string", "pattern": "^(" + "|".join(f".*{c}.{{20}}" for c in "abcdefgh") + ")*$"},
+            {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
+            {"type": "string", "minLength": 10**9, "maxLength": 10**12},
+            {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+             "$ref": "#/$defs/a"},
+            {"$defs": {"x": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": most}
+                                       for most in range(30)]}}, "$ref": "#/$defs/x"},
+            {"const": [[[[[[[[]]]]]]]] * 500},
+        ],
+    )  # fmt: skip
+    def test_hostile_schemas_are_followed_or_refused(
+        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any]
+    ) -> None:
+        try:
+            walk, draw = Walk(compiled(grammars, base, schema)), random.Random(1)
+            for _ in range(60):
+                if walk.take(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
+                    break
+        except SoupError as error:
+            assert error.message.startswith("The JSON schema")  # noqa: PT017  # followed is as good
+
+
+class TestGrammars:
+    def test_those_asked_for_last_are_kept_and_no_more(self, base: LoadedBase) -> None:
+        grammars = Grammars()
+        first = compiled(grammars, base, {"const": 0})
+        for number in range(KEPT_GRAMMARS - 1):
+            compiled(grammars, base, {"const": -1 - number})
+        assert compiled(grammars, base, {"const": 0}) is first
+        second = compiled(grammars, base, {"const": "one more"})
+        assert len(grammars) == KEPT_GRAMMARS
+        assert compiled(grammars, base, {"const": 0}) is first
+        assert compiled(grammars, base, {"const": "one more"}) is second
+
+    def test_bases_and_ends_have_grammars_of_their_own(self, base: LoadedBase, tmp_path: Path) -> None:
+        grammars, schema = Grammars(), checked_schema({"type": "integer"})
+        other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
+        one, two, three = (
+            grammars.grammar(base, (0,), schema), grammars.grammar(base, (0, 5), schema),
+            grammars.grammar(other, (0,), schema),
+        )  # fmt: skip
+        assert (len(one.first), len(three.first)) == (300, 290)
+        walk, ends = Walk(two), Walk(one)
+        digit = base.tokenize("7", bos=False)[0]
+        for one_walk in (walk, ends):
+            one_walk.take(digit)
+        assert (bool(walk.allowed[5]), bool(ends.allowed[5])) == (True, False)
+
+    def test_threads_get_the_same(self, base: LoadedBase) -> None:
+        grammars, gate = Grammars(), threading.Barrier(8)
+
+        def follow(number: int) -> str:
+            gate.wait()
+            return written(base, compiled(grammars, base, PERSON), number % 2)
+
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(follow, range(8)))
+        assert len(set(texts)) == 2
+
+    def test_a_base_without_an_end_is_refused(self, base: LoadedBase) -> None:
+        with pytest.raises(InvalidParameter, match="no token that ends a text"):
+            Grammars().grammar(base, (), ANY_OBJECT)
+
+
+class TestTokenizers:
+    def text_of(self, base: LoadedBase, tokenizer: Any) -> BaseText:
+        from transformers import PreTrainedTokenizerFast
+
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+        shape = base.shape.model_copy(update={"vocab_size": tokenizer.get_vocab_size() + 64})  # padded, as many are
+        return BaseText(entry=base.entry, tokenizer=fast, shape=shape, bos_id=None, eos_id=fast.eos_token_id)
+
+    def test_sentencepiece_with_bytes(self, base: LoadedBase) -> None:
+        from tokenizers import Tokenizer, decoders, models, normalizers
+
+        words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab", "é", '"', '{"', "}"]
+        tokenizer = Tokenizer(
+            models.BPE({word: n for n, word in enumerate(words)}, [("▁", "a"), ("a", "b"), ("{", '"')][:2],
+                       byte_fallback=True, unk_token="</s>")
+        )  # fmt: skip
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        tokenizer.add_special_tokens(["</s>"])
+        text = self.text_of(base, tokenizer)
+        for seed in range(20):
+            grammar = compiled(Grammars(), text, PERSON)
+            check_follows(written(text, grammar, seed), PERSON)
+            assert not grammar.first[tokenizer.get_vocab_size() :].any()
+
+    def test_a_model_that_lacks_the_tokens_that_a_schema_needs_is_refused(self, base: LoadedBase) -> None:
+        small = replace(base, shape=base.shape.model_copy(update={"vocab_size": base.tokenize("0", bos=False)[0] + 1}))
+        with pytest.raises(InvalidParameter, match="after 0 tokens of the answer nothing may follow"):
+            compiled(Grammars(), small, PERSON)
+
+    def test_one_whose_bytes_cannot_be_told_is_refused(self, base: LoadedBase) -> None:
+        from tokenizers import Tokenizer, decoders, models
+
+        tokenizer = Tokenizer(models.WordPiece({"</s>": 0, "a": 1, "##b": 2}, unk_token="</s>"))
+        tokenizer.decoder = decoders.WordPiece()
+        with pytest.raises(Unavailable, match="tokenizer of base model 'tiny' cannot be used for answers in JSON"):
+            compiled(Grammars(), self.text_of(base, tokenizer), PERSON)
