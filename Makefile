@@ -44,8 +44,8 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 test: $(VENV)/.dev  ## run every test, two files at a time (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
 
-test-interop: $(VENV)/.dev  ## the tests with other people's clients (Hugging Face's, PEFT, OpenAI's), and which versions those are (a minute)
-	@$(VENV)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(huggingface.hub|peft|transformers|safetensors|torch|openai) '
+test-interop: $(VENV)/.dev  ## the tests with other people's clients (Hugging Face's, PEFT, OpenAI's, LangChain, LiteLLM), and which versions those are (a minute)
+	@$(VENV)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(huggingface.hub|peft|transformers|safetensors|torch|openai|langchain.openai|litellm) '
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m interop tests/service
 
 coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which takes half as long again; FLOORS is the least

@@ -17,8 +17,8 @@ def check_text(text: str | Sequence[int], settings: Settings, *, param: str) -> 
         raise TooLarge(f"'{param}' has {len(text)} {what}; at most {limit} are taken.", param=param)
 
 
-def check_texts(texts: Sequence[str], settings: Settings, *, param: str) -> None:
-    """Raises InvalidParameter for an empty text, TooLarge for too many or one that is too long."""
+def check_texts(texts: Sequence[str | Sequence[int]], settings: Settings, *, param: str) -> None:
+    """Raises InvalidParameter for an empty text or list of token ids, TooLarge for too many or one that is too long."""
     limit = settings.max_texts
     if len(texts) > limit:
         raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)

@@ -1,9 +1,14 @@
-"""`POST /v1/embeddings`: the vectors that samples are embedded with, mean-pooled last hidden states of a base model."""
+"""`POST /v1/embeddings`: the vectors that samples are embedded with, mean-pooled last hidden states of a base model.
+
+Token ids are embedded as they are, and so exactly as the text whose ids `/tokenize` gives; whether a list begins with a
+BOS is seen by its first id.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import TEXTS, takes
-from service.http.inference_limits import check_texts
+from service.http.inference_limits import check_ids, check_texts
 from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
@@ -33,52 +38,79 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
 @takes(TEXTS)
 async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, who: ModelUser) -> Response:
-    """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
-    is refused.
+    """One vector per text, or per list of token ids. Padding and the BOS (an encoder's CLS) are left out of the mean; a
+    text beyond the context is refused.
     """
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    model, asked = await in_thread(_prepare, request, parts, who, body, texts)
-    (scores,) = await finish(request, parts.engine, [asked])
-    answer = await in_thread(_answer, body, asked, scores)
+    model, rows, asked = await in_thread(_prepare, request, parts, who, body)
+    scores = await finish(request, parts.engine, asked)
+    answer = await in_thread(_answer, body, rows, asked, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
-) -> tuple[ResolvedModel, ScoreRequest]:
-    if not texts:
+    request: Request, parts: Parts, who: Principal, body: EmbeddingRequest
+) -> tuple[ResolvedModel, list[Row], list[ScoreRequest]]:
+    """What is embedded, and the requests to the engine: one for rows that begin with a BOS, one for the others."""
+    inputs = body.inputs
+    if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
-    check_texts(texts, parts.settings, param="input")
+    check_texts(inputs, parts.settings, param="input")
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = resolve_model(parts, who, body.model)
-    shape = model.base.shape
     if model.row is not None:
         raise InvalidParameter(
             f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
         )
-    if body.dimensions not in {None, shape.hidden_size}:
-        raise InvalidParameter(f"Vectors of this model have {shape.hidden_size} dimensions.", param="dimensions")
-    rows = [(*model.base.tokenize(text), *closing(model.base)) for text in texts]
-    least = has_bos(model.base) + len(closing(model.base))
-    for number, row in enumerate(rows):
-        if len(row) <= least:
-            raise nothing_to_embed(model.base, number, texts[number])
-        if len(row) > shape.context:
-            raise InvalidPrompt(
-                f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
-            )
-    pooled = frozenset(range(len(rows)))
-    asked = ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base), owner=who.key_id)
-    (admitted,) = admit(request, parts, who, [(model, asked)])
-    return model, admitted
+    if body.dimensions not in {None, model.base.shape.hidden_size}:
+        raise InvalidParameter(
+            f"Vectors of this model have {model.base.shape.hidden_size} dimensions.", param="dimensions"
+        )
+    rows = [_row(model, given, number) for number, given in enumerate(inputs)]
+    asked = []
+    for front in (True, False):
+        windows = tuple(row.ids for row in rows if row.front == front)
+        if windows:
+            pooled = frozenset(range(len(windows)))
+            asked.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=who.key_id))
+    return model, rows, admit(request, parts, who, [(model, one) for one in asked])
 
 
-def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, Any]:
-    read = sum(len(row) for row in asked.windows)
+@dataclass(frozen=True)
+class Row:
+    """Token ids of one input; `front` says that they begin with a BOS, which is left out of the mean."""
+
+    ids: tuple[int, ...]
+    front: bool
+
+
+def _row(model: ResolvedModel, given: str | list[int], number: int) -> Row:
+    """A text or token ids as they are embedded; raises InvalidPrompt and InvalidParameter."""
+    base, context = model.base, model.base.shape.context
+    if isinstance(given, str):
+        row = Row((*base.tokenize(given), *closing(base)), has_bos(base))
+        if len(row.ids) <= row.front + len(closing(base)):
+            raise nothing_to_embed(base, number, given)
+    else:
+        check_ids(given, model, param=f"input.{number}")
+        row = Row(tuple(given), has_bos(base) and given[0] == base.bos_id)
+        if len(row.ids) <= row.front:
+            raise InvalidPrompt(f"Text {number} holds nothing but the BOS.", param=f"input.{number}")
+    if len(row.ids) > context:
+        raise InvalidPrompt(
+            f"Text {number} has {len(row.ids)} tokens; the context is {context}.", param=f"input.{number}"
+        )
+    return row
+
+
+def _answer(
+    body: EmbeddingRequest, rows: Sequence[Row], asked: Sequence[ScoreRequest], scores: Sequence[Scores]
+) -> dict[str, Any]:
+    found = {one.bos: iter(sorted(of.vectors.items())) for one, of in zip(asked, scores, strict=True)}
     data = [
-        Embedding(index=index, embedding=_vector(scores.vectors[index], body.encoding_format))
-        for index in range(len(asked.windows))
+        Embedding(index=index, embedding=_vector(next(found[row.front])[1], body.encoding_format))
+        for index, row in enumerate(rows)
     ]
+    read = sum(len(row.ids) for row in rows)
     answer = EmbeddingAnswer(model=body.model, data=data, usage=Usage(prompt_tokens=read, total_tokens=read))
     return answer.model_dump(exclude_none=True)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from service.http.schemas.sampling import MaxTokens, Sampling, neutral
-from service.http.schemas.wire import Texts, TokenIds, Usage, Wire, one_of
-
-AnyPrompt = Annotated[
-    str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
-    one_of("must be a text, a list of texts, a list of token ids, or a list of such lists"),
-]
+from service.http.schemas.wire import TextsOrIds, TokenIds, Usage, Wire, each_of
 
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`."""
 
-    prompt: AnyPrompt
+    prompt: TextsOrIds
     max_tokens: MaxTokens = 16
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
@@ -42,10 +37,7 @@ class CompletionRequest(Sampling):
     @property
     def prompts(self) -> list[str | TokenIds]:
         """The prompts, one or many, as a list."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        ids = [token for token in self.prompt if isinstance(token, int)]
-        return [ids] if ids else [part for part in self.prompt if not isinstance(part, int)]
+        return each_of(self.prompt)
 
 
 class CompletionLogprobs(Wire):

@@ -6,17 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from service.http.schemas.wire import ModelName, Texts, Usage, Wire, one_of
+from service.http.schemas.wire import ModelName, OpenAIBody, TextsOrIds, TokenIds, Usage, Wire, each_of
 
 
-class EmbeddingRequest(Wire):
+class EmbeddingRequest(OpenAIBody):
     """`POST /v1/embeddings`: mean-pooled last hidden states of the base model."""
 
     model: ModelName
-    input: Annotated[str | Texts, one_of("must be a text or a list of texts")]
+    input: TextsOrIds
+    """Texts get the base's BOS in front. Token ids are taken as they are, those that `/tokenize` gives of a text say
+    the same; they are of this base model's tokenizer."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None
+
+    @property
+    def inputs(self) -> list[str | TokenIds]:
+        """The texts or token ids, one or many, as a list."""
+        return each_of(self.input)
 
 
 class Embedding(Wire):

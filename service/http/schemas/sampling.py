@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from service.http.schemas.response_format import ResponseFormat
-from service.http.schemas.wire import ModelName, Wire, one_of
+from service.http.schemas.wire import ModelName, OpenAIBody, Wire, one_of
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -54,7 +54,7 @@ class StreamOptions(Wire):
     include_obfuscation: neutral(False) = None  # type: ignore[valid-type]
 
 
-class Sampling(Wire):
+class Sampling(OpenAIBody):
     """What completions and chat completions have in common."""
 
     model: ModelName
@@ -78,14 +78,6 @@ class Sampling(Wire):
     # neutral values only
     store: neutral(False) = None  # type: ignore[valid-type]
     service_tier: neutral("auto", "default") = None  # type: ignore[valid-type]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_unset(cls, values: Any) -> Any:
-        """Clients send null for what they leave open; it means the default."""
-        if not isinstance(values, dict):
-            return values
-        return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Sampling:

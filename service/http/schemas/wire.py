@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from registry.errors import InvalidParameter
@@ -51,10 +52,37 @@ def one_of(sentence: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+TextsOrIds = Annotated[
+    str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
+    one_of("must be a text, a list of texts, a list of token ids, or a list of such lists"),
+]
+"""One text or several, as they are or as token ids."""
+
+
+def each_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The texts or token ids, one or many, as a list."""
+    if isinstance(given, str):
+        return [given]
+    ids = [token for token in given if isinstance(token, int)]
+    return [ids] if ids else [part for part in given if not isinstance(part, int)]
+
+
 class Wire(BaseModel):
     """A body: unknown fields, NaN and values of another type ("16" for 16) are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+class OpenAIBody(Wire):
+    """A body of OpenAI's API."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, values: Any) -> Any:
+        """Clients send null for what they leave open; it means the default."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
 
 
 class Patch(Frozen):

@@ -11,9 +11,11 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+import torch
 from openai.types import EmbeddingCreateParams, chat, completion_create_params
 from pydantic import BaseModel
 
+from registry.base_model import load_base
 from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.embeddings import EmbeddingRequest
@@ -242,6 +244,73 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(live: Live) -> Non
     alone = client.embeddings.create(model="tiny", input=texts[1])
     np.testing.assert_allclose(alone.data[0].embedding, packed.data[1].embedding, atol=1e-5)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 3
+
+
+def ids_of(live: Live, text: str, **more: Any) -> list[int]:
+    asked = {"model": "tiny", "prompt": text, **more}
+    answer = live.world.client.post("/tokenize", json=asked, headers=live.world.headers(live.world.admin))
+    found: list[int] = answer.json()["tokens"]
+    return found
+
+
+def test_embeddings_of_token_ids_are_those_of_their_text(live: Live) -> None:
+    client = live.openai()
+    texts = ["The court held that the contract was void.", "Heat the oil.", "é"]
+    wanted = client.embeddings.create(model="tiny", input=texts)
+    ids = [ids_of(live, text) for text in texts]
+    found = client.embeddings.create(model="tiny", input=ids)
+    assert found.usage == wanted.usage
+    for one, other in zip(found.data, wanted.data, strict=True):
+        np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-6)
+    alone = client.embeddings.create(model="tiny", input=ids[1], encoding_format="float")
+    np.testing.assert_allclose(alone.data[0].embedding, wanted.data[1].embedding, atol=1e-6)
+    assert len(alone.data) == 1
+
+
+def test_null_is_the_default_as_clients_send_it(live: Live) -> None:
+    """LiteLLM does, of the encoding."""
+    asked = {"model": "tiny", "input": "a b", "encoding_format": None, "dimensions": None, "user": None}
+    answer = live.world.client.post("/v1/embeddings", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"][0]["embedding"]) == 32
+
+
+def test_token_ids_without_a_bos_get_none(live: Live) -> None:
+    """Rows with and without go to the engine apart, and come back in their order."""
+    bare = [ids_of(live, text, add_special_tokens=False) for text in ("A soup", "x", "Heat the oil.")]
+    mixed = [bare[0], [0, *bare[1]], bare[1], [0, *bare[2]]]
+    found = live.openai().embeddings.create(model="tiny", input=mixed)
+    assert found.usage.prompt_tokens == sum(map(len, mixed))
+    model = load_base(live.world.runtime.bases["tiny"].entry).model
+    for row, ids in zip(found.data, mixed, strict=True):
+        with torch.inference_mode():
+            states = model.base_model(torch.tensor([ids])).last_hidden_state[0]
+        wanted = states[1:] if ids[0] == 0 else states
+        np.testing.assert_allclose(row.embedding, wanted.mean(dim=0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "'input' holds no text"),
+        ([[]], "Text 0 of 'input' is empty"),
+        ([[5], []], "Text 1 of 'input' is empty"),
+        ([0], "Text 0 holds nothing but the BOS"),
+        ([[5, 6], [5, 300]], "'input.1' holds an id outside of the vocabulary (0 to 299)"),
+        ([5] * 65, "Text 0 has 65 tokens; the context is 64"),
+        ([[5], ["a"]], "'input': must be a text, a list of texts, a list of token ids, or a list of such lists"),
+        ([5, "a"], "'input': must be a text"),
+        ([-1], "'input': must be a text"),
+        ([True], "'input': must be a text"),
+        ([5.5], "'input': must be a text"),
+        ([[5]] * 5000, "at most"),
+    ],
+)
+def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, given: Any, words: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        live.openai().embeddings.create(model="tiny", input=given)
+    assert words in caught.value.message
+    assert caught.value.status_code in {400, 413}
 
 
 @pytest.mark.parametrize(

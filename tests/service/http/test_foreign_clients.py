@@ -1,0 +1,64 @@
+"""LangChain and LiteLLM against the real server give what the `openai` client gives: chat, streams, vectors, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.service.foreign_clients import HELLO, TEXTS, ask
+from tests.service.http.test_openai_chat import TEMPLATE
+from tests.service.servers import Live, with_template
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
+MODEL = "team/cooking@1"
+MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HELLO}]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
+
+
+@pytest.fixture(scope="module")
+def digest(live: Live) -> str:
+    pushed: str = live.world.push("team/cooking", seed=5)["digest"]
+    return pushed
+
+
+def ids_of(live: Live, text: str) -> list[int]:
+    found: list[int] = live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text}).json()["tokens"]
+    return found
+
+
+@pytest.mark.parametrize("client", ["langchain", "litellm"])
+def test_what_its_users_call_works(live: Live, digest: str, client: str) -> None:
+    more = {"ids": [ids_of(live, text) for text in TEXTS]} if client == "litellm" else {}
+    found = ask(client, f"{live.url}/v1", live.world.admin, model=MODEL, **more)
+    openai = live.openai()
+    chat = openai.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
+    assert found["chat"] == chat.choices[0].message.content
+    assert "".join(found["stream"]) == found["chat"]
+    assert found["digest"] == digest
+    assert chat.usage is not None
+    assert found["usage"].items() >= {
+        "input_tokens": chat.usage.prompt_tokens, "output_tokens": chat.usage.completion_tokens,
+        "total_tokens": chat.usage.total_tokens,
+    }.items()  # fmt: skip
+    plain = openai.completions.create(model=MODEL, prompt=HELLO, temperature=0, max_tokens=6)
+    assert found["completion"] == plain.choices[0].text
+    vectors = [one.embedding for one in openai.embeddings.create(model="base/tiny", input=TEXTS).data]
+    np.testing.assert_allclose(found["embeddings"], vectors, atol=1e-6)
+    same = {"langchain": vectors[1], "litellm": vectors}[client]
+    np.testing.assert_allclose(found[{"langchain": "query", "litellm": "ids"}[client]], same, atol=1e-6)
+    assert found["form"] in {"soup", "stew"}
+    for case, status, words in (
+        ("no model", 404, "team/gone"),
+        ("no key", 401, "Authorization"),
+        ("too long", 400, "context"),
+    ):
+        assert found[case][0] == status, found[case]
+        assert words in found[case][1]
