@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import MemberRow
+from registry.catalogue.rows import MemberRow, StoredVectors
 from registry.errors import DamagedBlob
 from registry.registry import Registry
 from registry.samples import enqueue_embed
@@ -20,13 +20,15 @@ BY = "repair"
 """Who the audit says it was."""
 
 
-def mend(registry: Registry, members: Sequence[MemberRow], embeddings: Mapping[int, str], encoder_digest: str) -> bool:
+def mend(
+    registry: Registry, members: Sequence[MemberRow], embeddings: Mapping[int, StoredVectors], encoder_digest: str
+) -> bool:
     """Have the vectors of those members made again that are damaged; False where none are.
 
-    `embeddings` are the blobs of the vectors by adapter id. Raises DamagedBlob for members without a whole text,
+    `embeddings` are the stored vectors by adapter id. Raises DamagedBlob for members without a whole text,
     naming the first, after the others are seen to.
     """
-    damaged = [one for one in members if not registry.blobs.is_whole(embeddings[one.adapter_id])]
+    damaged = [one for one in members if not registry.blobs.is_whole(embeddings[one.adapter_id].blob)]
     lost: list[MemberRow] = []
     with registry.database.write() as catalogue:
         for member in damaged:
@@ -34,7 +36,7 @@ def mend(registry: Registry, members: Sequence[MemberRow], embeddings: Mapping[i
                 lost.append(member)
     if lost:
         more = f" So are those of {len(lost) - 1} more adapters." if len(lost) > 1 else ""
-        blob = embeddings[lost[0].adapter_id]
+        blob = embeddings[lost[0].adapter_id].blob
         raise DamagedBlob(
             f"The vectors of {lost[0].ref} are damaged (blob {blob}), and there is no text to make them from: push it "
             f"again with its sample, or have the operator put back a copy.{more}",

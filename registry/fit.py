@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from registry.blobs import BlobStore
-from registry.catalogue.rows import MemberRow, SelectorRow
+from registry.catalogue.rows import MemberRow, SelectorRow, StoredVectors
 from registry.damaged_vectors import mend
 from registry.embeddings_file import read_embeddings
 from registry.errors import DamagedBlob, Internal
@@ -23,7 +24,7 @@ from registry.pools import as_members, check_not_empty, current_members
 from registry.progress import Progress
 from registry.registry import Registry
 from registry.selectors import SELECTORS
-from registry.selectors.contract import Domain, Selector
+from registry.selectors.contract import Domain, Embeddings, Selector
 from registry.selectors.state import dump_state, load_state
 from registry.spec import PoolSpec, SelectorSpec
 from registry.stored_bytes import record_bytes
@@ -77,11 +78,7 @@ def _start(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_diges
         rows = current_members(catalogue, pool, encoder_digest)
         check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool.digest, spec.digest)
-        found = (
-            None
-            if encoder_digest is None
-            else catalogue.adapters.embedding_blobs(pool.base_fingerprint, encoder_digest)
-        )
+        found = None if encoder_digest is None else catalogue.adapters.vectors(pool.base_fingerprint, encoder_digest)
     usable = (
         known is not None
         and known.encoder_digest == encoder_digest
@@ -101,25 +98,44 @@ def _fitted(start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[A
 
 @dataclass(frozen=True)
 class _Domains:
-    """Reads members' vectors; `embeddings` has their blobs by adapter id, or is None: the selector looks at no text."""
+    """Finds members' vectors; `embeddings` are theirs by adapter id, or None: the selector looks at no text."""
 
     blobs: BlobStore
-    embeddings: Mapping[int, str] | None
+    embeddings: Mapping[int, StoredVectors] | None
 
     def has(self, member: MemberRow) -> bool:
         """Whether a member's vectors are there and whole, or none are looked at."""
-        blob = None if self.embeddings is None else self.embeddings.get(member.adapter_id)
-        return self.embeddings is None or (blob is not None and self.blobs.is_whole(blob))
+        stored = None if self.embeddings is None else self.embeddings.get(member.adapter_id)
+        return self.embeddings is None or (stored is not None and self.blobs.is_whole(stored.blob))
 
     def of(self, member: MemberRow) -> Domain:
-        """A member with its vectors."""
-        vectors = np.empty((0, 0), np.float32)
+        """A member with its vectors, which are read when the selector comes to them."""
+        vectors: Embeddings = np.empty((0, 0), np.float32)
         if self.embeddings is not None:
-            blob = self.embeddings.get(member.adapter_id)
-            if blob is None:
+            stored = self.embeddings.get(member.adapter_id)
+            if stored is None:
                 raise Internal(f"{member.ref} is a member without an embedding")
-            vectors = read_embeddings(self.blobs.read(blob), max_bytes=2**40)
+            vectors = _Stored(self.blobs, stored)
         return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Vectors in the blob store, read and let go with each slice: a pool's do not fit into memory at once."""
+
+    blobs: BlobStore
+    stored: StoredVectors
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(units, dimensions), without a look at the blob."""
+        return self.stored.units, self.stored.dimensions
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
+        found = read_embeddings(self.blobs.read(self.stored.blob), max_bytes=2**40)
+        if found.shape != self.shape:
+            raise Internal(f"Blob {self.stored.blob} holds vectors {found.shape}, and its row says {self.shape}.")
+        return np.asarray(found[rows])
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def _damaged_vectors(place: Place) -> Iterator[None]:
         found = {row.state_blob for row in rows}
         for row in rows:
             if row.encoder_digest is not None:
-                found |= set(catalogue.adapters.embedding_blobs(row.pool.base_fingerprint, row.encoder_digest).values())
+                stored = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest)
+                found |= {one.blob for one in stored.values()}
     for digest in found:
         _flip(place.file(digest))
     yield

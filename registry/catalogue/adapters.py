@@ -28,6 +28,7 @@ from registry.catalogue.rows import (
     Page,
     PooledRow,
     SampleState,
+    StoredVectors,
 )
 from registry.catalogue.tables import LIVE, adapter_tags, adapters, aliases, embeddings, purged_adapters
 from registry.catalogue.word_tables import adapter_words
@@ -269,14 +270,15 @@ class Adapters(Repository[AdapterRow]):
         )
         return set(self._connection.scalars(query if pool.tag is None else query.where(_tagged(pool.tag))))
 
-    def embedding_blobs(self, base_fingerprint: str, encoder_digest: str) -> dict[int, str]:
-        """The blobs with the vectors of all adapters of a base, retired or not, by adapter id."""
+    def vectors(self, base_fingerprint: str, encoder_digest: str) -> dict[int, StoredVectors]:
+        """Where the vectors of all adapters of a base are, retired or not, by adapter id."""
         joined = embeddings.c.sample_digest == adapters.c.sample_digest
-        query = select(adapters.c.id, embeddings.c.blob_digest).join(embeddings, joined)
+        its = embeddings.c.blob_digest, embeddings.c["count"], embeddings.c.dimensions
+        query = select(adapters.c.id, *its).join(embeddings, joined)
         query = query.where(
             adapters.c.base_fingerprint == base_fingerprint, embeddings.c.encoder_digest == encoder_digest
         )
-        return {row.id: row.blob_digest for row in self._connection.execute(query)}
+        return {id: StoredVectors(*its) for id, *its in self._connection.execute(query)}
 
     def _pool(self, pool: PoolSpec, state: SampleState, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """Adapters with a head and banks of experts are none of it: a soup for a sample is a language model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from pydantic import SkipValidation
 
@@ -173,6 +173,14 @@ class EmbeddingRow:
     count: int
     dimensions: int
     truncated: int
+
+
+class StoredVectors(NamedTuple):
+    """The blob of a sample's vectors in one encoder's space, and their shape (units, dimensions)."""
+
+    blob: str
+    units: int
+    dimensions: int
 
 
 @dataclass(frozen=True)

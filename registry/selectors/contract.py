@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,31 @@ SPECS: TypeAdapter[Any] = TypeAdapter(SelectorSpec)
 STATE_VERSION = 2
 
 
+class Embeddings(Protocol):
+    """Embeddings (n, d) of a sample: an array, or what reads one from where it is stored each time it is sliced.
+
+    A selector asks for `shape` as often as it likes, slices once a pass over its domains and keeps no slice: so a fit
+    needs the memory of one domain, however many there are.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, d)."""
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
+        """These rows, in memory."""
+
+
 @dataclass(frozen=True)
 class Domain(Member):
     """An adapter and the embeddings (n, d) of its sample; `uniform` looks at none, so n may be 0 for it."""
 
-    vectors: npt.NDArray[np.float32]
+    vectors: Embeddings
+
+    @property
+    def units(self) -> int:
+        """n."""
+        return self.vectors.shape[0]
 
     @property
     def member(self) -> Member:
@@ -113,13 +134,14 @@ def ordered_domains(domains: Sequence[Domain], *, min_units: int | None = None) 
     """`domains` in their canonical order (label, digest), so that what is learned does not depend on theirs.
 
     Raises InvalidParameter where there is none or a label or digest comes twice; and for a selector that looks at
-    vectors, where a domain has fewer than `min_units`, or they are not finite or not of one length.
+    vectors, where a domain has fewer than `min_units`, or they are not of one length. That they are finite is checked
+    where they are read (`registry.selectors.drawing`).
     """
     if not domains:
         raise InvalidParameter("The pool is empty: push adapters with samples first.", param="pool")
     for what in ("domain", "digest"):
-        values = [getattr(domain, what) for domain in domains]
-        twice = sorted({value for value in values if values.count(value) > 1})
+        values = Counter(getattr(domain, what) for domain in domains)
+        twice = sorted(value for value, count in values.items() if count > 1)
         if twice:
             raise InvalidParameter(
                 f"Each {what} may be in the pool once, and {twice[0]!r} is there more often.", param="pool"
@@ -131,7 +153,8 @@ def ordered_domains(domains: Sequence[Domain], *, min_units: int | None = None) 
 
 
 def _check_vectors(domains: Sequence[Domain], minimum: int) -> None:
-    dimensions = domains[0].vectors.shape[-1] if domains[0].vectors.ndim == 2 else 0
+    first = domains[0].vectors.shape
+    dimensions = first[1] if len(first) == 2 else 0
     for domain in domains:
         shape = domain.vectors.shape
         problem = None
@@ -139,8 +162,6 @@ def _check_vectors(domains: Sequence[Domain], minimum: int) -> None:
             problem = f"Embeddings of domain {domain.domain!r} have shape {shape}, others {dimensions} dimensions."
         elif shape[0] < minimum:
             problem = f"Domain {domain.domain!r} has {shape[0]} embeddings; this selector needs at least {minimum}."
-        elif not np.isfinite(domain.vectors).all():
-            problem = f"Embeddings of domain {domain.domain!r} hold NaN or infinity."
         if problem is not None:
             raise InvalidParameter(problem, param="pool")
 

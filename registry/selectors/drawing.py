@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from registry.errors import InvalidParameter
 from registry.selectors.contract import Domain, Float64
 
 UNITS = 100
@@ -68,11 +69,11 @@ class DomainDraw:
 
 def has_few_units(domain: Domain) -> bool:
     """Whether too few units are left to be held out; one such domain has the whole pool proved by 80/20 splits."""
-    return len(domain.vectors) < UNITS + MIN_HELD_OUT
+    return domain.units < UNITS + MIN_HELD_OUT
 
 
 def draw_domain(domain: Domain, *, seed: int, cross_fit: bool) -> DomainDraw:
-    """The units of one domain."""
+    """The units of one domain, whose embeddings are read here; raises InvalidParameter where they are not finite."""
     shuffled = _shuffled(domain, seed)
     fitted = shuffled[:UNITS]
     if not cross_fit:
@@ -88,5 +89,8 @@ def labels(parts: Sequence[Float64]) -> np.ndarray[tuple[int], np.dtype[np.int64
 
 def _shuffled(domain: Domain, seed: int) -> Float64:
     own = int.from_bytes(hashlib.sha256(domain.digest.encode()).digest()[:8], "big")
-    order = np.random.default_rng([seed, own]).permutation(len(domain.vectors))
-    return np.ascontiguousarray(domain.vectors[order], dtype=np.float64)
+    vectors = domain.vectors[:]
+    if not np.isfinite(vectors).all():
+        raise InvalidParameter(f"Embeddings of domain {domain.domain!r} hold NaN or infinity.", param="pool")
+    order = np.random.default_rng([seed, own]).permutation(len(vectors))
+    return np.ascontiguousarray(vectors[order], dtype=np.float64)

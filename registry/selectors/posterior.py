@@ -8,8 +8,8 @@ sample's units (docs/explanation/selection.md). The paper has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
@@ -57,9 +57,8 @@ class Gaussians:
         """The same of points (n, m) of the projection."""
         return mahalanobis(points, self.means, self.whiten)
 
-    def updated(self, change: Change, added: Sequence[Float64], removed: Sequence[Float64]) -> Gaussians:
-        """After domains of these vectors came and went; the projection stays."""
-        new, old = (_gaussians(self.projection, parts) for parts in (added, removed))
+    def updated(self, change: Change, new: Gaussians, old: Gaussians) -> Gaussians:
+        """After the domains of `new` came and those of `old` went, both behind this projection, which stays."""
         return replace(
             self,
             means=change.rows(self.means, new.means),
@@ -67,6 +66,38 @@ class Gaussians:
             scatter=self.scatter + new.scatter - old.scatter,
             fourth=self.fourth + new.fourth - old.fourth,
         )
+
+
+@dataclass
+class Sums:
+    """What Gaussians follow from, taken in domain by domain: vectors are let go once they are added."""
+
+    projection: Projection
+    means: list[Float64] = field(default_factory=list)
+    count: int = 0
+    fourth: float = 0.0
+    scatter: Float64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scatter = np.zeros((self._dimensions, self._dimensions))
+
+    @property
+    def _dimensions(self) -> int:
+        return len(self.projection.components)
+
+    def add(self, vectors: Float64) -> None:
+        """Take in the next domain, by its vectors (n, d)."""
+        points = self.projection(vectors)
+        self.means.append(points.mean(axis=0))
+        residuals = points - self.means[-1]
+        self.count += len(residuals)
+        self.scatter += residuals.T @ residuals
+        self.fourth += float(np.square(np.square(residuals).sum(axis=1)).sum())
+
+    def gaussians(self) -> Gaussians:
+        """Those of the domains so far, of which there may be none."""
+        means = np.array(self.means).reshape(-1, self._dimensions)
+        return Gaussians(self.projection, means, self.count, self.scatter, self.fourth)
 
 
 class PosteriorSelector(Selector[PosteriorSpec]):
@@ -99,15 +130,11 @@ class PosteriorSelector(Selector[PosteriorSpec]):
     def _learn(self, ordered: Sequence[Domain], proved: FittedProjection, kept: FittedProjection, steps: Steps) -> Self:
         self.members_: tuple[Member, ...] = tuple(one.member for one in ordered)
         self.explained_ = kept.explained
-        parts = (self._drawn(one).proof_fit for one in ordered)
-        self.proved_ = _gaussians(proved.projection, parts)
+        self.proved_, self.gaussians_ = self._gaussians(ordered, proved.projection, kept.projection)
+        steps.step("Gaussians fitted")
         self._keep_held_out({one.digest: one for one in ordered}, None)
-        steps.step("Gaussians proved on held-out units")
-        self.gaussians_ = self.proved_
-        if self.age_.cross_fit:
-            self.gaussians_ = _gaussians(kept.projection, (self._drawn(one).fitted for one in ordered))
         self._settle()
-        steps.step("Gaussians fitted on all units")
+        steps.step("Gaussians proved on held-out units")
         return self
 
     def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:
@@ -122,18 +149,18 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         new = type(self)(self.spec)
         new.members_, new.explained_ = change.members, self.explained_
         new.age_ = self.age_.after(added, removed)
-        came, went = ([new._drawn(one) for one in some] for some in (ordered, removed))
-        new.proved_ = self.proved_.updated(change, *([one.proof_fit for one in some] for some in (came, went)))
-        new.gaussians_ = new.proved_
+        projections = self.proved_.projection, self.gaussians_.projection
+        came, went = (new._gaussians(some, *projections) for some in (ordered, removed))
+        new.proved_ = new.gaussians_ = self.proved_.updated(change, came[0], went[0])
         if new.age_.cross_fit:
-            new.gaussians_ = self.gaussians_.updated(change, *([one.fitted for one in some] for some in (came, went)))
+            new.gaussians_ = self.gaussians_.updated(change, came[1], went[1])
         new._keep_held_out({one.digest: one for one in ordered}, self)
         new._settle()
         return new
 
     def _projections(self, ordered: Sequence[Domain]) -> tuple[FittedProjection, FittedProjection]:
         """Principal components of what the proof learns from, and of what the selector kept learns from."""
-        origin = ordered[0].vectors[0].astype(np.float64)
+        origin = ordered[0].vectors[:1][0].astype(np.float64)
         proof, rest = Spread(origin), Spread(origin)
         for one in ordered:
             drawn = self._drawn(one)
@@ -144,6 +171,19 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         if not self.age_.cross_fit:
             return found, found
         return found, proof.with_more(rest).projection(dimensions=self.spec.dimensions)
+
+    def _gaussians(
+        self, domains: Sequence[Domain], proved: Projection, kept: Projection
+    ) -> tuple[Gaussians, Gaussians]:
+        """Those of the proof and those that are kept, of domains that are read once; there may be none."""
+        proof, whole = Sums(proved), Sums(kept)
+        for one in domains:
+            drawn = self._drawn(one)
+            proof.add(drawn.proof_fit)
+            if self.age_.cross_fit:
+                whole.add(drawn.fitted)
+        found = proof.gaussians()
+        return found, whole.gaussians() if self.age_.cross_fit else found
 
     def _drawn(self, domain: Domain) -> DomainDraw:
         return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
@@ -281,20 +321,6 @@ def _stored_gaussians(prefix: str, gaussians: Gaussians) -> dict[str, Any]:
         f"{prefix}scatter": gaussians.scatter,
         f"{prefix}fourth": np.array([gaussians.fourth]),
     }
-
-
-def _gaussians(projection: Projection, parts: Iterable[Float64]) -> Gaussians:
-    """The Gaussians of domains' vectors, each (n_i, d), which need not be there at once; there may be none."""
-    m = len(projection.components)
-    means, count, scatter, fourth = [], 0, np.zeros((m, m)), 0.0
-    for part in parts:
-        points = projection(part)
-        means.append(points.mean(axis=0))
-        residuals = points - means[-1]
-        count += len(residuals)
-        scatter += residuals.T @ residuals
-        fourth += float(np.square(np.square(residuals).sum(axis=1)).sum())
-    return Gaussians(projection, np.array(means).reshape(-1, m), count, scatter, fourth)
 
 
 def _posteriors(distances: Float64, temperature: float) -> Float64:

@@ -228,10 +228,8 @@ class TestDamage:
             before = selected(world, body)
             with world.runtime.database.read() as catalogue:
                 row = catalogue.selectors.get(None, before["selector"])
-                (vectors, *_) = catalogue.adapters.embedding_blobs(
-                    row.pool.base_fingerprint, row.encoder_digest
-                ).values()
-            for digest in (row.state_blob, vectors):
+                (vectors, *_) = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest).values()
+            for digest in (row.state_blob, vectors.blob):
                 flip(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
             selected(
                 world, body
