@@ -1,4 +1,6 @@
-"""How long a server takes for a page of a large catalogue: lists, filters and searches, over one open connection."""
+"""How long a server takes for a page of a large catalogue (lists, filters, searches) and for one adapter, over one
+open connection.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from benchmarks.faults.server import BASE, Killable
 from benchmarks.shelf.rows import COMMON, DOMAINS, NAMESPACES, TAGS, described, domain, fill, vocabulary
 from registry.catalogue import Database
 from registry.errors import Internal
-from registry.names import parse_ref
+from registry.names import parse_ref, sha256_digest
 
 LISTS = "/v1/adapters"
 PAGE = 50
@@ -25,7 +27,10 @@ WARM = 20
 """Requests of each kind that are sent before those that are timed: connections open, statements prepared."""
 TENANT = 3
 """Namespaces of the key that does not see all of them."""
+ALIAS, ALIASED = "prod", 1_000
+"""An alias, and how many adapters have it."""
 Query = Mapping[str, Any]
+Asked = tuple[str, Query]
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ def stock(server: Killable, amount: int) -> None:
         with database.read() as catalogue:
             row = catalogue.adapters.resolve(None, parse_ref(pushed["ref"]))
         fill(database, described(row), amount)
+        with database.write() as catalogue:
+            for number in range(min(ALIASED, amount)):
+                catalogue.aliases.put(*_name(number), ALIAS, 1)
         if make_url(str(database.engine.url)).get_backend_name() == "postgresql":
             with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.exec_driver_sql("VACUUM ANALYZE")  # which autovacuum does within a minute of many writes
@@ -68,45 +76,67 @@ def stock(server: Killable, amount: int) -> None:
         database.close()
 
 
-def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
-    """Every kind of request, with a key that sees everything and with one that sees a few namespaces.
+LISTED = ("nothing", "list", "filter", "search")
+KINDS = (*LISTED, "resolve")
+
+
+def timed(server: Killable, amount: int, *, requests: int, kinds: Sequence[str] = KINDS) -> Iterator[Timed]:
+    """These kinds of requests, with a key that sees everything and with one that sees a few namespaces.
 
     `nothing` is what a request takes that asks for nothing: the machine's and the transport's share in the others.
     """
     with server.client() as admin:
         few = [f"team{number}" for number in range(TENANT)]
         tenant = admin.create_key("tenant", scopes=["read"], namespaces=few)["secret"]
-    for sees, key in (("everything", server.key()), (f"{TENANT} namespaces", tenant)):
+    for sees, key, teams in (("everything", server.key(), NAMESPACES), (f"{TENANT} namespaces", tenant, TENANT)):
+        asked: dict[str, list[Asked]] = {
+            "nothing": [("/healthz", {})] * requests,
+            "list": [(LISTS, {"limit": PAGE})] * requests,
+            "filter": [(LISTS, {**query, "limit": PAGE}) for query in _filters(amount, requests)],
+            "search": [(LISTS, {**query, "limit": PAGE}) for query in _searches(requests)],
+            "resolve": [(f"{LISTS}/{ref}", {}) for ref in _refs(amount, requests, teams)],
+        }
         with httpx2.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=120) as client:
-            yield _timed("nothing", sees, client, [{} for _ in range(requests)], path="/healthz")
-            yield _timed("list", sees, client, [{} for _ in range(requests)], pages=True)
-            yield _timed("filter", sees, client, list(_filters(amount, requests)))
-            yield _timed("search", sees, client, list(_searches(requests)))
+            for kind in kinds:
+                yield _timed(kind, sees, client, asked[kind], pages=kind == "list")
 
 
-def _timed(
-    kind: str, sees: str, client: httpx2.Client, queries: Sequence[Query], *, path: str = LISTS, pages: bool = False
-) -> Timed:
-    """The times of these queries; of `pages` each takes the one after the last."""
+def _timed(kind: str, sees: str, client: httpx2.Client, asked: Sequence[Asked], *, pages: bool) -> Timed:
+    """The times of these requests; of `pages` each takes the one after the last."""
     taken, found, cursor = [], 0, None
-    for query in [*queries[:WARM], *queries]:
-        asked = {**query, "limit": PAGE, **({"cursor": cursor} if pages and cursor else {})}
+    for path, query in [*asked[:WARM], *asked]:
+        params = {**query, **({"cursor": cursor} if pages and cursor else {})}
         began = time.perf_counter()
-        answer = client.get(path, params=asked)
+        answer = client.get(path, params=params)
         taken.append(1000 * (time.perf_counter() - began))
         if answer.status_code != 200:
-            raise Internal(f"{asked} was answered with {answer.status_code}: {answer.text[:500]}")
+            raise Internal(f"{path} {params} was answered with {answer.status_code}: {answer.text[:500]}")
         body = answer.json()
-        found += bool(body.get("data"))
+        found += bool(body.get("data") or body.get("digest"))
         cursor = body.get("next_cursor")
-    return Timed(kind, sees, taken[-len(queries) :], found)
+    return Timed(kind, sees, taken[-len(asked) :], found)
+
+
+def _name(number: int) -> tuple[str, str]:
+    """The namespace and the name of the adapter of this number."""
+    return f"team{number % NAMESPACES}", f"a{number}"
+
+
+def _refs(amount: int, requests: int, teams: int) -> Iterator[str]:
+    """Adapters of the first `teams` namespaces: by name, by version, by alias and by digest in turn."""
+    draw = random.Random(5)
+    for turn in range(requests):
+        most = min(ALIASED, amount) if turn % 4 == 2 else amount
+        number = draw.randrange(max(1, most // NAMESPACES)) * NAMESPACES + draw.randrange(teams)
+        name = "/".join(_name(number))
+        yield (name, f"{name}@1", f"{name}@{ALIAS}", sha256_digest(str(number).encode()))[turn % 4]
 
 
 def _filters(amount: int, requests: int) -> Iterator[Query]:
     draw, words = random.Random(3), vocabulary()
     for number in range(requests):
         one = draw.randrange(amount)
-        team, name = f"team{one % NAMESPACES}", f"a{one}"
+        team, name = _name(one)
         yield (
             {"domain": domain(words, draw.randrange(DOMAINS))},
             {"tag": f"t{draw.randrange(TAGS)}"},

@@ -31,6 +31,7 @@ from benchmarks import (
     deep_model,
     fastest,
     kept_states,
+    large,
     mean_pooling,
     over_http,
     parity,
@@ -50,7 +51,7 @@ from benchmarks import (
 from benchmarks.faults import headers, kills, outages, server, tenants, updates
 from benchmarks.peers import process
 from benchmarks.peers.files import write_gguf, write_peft
-from benchmarks.shelf import lists, pushes, uploads
+from benchmarks.shelf import lists, pools, pushes, uploads
 from demo import results
 from demo.cells import Cell, Cells
 from registry.base_model import load_base
@@ -304,6 +305,7 @@ def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monke
     assert everything["list"] == 21
     assert everything["filter"] > 10, "most of what is asked for is there"
     assert everything["search"] > 10
+    assert everything["resolve"] == 21
     assert found["list", "3 namespaces"].row("sqlite")["p95_ms"] > 0
     assert row["put_vs_hash"] == row["hash_s"] / row["put_s"]
     assert backlog.to_do <= 2
@@ -336,6 +338,15 @@ def test_an_answer_of_another_adapter_is_noticed():
     assert judged("2").wrong == ["canary/a0: 2"]
     assert judged("1", **{"1": ("y", -1.0)}).wrong == ["canary/a0: 1"]
     assert judged("1", **{"1": ("x", -1.1)}).wrong == ["canary/a0: 1"]
+
+
+def test_selectors_are_fitted_over_stored_vectors_in_a_process(monkeypatch):
+    monkeypatch.setattr(pools, "FEW_ADAPTERS", 3)
+    result = report.Result("large")
+    large.measure_fits(result, adapters=5, units=20, dimensions=16, repeats=2)
+    assert [row["selector"][:4] for row in result.rows] == ["post", "cosi"]
+    assert all(0 <= row["beyond"] < 500 and row["before"] > 20 for row in result.rows)
+    assert len(result.figures["add_one_s"].repeats) == 2
 
 
 def test_headers_are_read_or_refused_and_all_else_is_a_crash(monkeypatch):

@@ -1,0 +1,100 @@
+"""A catalogue of 100,000 adapters, and selectors over pools of 10,000: what one page, one name and one fit take.
+
+- `list_ms_p95`, `search_ms_p95`, `resolve_ms_p95`: a page of 50, a page of what a text finds, and one adapter by its
+  name or its alias's, over HTTP on PostgreSQL, for a key that sees all of them; `sqlite_...` on SQLite.
+- `fit_10k_s`: a whole fit of `posterior` over 10,000 adapters of 100 embeddings with 576 dimensions, from the stored
+  vectors to the stored selector, in the process that a server fits in; `fit_10k_cosine_s` of `cosine`.
+- `fit_10k_peak_gib`: what that process takes at most beyond what it has after a fit of 20 adapters.
+- `add_one_s`: one more adapter of that pool, from its stored vectors to a stored selector that knows it.
+
+The results file is written after each part; with `--only` the part that is named takes the place of its own in it.
+`measure_fits` and `measure_lists` are for whoever measures them among others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.server import killable, postgresql
+from benchmarks.report import Result, options, repeated, run_parts
+from benchmarks.shelf import lists, pools
+from demo.results import Figure
+from registry.spec import CosineSpec, PosteriorSpec
+
+ADAPTERS, REQUESTS, POOL, UNITS, DIMENSIONS = 100_000, 200, 10_000, 100, 576
+GOALS = {"list": 30.0, "search": 60.0, "resolve": 5.0}
+PEAK_GOAL, ADD_GOAL = 2.0, 1.0
+SPECS: dict[str, Any] = {"": PosteriorSpec(), "_cosine": CosineSpec(encoder="base")}
+
+
+def measure_lists(result: Result, *, adapters: int = ADAPTERS, requests: int = REQUESTS) -> None:
+    """Both databases."""
+    for name in ("postgresql", "sqlite"):
+        database = postgresql() if name == "postgresql" else nullcontext(None)
+        with database as url, tempfile.TemporaryDirectory() as folder, killable(Path(folder), url) as server:
+            lists.stock(server, adapters)
+            found = list(lists.timed(server, adapters, requests=requests, kinds=tuple(GOALS)))
+        result.rows += [{"adapters": adapters, **one.row(name)} for one in found]
+        for one in found:
+            if one.sees == "everything":
+                prefix, goal = ("", GOALS[one.kind]) if name == "postgresql" else ("sqlite_", None)
+                note = f"{name}, {adapters:,} adapters, {requests} requests"
+                result.figures[f"{prefix}{one.kind}_ms_p95"] = Figure(one.p95, "ms", goal, note=note)
+
+
+def measure_fits(
+    result: Result, *, adapters: int = POOL, units: int = UNITS, dimensions: int = DIMENSIONS, repeats: int
+) -> None:
+    """A pool that is fitted once by each selector, and then grows by one adapter at a time."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pools.shelf(Path(folder), units=units, dimensions=dimensions) as shelf,
+    ):
+        shelf.fill(pools.FEW, range(adapters + repeats, adapters + repeats + pools.FEW_ADAPTERS))
+        shelf.fill(pools.MANY, range(adapters))
+        with pools.fits(shelf) as fits:
+            for spec in SPECS.values():
+                fits.fit(pools.FEW, spec)
+            whole = {name: fits.fit(pools.MANY, spec) for name, spec in SPECS.items()}
+            added: dict[str, list[float]] = {name: [] for name in SPECS}
+            for number in range(adapters, adapters + repeats):
+                shelf.fill(pools.MANY, range(number, number + 1))
+                for name, spec in SPECS.items():
+                    added[name].append(fits.fit(pools.MANY, spec).seconds)
+    note = f"{adapters:,} adapters, {units} embeddings of {dimensions} dimensions each"
+    for name, one in whole.items():
+        result.figures[f"fit_10k{name}_s"] = Figure(one.seconds, "s", note=f"{note}; once")
+        peak = f"beyond {one.before:.0f} MiB; {note}"
+        result.figures[f"fit_10k{name}_peak_gib"] = Figure(one.beyond / 2**10, "GiB", PEAK_GOAL, note=peak)
+        result.figures[f"add_one{name}_s"] = repeated(added[name], "s", goal=ADD_GOAL, note=f"to {note}")
+        spec = SPECS[name]
+        found = vars(one) | {"selector": spec.kind, "add_one_s": added[name]}
+        result.rows.append({"part": "fits", "adapters": adapters, **found})
+
+
+def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
+    """What is measured."""
+    return {
+        "fits": lambda result: measure_fits(result, adapters=given.pool, repeats=given.repeats),
+        "lists": lambda result: measure_lists(result, adapters=given.adapters, requests=given.requests),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--adapters", type=int, default=ADAPTERS, help="adapters of the catalogue that is listed")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each kind that are timed")
+    parser.add_argument("--pool", type=int, default=POOL, help="adapters of the pool that is fitted")
+    parser.add_argument("--only", nargs="+", choices=("fits", "lists"), help="these parts; the others stay in the file")
+    given = parser.parse_args()
+    run_parts("large", parts(given), only=given.only, out=given.out)
+
+
+if __name__ == "__main__":
+    main()
