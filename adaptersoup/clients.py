@@ -97,7 +97,7 @@ class Calls:
     embed = Call(one(inference_calls.embed, EmbeddingAnswer))
 
     create_key = Call(one(admin_calls.create_key, CreatedKey))
-    keys = Call(each(admin_calls.keys, Key))
+    keys = Rows(rows(admin_calls.keys, Key))
     change_key = Call(one(admin_calls.change_key, Key))
     rotate_key = Call(one(admin_calls.rotate_key, CreatedKey))
     revoke_key = Call(one(admin_calls.revoke_key, Key))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import builtins
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import case, func, select, update
+from sqlalchemy import ColumnElement, case, func, literal, select, tuple_, update
 
-from registry.catalogue.repository import Repository, now
-from registry.catalogue.rows import KeyRow
+from registry.catalogue.repository import Repository, no_cursor, now, read_cursor, write_cursor
+from registry.catalogue.rows import KeyRow, Namespaces, Page
 from registry.catalogue.tables import former_secrets, keys
 from registry.errors import NotFound
+
+OLDEST = (keys.c.created_at, keys.c.id)
+AT_ONCE = 500
+"""Keys of which it is read at once whether whoever asks may manage them."""
 
 
 class Keys(Repository[KeyRow]):
@@ -90,7 +94,32 @@ class Keys(Repository[KeyRow]):
 
     def list(self) -> builtins.list[KeyRow]:
         """Every key, oldest first."""
-        return self._all(select(keys).order_by(keys.c.created_at, keys.c.id))
+        return self._all(select(keys).order_by(*OLDEST))
+
+    def page(self, manages: Callable[[Namespaces], bool], *, limit: int, cursor: str | None) -> Page[KeyRow]:
+        """At most `limit` keys whose namespaces `manages` says yes of, oldest first, after the one `cursor` names.
+
+        Of those that it says no of nothing but the namespaces is read. Raises InvalidParameter for no cursor of ours.
+        """
+        found: builtins.list[str] = []
+        last = None if cursor is None else self._named(cursor)
+        while len(found) <= limit:
+            query = select(keys.c.id, keys.c.created_at, keys.c.namespaces).order_by(*OLDEST).limit(AT_ONCE)
+            rows = self._connection.execute(query if last is None else query.where(_after(*last))).all()
+            found += [row.id for row in rows if manages(None if row.namespaces is None else tuple(row.namespaces))]
+            if len(rows) < AT_ONCE:
+                break
+            last = rows[-1].created_at, rows[-1].id
+        shown = found[:limit]
+        page = self._all(select(keys).where(keys.c.id.in_(shown)).order_by(*OLDEST))
+        return Page(rows=tuple(page), next_cursor=write_cursor(shown[-1]) if len(found) > limit else None)
+
+    def _named(self, cursor: str) -> tuple[datetime, str]:
+        """The place of the key that a cursor names: keys are never removed."""
+        row = self.find(read_cursor(cursor))
+        if row is None:
+            raise no_cursor()
+        return row.created_at, row.id
 
     def counts(self, moment: datetime) -> dict[str, int]:
         """How many keys are active then, have expired, and were revoked; and how many are identities of an issuer."""
@@ -152,3 +181,8 @@ class Keys(Repository[KeyRow]):
         if row is None:
             raise NotFound("There is no such key.", param="id")
         return row
+
+
+def _after(created_at: datetime, id: str) -> ColumnElement[bool]:
+    """Keys that come after one, in the order of `OLDEST`."""
+    return tuple_(*OLDEST) > tuple_(literal(created_at, keys.c.created_at.type), literal(id))

@@ -63,7 +63,9 @@ class Repository(Generic[Row]):
         """The page that a query from `newest` leads to."""
         found = self._connection.execute(query).mappings().all()
         rows = tuple(self._row(row) for row in found[:limit])
-        return Page(rows=rows, next_cursor=_write(found[limit - 1]["page_key"]) if len(found) > limit else None)
+        return Page(
+            rows=rows, next_cursor=write_cursor(str(found[limit - 1]["page_key"])) if len(found) > limit else None
+        )
 
 
 def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Select[Any]:
@@ -74,19 +76,33 @@ def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: s
     if limit < 1:
         raise InvalidParameter("A page has at least one row.", param="limit")
     if cursor is not None:
-        query = query.where(key < _read(cursor))
+        query = query.where(key < _number(cursor))
     return query.add_columns(key.label("page_key")).order_by(key.desc()).limit(limit + 1)
 
 
-def _write(value: int) -> str:
-    return base64.urlsafe_b64encode(f"after:{value}".encode()).decode()
+def write_cursor(last: str) -> str:
+    """The cursor behind the row with this key."""
+    return base64.urlsafe_b64encode(f"after:{last}".encode()).decode()
 
 
-def _read(cursor: str) -> int:
+def read_cursor(cursor: str) -> str:
+    """The key that a cursor was written of, printable ASCII; raises InvalidParameter."""
     try:
-        word, _, number = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii").partition(":")
-        if word == "after" and number.isdigit() and len(number) < 19:
-            return int(number)
+        word, _, last = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii").partition(":")
+        if word == "after" and last.isprintable():
+            return last
     except (ValueError, binascii.Error):
         pass
-    raise InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
+    raise no_cursor()
+
+
+def no_cursor() -> InvalidParameter:
+    """What is raised for a cursor that names no row of ours."""
+    return InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
+
+
+def _number(cursor: str) -> int:
+    last = read_cursor(cursor)
+    if last.isdigit() and len(last) < 19:
+        return int(last)
+    raise no_cursor()

@@ -325,6 +325,7 @@ keys = Table(
     Column("last_used_at", Microseconds),
     Column("issuer", String(255)),  # of an identity, which has no secret: the issuer's keys say whose a token is
     Column("subject", String(255)),
+    Index("ix_keys_created_at", "created_at", "id"),
 )
 former_secrets = Table(  # secrets that a key had before: one never comes back to life, in whatever file it still is
     "former_secrets",

@@ -30,9 +30,9 @@ def create_key(
     return (yield from json_of("POST", "/v1/keys", json=body, repeat=False))
 
 
-def keys() -> Steps[list[Json]]:
-    """Every key, without secrets."""
-    return (yield from data_of("GET", "/v1/keys"))
+def keys(*, limit: int | None = None) -> Listing[Json]:
+    """Keys, oldest first, without secrets: all, or the first `limit` of them."""
+    return listing("/v1/keys", {}, limit)
 
 
 def change_key(key_id: str, **changes: str | Sequence[str] | datetime | None) -> Steps[Json]:

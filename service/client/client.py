@@ -114,7 +114,7 @@ class SoupClient(Sync):
     embed = Call(inference_calls.embed)
 
     create_key = Call(admin_calls.create_key)
-    keys = Call(admin_calls.keys)
+    keys = Rows(admin_calls.keys)
     change_key = Call(admin_calls.change_key)
     rotate_key = Call(admin_calls.rotate_key)
     revoke_key = Call(admin_calls.revoke_key)

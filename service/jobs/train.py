@@ -126,8 +126,8 @@ def _present(training: Training) -> Training:
 def _check_key(training: Training) -> None:
     """Raises Forbidden where the key was revoked; asked before a training begins and, hours later, before it pushes."""
     with training.parts.registry.database.read() as catalogue:
-        revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
-    if training.context.row.created_by in revoked:
+        key = catalogue.keys.find(training.context.row.created_by)
+    if key is not None and key.revoked_at is not None:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
 
 

@@ -80,15 +80,18 @@ def create(
 
 @app.command()
 @verb
-def ls(remote: Remote) -> None:
+def ls(
+    remote: Remote,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many, the oldest ones; by default all.")] = None,
+) -> None:
     """List keys, without their secrets.
 
     \b
     Examples:
       soup keys ls
-      soup keys ls --json
+      soup keys ls --limit 100 --json
     """
-    keys = remote.client.keys()
+    keys = list(remote.client.keys(limit=limit))
     header = ("id", "name", "begins", "namespaces", "scopes", "created", "used", "expires", "revoked")
     days = ("created_at", "last_used_at", "expires_at", "revoked_at")
     rows = [

@@ -22,8 +22,9 @@ from service.http.pages import addresses
 from service.http.pages.fields import begin_of, given
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
-from service.http.routes.keys import create_key, list_keys, revoke_key, rotate_key
-from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey, Rotation
+from service.http.paging import Cursor, Limit, page_size
+from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
+from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
 from service.key_watch import present
 from service.keys import Principal
 from service.parts import Parts
@@ -42,15 +43,15 @@ GRACE = timedelta(days=1)
 
 
 @pages.get(addresses.KEYS + addresses.TWIN)
-def keys(parts: AppParts, who: Admin) -> KeyList:
+def keys(parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """What the page shows."""
-    return list_keys(parts, who)
+    return list_keys(parts, who, page_size(limit, parts), cursor)
 
 
 @pages.get(addresses.KEYS)
-def keys_page(request: Request, parts: AppParts, who: Admin) -> Response:
+def keys_page(request: Request, parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> Response:
     """The page."""
-    return _page(request, parts, who)
+    return _page(request, parts, who, limit=limit, cursor=cursor)
 
 
 @pages.post(addresses.KEYS)
@@ -78,8 +79,7 @@ def rotate(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -
 def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
     """Revoke a key, whose name has to be said as well."""
     try:
-        found = {one.id: one for one in list_keys(parts, who).data}
-        if id in found and given(form.get("name")) != given(found[id].name):
+        if given(form.get("name")) != given(managed_key(parts, who, id).name):
             raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
         revoke_key(request, id, parts, who)
     except (Conflict, InvalidParameter) as error:
@@ -89,21 +89,22 @@ def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -
 
 def _page(
     request: Request, parts: Parts, who: Principal, *, made: CreatedKey | None = None,
-    given_before: Mapping[str, str] | None = None, error: SoupError | None = None,
+    given_before: Mapping[str, str] | None = None, error: SoupError | None = None, limit: int | None = None,
+    cursor: str | None = None,
 ) -> Response:  # fmt: skip
     """The page, with a key that was just made, or with what is wrong with the form as it was given.
 
     A secret that was just made is shown also where the list cannot be read: there is no other place to find it.
     """
-    listed: list[Key] | None = None
+    listed: KeyList | None = None
     try:
-        listed = keys(parts, who).data
+        listed = keys(parts, who, limit, cursor)
     except SoupError:
         if made is None:
             raise
     return shown(
-        request, "keys.html", error=error, keys=listed, made=made, given=given_before or {}, scopes=SCOPES,
-        now=present(), own=who.key_id,
+        request, "keys.html", error=error, found=listed, made=made, given=given_before or {}, scopes=SCOPES,
+        now=present(), own=who.key_id, limit=limit, cursor=cursor,
     )  # fmt: skip
 
 

@@ -17,10 +17,12 @@ from registry.names import RESERVED_NAMESPACES
 from service.http.app_parts import AppParts
 from service.http.auth import Admin, needs
 from service.http.bodies import CheckedRoute
+from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
 from service.jobs.runner import after_withdrawal, withdraw
 from service.key_watch import present
 from service.keys import SHOWN, Principal, new_secret, replace_admin_secret, secret_sha256
+from service.parts import Parts
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
@@ -53,11 +55,22 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
 
 
 @router.get("")
-def list_keys(parts: AppParts, who: Admin) -> KeyList:
-    """Every key this key may manage, revoked ones included, without secrets."""
+def list_keys(parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
+    """The keys this key may manage, oldest first, revoked ones included, without secrets.
+
+    Without `limit` and `cursor` all of them are in one answer, as clients expect that know no pages of keys.
+    """
     with parts.registry.database.read() as catalogue:
-        rows = catalogue.keys.list()
-    return KeyList(data=[_key(row) for row in rows if who.manages(row.namespaces)])
+        if limit is None and cursor is None:
+            return KeyList(data=[_key(row) for row in catalogue.keys.list() if who.manages(row.namespaces)])
+        page = catalogue.keys.page(who.manages, limit=page_size(limit, parts), cursor=cursor)
+    return KeyList(data=[_key(row) for row in page.rows], next_cursor=page.next_cursor)
+
+
+def managed_key(parts: Parts, who: Principal, id: str) -> Key:
+    """One key that this one may manage; raises NotFound."""
+    with parts.registry.database.read() as catalogue:
+        return _key(_managed(catalogue, id, who))
 
 
 @router.delete("/{id}")

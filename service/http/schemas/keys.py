@@ -67,7 +67,8 @@ class CreatedKey(Key):
 
 
 class KeyList(Wire):
-    """Every key, revoked ones included."""
+    """Keys, oldest first, revoked ones included."""
 
     object: Literal["list"] = "list"
     data: list[Key]
+    next_cursor: str | None = None

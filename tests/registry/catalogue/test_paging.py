@@ -204,3 +204,33 @@ def test_the_last_full_page_has_no_cursor(catalogue):
     for number in range(4):
         add(catalogue, digest=str(number))
     assert [len(page.rows) for page in pages(lambda **page: catalogue.adapters.list(None, **page), 2)] == [2, 2]
+
+
+@given(
+    made=st.lists(st.sampled_from([None, ("acme",), ("other",), ("acme", "other"), ()]), max_size=12),
+    scope=scopes, size=page_sizes, moments=st.integers(1, 3),
+)  # fmt: skip
+def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, made, scope, size, moments):
+    """Also where several were made at one moment, and where those in between are not one's own."""
+
+    def manages(namespaces: tuple[str, ...] | None) -> bool:
+        return scope is None or (namespaces is not None and set(namespaces) <= set(scope))
+
+    with undone(empty_database) as catalogue, pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr("registry.catalogue.keys.AT_ONCE", 2)
+        for number, namespaces in enumerate(made):
+            at = datetime(2030, 1, 1, 0, 0, number % moments, tzinfo=UTC)
+            monkey.setattr("registry.catalogue.keys.now", lambda at=at: at)
+            catalogue.keys.add("k", str(number), namespaces=namespaces, scopes={"read"}, prefix="sk")
+        expected = [row for row in catalogue.keys.list() if manages(row.namespaces)]
+        assert [row.id for row in expected] == [
+            row.id for row in sorted(expected, key=lambda row: (row.created_at, row.id))
+        ]
+        assert all_rows(lambda **page: catalogue.keys.page(manages, **page), size) == expected
+
+
+@pytest.mark.parametrize("last", ["key-unknown", "", "\0", "x" * 400, "1"])
+def test_a_cursor_that_names_no_key_is_refused(catalogue, last):
+    cursor = base64.urlsafe_b64encode(f"after:{last}".encode()).decode()
+    with pytest.raises(InvalidParameter, match="no cursor of ours"):
+        catalogue.keys.page(lambda _: True, limit=1, cursor=cursor)

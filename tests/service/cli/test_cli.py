@@ -848,6 +848,18 @@ class TestKeysAndJobs:
         soup("keys", "create", "all")
         assert server.body() == {"name": "all", "scopes": ["read", "write", "infer"], "namespaces": None}
 
+    def test_so_many_keys_are_asked_for_page_by_page_and_all_in_one(self, soup: Soup, server: Server) -> None:
+        key = {"name": "k", "prefix": "sk", "namespaces": None, "scopes": ["read"], "created_at": "2031-05-04"}
+        more = {"data": [{"id": f"k{n}", **key} for n in range(100)], "next_cursor": "more"}
+        server.on("GET /v1/keys", ok(more))
+        assert len(json.loads(soup("keys", "ls", "--limit", "120", "--json")[1])["data"]) == 200
+        asked = [dict(one.url.params) for one in server.requests]
+        assert asked == [{"limit": "100"}, {"limit": "20", "cursor": "more"}]
+        server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
+        assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
+        assert dict(server.requests[-1].url.params) == {}
+        assert soup("keys", "ls", "--limit", "0")[0] == 2
+
     def test_a_key_that_expires(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
         for text, sent in (

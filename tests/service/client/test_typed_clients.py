@@ -298,12 +298,12 @@ class TestAwaiting:
             paused.append(seconds)
 
         busy = httpx2.Response(429, json={"error": {"message": "Full.", "code": "busy"}}, headers={"retry-after": "2"})
-        server = Server().on("GET /v1/keys", busy, ok({"data": []}), ok({"data": []}))
+        server = Server().on("GET /v1/models", busy, ok({"data": []}), ok({"data": []}))
 
         async def both() -> list[Any]:
             transport = httpx2.MockTransport(server)
             async with AsyncClient("http://soup.test", transport=transport, pause=pause) as client:
-                return await asyncio.gather(client.keys(), client.keys())
+                return await asyncio.gather(client.models(), client.models())
 
         assert asyncio.run(both()) == [[], []]
         assert paused == [2]

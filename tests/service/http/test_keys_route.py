@@ -34,6 +34,32 @@ def test_the_secret_is_shown_once(world: World) -> None:
     assert made["id"] in [key["id"] for key in listed.json()["data"]]
 
 
+def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> None:
+    """An admin of some namespaces turns pages of its own keys only."""
+    mine = make(world, namespaces=["team", "other"], scopes=["admin"]).json()
+    own = [make(world, namespaces=["team"] if number % 2 else None).json()["id"] for number in range(5)][1::2]
+    for secret in (world.admin, mine["secret"]):
+        headers = world.headers(secret)
+        everything = world.client.get("/v1/keys", headers=headers).json()
+        assert everything["next_cursor"] is None
+        assert [one["created_at"] for one in everything["data"]] == sorted(
+            one["created_at"] for one in everything["data"]
+        )
+        found: list[Any] = []
+        cursor: str | None = None
+        while cursor is not None or not found:
+            where = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
+            page = world.client.get("/v1/keys", params=where, headers=headers).json()
+            assert len(page["data"]) == 2 or page["next_cursor"] is None
+            found += page["data"]
+            cursor = page["next_cursor"]
+        assert found == everything["data"]
+    assert {mine["id"], *own} <= {one["id"] for one in everything["data"]}
+    assert all(set(one["namespaces"]) <= {"team", "other"} for one in everything["data"])
+    assert world.client.get("/v1/keys", params={"cursor": "nonsense"}).status_code == 400
+    assert world.client.get("/v1/keys", params={"limit": 10_000}).status_code == 400
+
+
 def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None:
     made = make(world).json()
     headers = world.headers(made["secret"])

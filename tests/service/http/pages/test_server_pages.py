@@ -128,6 +128,21 @@ def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> Non
     assert "✕ revoked" in admin.page("/keys")
 
 
+def test_many_keys_are_several_pages(stocked: World, admin: Signed) -> None:
+    names = [f"paged {number}" for number in range(3)]
+    for name in names:
+        stocked.client.post("/v1/keys", json={"name": name, "scopes": ["read"], "namespaces": ["acme"]})
+    path, seen = "/keys?limit=1", ""
+    while path:
+        page = admin.page(path)
+        seen += page
+        following = re.search(r'<a rel="next" href="([^"]+)">Newer</a>', page)
+        path = "" if following is None else following[1].replace("&amp;", "&")
+    assert all(seen.count(f"<strong>{name}</strong>") == 1 for name in names)
+    (last,) = [one for one in stocked.client.get("/v1/keys").json()["data"] if one["name"] == names[-1]]
+    assert admin.send(f"/keys/{last['id']}/revoke", "/keys?limit=1", name=names[-1]).status_code == 303
+
+
 def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
     stocked: World, admin: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
