@@ -3,7 +3,7 @@
 Called by the server's upkeep, and by the route for an admin who does not wait for that. Unnamed soups that nobody uses
 are retired; those that have been retired for the grace period are removed, as are selectors that no longer serve and
 blobs that nothing is made of. Files go some time after their rows: until then storing the same bytes again brings them
-back.
+back. Ended jobs, usage and entries of the audit go once they are older than the settings say, and for good.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from registry.catalogue.database import Catalogue
+from registry.catalogue.pruning import Pruning
 from registry.catalogue.rows import SelectorRow
 from registry.pools import as_members, current_members, enqueue_refits
 from registry.progress import Progress, silent
@@ -28,6 +29,8 @@ HELD = timedelta(days=1)
 """How long a file is kept after its row, and no longer than the grace period."""
 AT_ONCE = 200
 """Rows that go in one transaction: others write in between."""
+ROWS = 2_000
+"""The same of rows that nothing else names."""
 NAMED = 100
 """Soups that are named of those retired, and of those removed."""
 BY = "collection"
@@ -38,7 +41,7 @@ BY = "collection"
 class Collected:
     """How many unnamed soups were retired and removed, selectors and blobs removed, files removed, and their bytes.
 
-    `expired` and `removed` are the first of those soups by name.
+    `expired` and `removed` are the first of those soups by name. `jobs`, `usage` and `audit` are rows too old.
     """
 
     retired: int = 0
@@ -47,6 +50,9 @@ class Collected:
     blobs: int = 0
     bytes: int = 0
     files: int = 0
+    jobs: int = 0
+    usage: int = 0
+    audit: int = 0
     expired: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -64,8 +70,9 @@ def collect(
     if done != Collected():
         log.info(
             "collected: %d unnamed soups retired and %d removed, %d selectors and %d blobs (%d bytes) removed, whose "
-            "files go later; %d files removed", done.retired, done.soups, done.selectors, done.blobs, done.bytes,
-            done.files,
+            "files go later; %d files removed; %d jobs, %d rows of usage and %d entries of the audit that were too old",
+            done.retired, done.soups, done.selectors, done.blobs, done.bytes, done.files, done.jobs, done.usage,
+            done.audit,
         )  # fmt: skip
     return done
 
@@ -119,7 +126,7 @@ def _collected(work: _Work) -> Collected:
     """Everything but the files."""
     expired = _retire_unused(work)
     grace = work.registry.retention.grace
-    found = Collected(retired=len(expired), expired=tuple(expired[:NAMED]))
+    found = replace(_prune(work), retired=len(expired), expired=tuple(expired[:NAMED]))
     if grace is None:
         return found
     before = work.moment - grace
@@ -135,6 +142,35 @@ def _collected(work: _Work) -> Collected:
     return replace(
         found, soups=len(removed), removed=tuple(removed[:NAMED]), selectors=selectors, blobs=blobs, bytes=size
     )
+
+
+def _prune(work: _Work) -> Collected:
+    """Take away rows that are older than their table keeps them.
+
+    Usage stays as long as it may say that an unnamed soup is in use.
+    """
+    keep = work.registry.retention
+    soups = max([keep.unnamed_soup_days, *_days_of_soups(work).values()])
+    return Collected(
+        jobs=_pruned(work, "job", keep.job_days, Pruning.jobs),
+        usage=_pruned(work, "usage", keep.usage_days and max(keep.usage_days, soups), Pruning.usage),
+        audit=_pruned(work, "audit", keep.audit_days, Pruning.audit),
+    )
+
+
+def _pruned(work: _Work, what: str, days: int, remove: Callable[[Pruning, datetime, int], int]) -> int:
+    """Have rows of a table removed until none is too old, each time with an entry of the audit; how many."""
+    count, before = 0, work.moment - timedelta(days=days)
+    while days:
+        work.progress(count, 0, f"removing {what} rows that are older than {days} days")
+        with work.turn() as catalogue:
+            gone = remove(catalogue.pruning, before, ROWS)
+            if gone:
+                work.audit(catalogue, f"{what}.prune", f"{gone} rows", days=days, before=before.isoformat())
+        count += gone
+        if gone < ROWS:
+            break
+    return count
 
 
 def _useless_selectors(work: _Work, before: datetime) -> list[SelectorRow]:
@@ -155,13 +191,18 @@ def _useless_selectors(work: _Work, before: datetime) -> list[SelectorRow]:
     return found
 
 
+def _days_of_soups(work: _Work) -> dict[str, int]:
+    """For how many days each namespace that has unnamed soups keeps them without use; 0: for good."""
+    with work.look() as catalogue:
+        names = catalogue.removals.soup_namespaces()
+        own = {name: catalogue.namespaces.get(name).unnamed_soup_days for name in names}
+    return {name: work.registry.retention.unnamed_soup_days if days is None else days for name, days in own.items()}
+
+
 def _retire_unused(work: _Work) -> list[str]:
     """Retire unnamed soups that nobody used for as long as their namespace keeps them; which."""
     registry, found = work.registry, list[str]()
-    with work.look() as catalogue:
-        days = {name: catalogue.namespaces.get(name).unnamed_soup_days for name in catalogue.removals.soup_namespaces()}
-    for namespace, own in days.items():
-        keep = registry.retention.unnamed_soup_days if own is None else own
+    for namespace, keep in _days_of_soups(work).items():
         while keep:
             since = work.moment - timedelta(days=keep)
             work.progress(len(found), 0, "retiring unnamed soups")

@@ -7,7 +7,7 @@ gives the selector there is; where members came or went, a selector that can be 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -176,7 +176,7 @@ def _new_row(
 ) -> SelectorRow:
     """The row of a fitted selector; its id follows from what was fitted on what, so a repeat is the same row."""
     pool_id, spec_digest = pool.digest, spec.digest
-    identity = digest_of([pool_id, spec_digest, encoder_digest, [asdict(m) for m in members], state_blob])
+    identity = digest_of([pool_id, spec_digest, encoder_digest, [vars(member) for member in members], state_blob])
     return SelectorRow(
         id="sel-" + identity.removeprefix("sha256:")[:16],
         pool_id=pool_id,

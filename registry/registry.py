@@ -95,14 +95,18 @@ class Refits:
 
 @dataclass(frozen=True)
 class Retention:
-    """What a collection takes away: nothing where there is no `grace`.
+    """What a collection takes away.
 
     Unnamed soups are retired after so many days without use, where their namespace says nothing else (0: never). What
-    was retired or unseen for the grace period is removed.
+    was retired or unseen for the grace period is removed, nothing where there is none. So are ended jobs, usage and
+    entries of the audit that are older than their days (0: never).
     """
 
     grace: timedelta | None = None
     unnamed_soup_days: int = 0
+    job_days: int = 0
+    usage_days: int = 0
+    audit_days: int = 0
 
 
 @dataclass(frozen=True)

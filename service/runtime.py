@@ -303,7 +303,7 @@ def upload_limits_of(settings: Settings) -> UploadLimits:
 def retention_of(settings: Settings) -> Retention:
     """The settings that say what a collection takes away."""
     grace = timedelta(days=settings.collect_days) if settings.collect_days else None
-    return Retention(grace, settings.unnamed_soup_days)
+    return Retention(grace, settings.unnamed_soup_days, settings.job_days, settings.usage_days, settings.audit_days)
 
 
 def default_limits(settings: Settings) -> DefaultLimits:

@@ -283,6 +283,22 @@ class Settings(ReplicaSettings):
         description="Days after which an unnamed soup that nobody used is retired, where its namespace says nothing "
         "else; 0: never.",
     )
+    job_days: int = Field(
+        365,
+        ge=0,
+        le=36_500,
+        description="Days after which jobs that have ended are removed, with what they answered; 0: never.",
+    )
+    usage_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which usage is removed (a row for each day, key, namespace and model), no fewer than "
+        "unnamed soups are kept without use; 0: never.",
+    )
+    audit_days: int = Field(
+        0, ge=0, le=36_500, description="Days after which entries of the audit are removed; 0: never."
+    )
 
     # --- trainings ----------------------------------------------------------------------------------
     trainings: Path | None = Field(

@@ -1,4 +1,4 @@
-"""An index for lists of keys, oldest first."""
+"""Indexes for lists of keys, oldest first, and for jobs that ended long ago."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the index."""
+    """Add the indexes."""
     op.create_index("ix_keys_created_at", "keys", ["created_at", "id"])
+    op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"])
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop them."""
+    op.drop_index("ix_jobs_finished_at", table_name="jobs")
     op.drop_index("ix_keys_created_at", table_name="keys")

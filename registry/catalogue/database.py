@@ -28,6 +28,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
+from registry.catalogue.pruning import Pruning
 from registry.catalogue.rate_buckets import RateBuckets
 from registry.catalogue.removals import Removals
 from registry.catalogue.replicas import Replicas
@@ -111,6 +112,7 @@ class Catalogue:
         self.limits = UseLimitRows(connection)
         self.usage = Usage(connection)
         self.rate_buckets = RateBuckets(connection)
+        self.pruning = Pruning(connection)
         self.whole = Whole(connection)
 
 

@@ -294,6 +294,7 @@ jobs = Table(
     Index("ix_jobs_state_run_after", "state", "run_after"),
     Index("ix_jobs_dedupe_key", "dedupe_key"),
     Index("ix_jobs_kind_state", "kind", "state"),
+    Index("ix_jobs_finished_at", "finished_at"),
 )
 job_askers = Table(  # keys that asked for a job besides the one it is of: it goes on for them where that is revoked
     "job_askers",

@@ -12,6 +12,7 @@ import pytest
 from registry import collect as module
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
+from registry.catalogue.usage import UsageFilter
 from registry.collect import HELD, Collected, collect, would_collect
 from registry.names import temporary_name
 from registry.purge import purge
@@ -298,3 +299,85 @@ class TestByHand:
         with verbs.database.read() as catalogue:
             (entry,) = catalogue.audit.list(None, action="blob.collect", limit=9).rows
         assert (entry.key_id, "by" in entry.detail) == ("key-1", False)
+
+
+class TestOldRows:
+    """Ended jobs, usage and the audit, which nothing but a setting takes away."""
+
+    def rows(self, verbs: ToyRegistry) -> dict[str, int]:
+        with verbs.database.read() as catalogue:
+            return {
+                "jobs": len(catalogue.jobs.list(None, limit=100).rows),
+                "usage": len(catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows),
+                "audit": len(catalogue.audit.list(None, limit=100).rows),
+            }
+
+    @pytest.fixture
+    def kept(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
+        """Five ended jobs, one of which two asked for, and one queued; five days of usage, five audit entries."""
+        monkeypatch.setattr(module, "ROWS", 2)
+        with verbs.database.write() as catalogue:
+            jobs = [
+                catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-1", dedupe_key=str(number))
+                for number in range(6)
+            ]
+            catalogue.jobs.join(jobs[0].id, "key-2", request_id=None)
+            for job in jobs[:5]:
+                catalogue.jobs.cancel(job.id)
+            for number in range(5):
+                day = after(-number).date().isoformat()
+                used = UsageKey(day=day, key_id="key-1", namespace="acme", model="acme/law@1")
+                catalogue.usage.add({used: UsageSum(1, 2, 3)})
+                catalogue.audit.record("push", f"acme/a{number}", key_id="key-1", request_id=None, detail={})
+        return verbs
+
+    def prune(self, verbs: ToyRegistry, days: float, **settings: int) -> Collected:
+        registry = replace(verbs.registry, retention=Retention(None, **settings))
+        trial = would_collect(registry, after(days), used=lambda _: set())
+        found = collect(registry, after(days), used=lambda _: set())
+        assert trial == found
+        return found
+
+    def test_nothing_goes_that_no_setting_takes_away(self, kept: ToyRegistry) -> None:
+        before = self.rows(kept)
+        assert self.prune(kept, 100_000) == Collected()
+        assert self.rows(kept) == before
+
+    def test_ended_jobs_go_after_their_days_and_others_stay(self, kept: ToyRegistry) -> None:
+        before = self.rows(kept)
+        assert self.prune(kept, 29, job_days=30) == Collected()
+        assert self.prune(kept, 31, job_days=30) == Collected(jobs=5)
+        with kept.database.read() as catalogue:
+            assert [job.state for job in catalogue.jobs.list(None, limit=9).rows] == ["queued"]
+            entries = catalogue.audit.list(None, action="job.prune", limit=9).rows
+        assert [entry.subject for entry in entries] == ["1 rows", "2 rows", "2 rows"]
+        assert entries[0].detail == {"by": "collection", "days": 30, "before": after(1).isoformat()}
+        assert self.rows(kept) == {**before, "jobs": 1, "audit": before["audit"] + 3}
+
+    def test_usage_goes_by_its_day(self, kept: ToyRegistry) -> None:
+        assert self.prune(kept, 0, usage_days=2) == Collected(usage=2)
+        with kept.database.read() as catalogue:
+            days = [row.day for row in catalogue.usage.list(UsageFilter("key-1", None), limit=9).rows]
+        assert days == [after(-number).date().isoformat() for number in range(3)]
+
+    @pytest.mark.parametrize("own", [None, 4])
+    def test_usage_that_says_whether_a_soup_is_in_use_stays(self, kept: ToyRegistry, own: int | None) -> None:
+        """As long as the server, or the namespace of a soup, keeps soups without use."""
+        soup(kept)
+        with kept.database.write() as catalogue:
+            catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
+        assert self.prune(kept, 0, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected()
+        assert self.prune(kept, 1, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected(usage=1)
+
+    def test_the_audit_goes_where_a_setting_says_so_and_says_that_it_did(self, kept: ToyRegistry) -> None:
+        with kept.database.write() as catalogue, pytest.MonkeyPatch.context() as monkey:
+            for days in range(28, 33):
+                monkey.setattr("registry.catalogue.audit.now", lambda days=days: after(-days))
+                catalogue.audit.record("old", f"{days}", key_id=None, request_id=None, detail={})
+        before = self.rows(kept)["audit"]
+        assert self.prune(kept, 0.1, audit_days=30) == Collected(audit=3)
+        with kept.database.read() as catalogue:
+            left = [entry.subject for entry in catalogue.audit.list(None, action="old", limit=9).rows]
+            said = [entry.subject for entry in catalogue.audit.list(None, action="audit.prune", limit=9).rows]
+        assert (left, said) == (["29", "28"], ["1 rows", "2 rows"])
+        assert self.rows(kept)["audit"] == before - 3 + 2

@@ -31,6 +31,12 @@ class Collection(Wire):
     """Of these blobs."""
     files: int
     """Files of blobs that were taken away before, removed."""
+    jobs: int
+    """Ended jobs that were older than the server keeps them, removed."""
+    usage: int
+    """Rows of usage that were, a row for each day, key, namespace and model."""
+    audit: int
+    """Entries of the audit that were."""
     expired: list[str]
     """The first of the soups that were retired."""
     removed: list[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from sqlalchemy import event, insert
 from registry.catalogue import Catalogue, Database
 from registry.catalogue.adapters import columns_of
 from registry.catalogue.repository import now
-from registry.catalogue.tables import adapters, aliases, keys
+from registry.catalogue.tables import adapters, aliases, audit, job_askers, jobs, keys, usage
 from registry.names import DigestRef, NameRef, sha256_digest
 from tests.registry.catalogue_rows import add, new_adapter
 
 ROWS = 3_000
+BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
+SOON = BEGIN + timedelta(days=2)
 OWN = "pk_|uq_|ix_|sqlite_autoindex_"
 """Any index; SQLite names those of keys and constraints itself."""
 Asks = Callable[[Catalogue], object]
@@ -34,6 +37,12 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
             named = [{"namespace": new.namespace, "name": new.name, "alias": "prod", "version": 1} for new in made]
             connection.execute(insert(aliases), [{**one, "revision": 1} for one in named])
             connection.execute(insert(keys), list(map(key, range(ROWS))))
+            connection.execute(insert(jobs), list(map(job, range(ROWS))))
+            connection.execute(
+                insert(job_askers), [{"job": f"job-{n}", "key_id": "key-2", "asked_at": BEGIN} for n in range(ROWS)]
+            )
+            connection.execute(insert(audit), list(map(entry, range(ROWS))))
+            connection.execute(insert(usage), list(map(used, range(ROWS))))
         if databases.kind == "postgresql":  # which does so by itself; SQLite is never asked to
             with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.exec_driver_sql("VACUUM ANALYZE")
@@ -45,6 +54,26 @@ def key(number: int) -> dict[str, Any]:
         "id": f"key-{number}", "name": f"k{number}", "namespaces": [f"team{number % 50}"], "scopes": ["read"],
         "secret_sha256": hashlib.sha256(str(number).encode()).hexdigest(), "prefix": "sk", "created_at": now(),
     }  # fmt: skip
+
+
+def job(number: int) -> dict[str, Any]:
+    at = BEGIN + timedelta(hours=number)
+    return {
+        "id": f"job-{number}", "kind": "embed", "state": "succeeded", "namespace": "acme", "created_by": "key-1",
+        "arguments": {}, "progress": {}, "attempts": 1, "run_after": at, "created_at": at, "updated_at": at,
+        "finished_at": at,
+    }  # fmt: skip
+
+
+def entry(number: int) -> dict[str, Any]:
+    at = BEGIN + timedelta(hours=number)
+    return {"at": at, "action": f"push{number}", "subject": f"acme/a{number}", "namespace": "acme", "detail": {}}
+
+
+def used(number: int) -> dict[str, Any]:
+    day = (BEGIN + timedelta(days=number)).date().isoformat()
+    sums = {"requests": 1, "tokens_in": 1, "tokens_out": 1}
+    return {"day": day, "key_id": "key-1", "namespace": "acme", "model": "acme/law@1", **sums}
 
 
 def plans(database: Database, asks: Asks) -> list[str]:
@@ -84,8 +113,11 @@ def name(**fields: Any) -> NameRef:
         (lambda c: c.adapters.resolve(None, DigestRef(digest=sha256_digest(b"team7/a1007"))), "ix_adapters_digest"),
         (lambda c: c.keys.page(lambda _: True, limit=10, cursor=None), "ix_keys_created_at"),
         (lambda c: c.keys.page(lambda of: of == ("team7",), limit=10, cursor=None), "ix_keys_created_at"),
+        (lambda c: c.pruning.jobs(SOON, 10), "ix_jobs_finished_at"),
+        (lambda c: c.pruning.usage(SOON, 10), OWN),
+        (lambda c: c.pruning.audit(SOON, 10), "ix_audit_at"),
     ],
-    ids=["name", "version", "alias", "digest", "keys", "keys of a namespace"],
+    ids=["name", "version", "alias", "digest", "keys", "keys of a namespace", "old jobs", "old usage", "old audit"],
 )  # fmt: skip
 def test_rows_are_found_by_an_index_and_read_in_its_order(full: Database, asks: Asks, index: str) -> None:
     found = plans(full, asks)
