@@ -1,0 +1,381 @@
+"""deploy/kubernetes: it is Kubernetes, fits together, and fits the image, the settings and the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from sqlalchemy import make_url
+from starlette.testclient import TestClient
+
+from docs import api_page
+from registry.base_model import read_allowlist
+from registry.catalogue import Database
+from service.cli.app import command_of
+from service.settings import Settings
+from tests.project.dockerfile import DOCKERFILE, environment, rests, settings_from, stages
+from tests.project.kustomize import SUFFIX, Resource, key_of, references, render
+from tests.repository import REPOSITORY
+
+FOLDER = REPOSITORY / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
+SCHEMAS = json.loads((REPOSITORY / "tests" / "fixtures" / "kubernetes-1.37.json").read_text())
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+IMAGE = environment(DOCKERFILE)
+OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "POD_IP"}
+"""Variables that are not settings of ours: of libpq, of the object store's client, and one that another is made of."""
+SECRET = re.compile("PASSWORD|KEY|TOKEN|SECRET")
+
+
+@pytest.fixture(params=OVERLAYS)
+def resources(request: pytest.FixtureRequest) -> list[Resource]:
+    return render(FOLDER / "overlays" / str(request.param))
+
+
+def of_kind(resources: list[Resource], *kinds: str) -> dict[str, Resource]:
+    """By their names."""
+    return {one["metadata"]["name"]: one for one in resources if one["kind"] in kinds}
+
+
+def pods(resources: list[Resource]) -> dict[str, Resource]:
+    """The template of every workload's pods, by the workload's name."""
+    workloads = of_kind(resources, "Deployment", "Job")
+    assert {name.removeprefix("soup-") for name in workloads} == {"api", "worker", "route", "migrate"}
+    return {name: one["spec"]["template"] for name, one in workloads.items()}
+
+
+def containers(resources: list[Resource]) -> dict[str, Resource]:
+    found = {}
+    for name, template in pods(resources).items():
+        (found[name],) = template["spec"]["containers"]
+    return found
+
+
+def settings_map(resources: list[Resource]) -> dict[str, str]:
+    data: dict[str, str] = of_kind(resources, "ConfigMap")[f"soup-settings{SUFFIX}"]["data"]
+    return data
+
+
+def variables(container: Resource, resources: list[Resource]) -> dict[str, str]:
+    """What a container's process sees, with values of our own for those that the cluster fills in."""
+    found = settings_map(resources) if "envFrom" in container else {}
+    given = {"POD_IP": "10.1.2.3", "SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
+    for one in container["env"]:
+        value = one.get("value", given.get(one["name"], "given"))
+        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
+    return found
+
+
+# --- it is Kubernetes ---------------------------------------------------------------------------------
+
+
+def test_everything_has_the_form_that_kubernetes_says(resources: list[Resource]) -> None:
+    for resource in resources:
+        schema = SCHEMAS["kinds"][f"{resource['apiVersion']} {resource['kind']}"]
+        mistakes = Draft202012Validator({**schema, "$defs": SCHEMAS["$defs"]}).iter_errors(resource)
+        assert [f"{key_of(resource)} {one.json_path}: {one.message}" for one in mistakes] == []
+
+
+def test_the_schema_would_see_a_typo(resources: list[Resource]) -> None:
+    api = of_kind(resources, "Deployment")["soup-api"]
+    schema = {**SCHEMAS["kinds"]["apps/v1 Deployment"], "$defs": SCHEMAS["$defs"]}
+    container = api["spec"]["template"]["spec"]["containers"][0]
+    container["readynessProbe"] = container.pop("readinessProbe")
+    assert len(list(Draft202012Validator(schema).iter_errors(api))) == 1
+
+
+def test_no_two_have_the_same_name_and_all_are_in_the_namespace(resources: list[Resource]) -> None:
+    assert len({key_of(one) for one in resources}) == len(resources)
+    ((namespace, _),) = of_kind(resources, "Namespace").items()
+    assert {one["metadata"]["namespace"] for one in resources if one["kind"] != "Namespace"} == {namespace}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_kubectl_renders_the_same(name: str) -> None:
+    folder = FOLDER / "overlays" / name
+    told = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+    theirs = re.sub(r"\b(soup-(?:settings|bases))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
+    assert theirs != told
+    assert {key_of(one): one for one in yaml.safe_load_all(theirs)} == {key_of(one): one for one in render(folder)}
+
+
+# --- it fits together ---------------------------------------------------------------------------------
+
+
+def selects(selector: Mapping[str, str], template: Resource) -> bool:
+    return selector.items() <= template["metadata"]["labels"].items()
+
+
+def selectors(node: Any) -> Iterator[dict[str, str]]:
+    """Every selector of pods in a resource."""
+    if isinstance(node, dict):
+        for field, child in node.items():
+            if field in {"podSelector", "labelSelector"} or (field == "selector" and "matchLabels" in child):
+                yield child["matchLabels"]
+            elif field == "selector":
+                yield child
+            else:
+                yield from selectors(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from selectors(child)
+
+
+def test_every_selector_finds_the_pods_that_it_is_for(resources: list[Resource]) -> None:
+    templates = pods(resources)
+    for resource in resources:
+        for selector in selectors(resource):
+            assert any(selects(selector, template) for template in templates.values()), key_of(resource)
+    for name, deployment in of_kind(resources, "Deployment").items():
+        (own, *spread) = selectors(deployment)
+        assert [other for other, template in templates.items() if selects(own, template)] == [name]
+        assert spread == [own, own]
+    for kind, expected in (("PodDisruptionBudget", {"soup-api", "soup-route"}), ("Service", {"soup"})):
+        found = of_kind(resources, kind)
+        assert found.keys() == expected
+        for name, resource in found.items():
+            (selector,) = selectors(resource)
+            wanted = "soup-route" if kind == "Service" else name
+            assert [other for other, template in templates.items() if selects(selector, template)] == [wanted]
+
+
+def test_what_is_referred_to_is_there(resources: list[Resource]) -> None:
+    maps = of_kind(resources, "ConfigMap")
+    named = {holder["name"] for holder in references(resources)}
+    assert named == maps.keys()
+    accounts = {template["spec"]["serviceAccountName"] for template in pods(resources).values()}
+    assert accounts == of_kind(resources, "ServiceAccount").keys()
+    for template in pods(resources).values():
+        volumes = {one["name"] for one in template["spec"]["volumes"]}
+        (container,) = template["spec"]["containers"]
+        assert {one["name"] for one in container["volumeMounts"]} == volumes
+
+
+def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[Resource]) -> None:
+    ((_, scaler),) = of_kind(resources, "HorizontalPodAutoscaler").items()
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "soup-api"}
+    deployments = of_kind(resources, "Deployment")
+    assert "replicas" not in deployments["soup-api"]["spec"]  # each `apply` would set it back
+    assert {name for name, one in deployments.items() if "replicas" in one["spec"]} == {"soup-route", "soup-worker"}
+    requests = containers(resources)["soup-api"]["resources"]["requests"]
+    assert [metric["resource"]["name"] for metric in scaler["spec"]["metrics"]] == ["cpu"]
+    assert "cpu" in requests  # utilisation is of what was asked for
+
+
+def test_ports_meet(resources: list[Resource]) -> None:
+    for name, container in containers(resources).items():
+        ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
+        assert ports == ({} if name == "soup-migrate" else {"http": int(IMAGE["SOUP_PORT"])})
+        assert {probe["httpGet"]["port"] for probe in probes(container).values()} <= ports.keys()
+    ((_, service),) = of_kind(resources, "Service").items()
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
+    api = containers(resources)["soup-api"]
+    url = variables(api, resources)["SOUP_REPLICA_URL"]
+    assert url == f"http://10.1.2.3:{api['ports'][0]['containerPort']}"
+
+
+def test_only_what_is_needed_passes_the_network(resources: list[Resource]) -> None:
+    policies = of_kind(resources, "NetworkPolicy")
+    templates = pods(resources)
+
+    def reached(name: str) -> list[Any]:
+        """From where a pod may be reached."""
+        mine = [one["spec"] for one in policies.values() if selects(*selectors_of(one), templates[name])]
+        assert any(spec["policyTypes"] == ["Ingress", "Egress"] for spec in mine), name
+        return [rule for spec in mine for rule in spec.get("ingress", ())]
+
+    def selectors_of(policy: Resource) -> tuple[dict[str, str]]:
+        return (policy["spec"]["podSelector"]["matchLabels"],)
+
+    assert reached("soup-worker") == reached("soup-migrate") == []
+    (to_api,), (to_route,) = reached("soup-api"), reached("soup-route")
+    (source,) = selectors(to_api["from"])
+    assert [name for name, template in templates.items() if selects(source, template)] == ["soup-route"]
+    assert to_route["from"] == [{"namespaceSelector": {}}]
+    assert to_api["ports"] == to_route["ports"] == [{"port": "http", "protocol": "TCP"}]
+    (target,) = selectors(policies["soup-route"]["spec"]["egress"])
+    assert [name for name, template in templates.items() if selects(target, template)] == ["soup-api"]
+    everywhere = {
+        port["port"] for rule in policies["soup"]["spec"]["egress"] if "to" not in rule for port in rule["ports"]
+    }
+    assert everywhere == {443, make_url(settings_map(resources)["SOUP_DATABASE_URL"]).port or 5432}
+
+
+# --- it fits the image, the settings and the command line ---------------------------------------------
+
+
+def probes(container: Resource) -> dict[str, Resource]:
+    return {field: container[field] for field in container if field.endswith("Probe")}
+
+
+def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource]) -> None:
+    calls = api_page.application().openapi()["paths"]
+    for name, container in containers(resources).items():
+        asked = {field: probe["httpGet"]["path"] for field, probe in probes(container).items()}
+        if name == "soup-migrate":
+            assert asked == {}
+            continue
+        assert asked["livenessProbe"] == "/healthz"
+        assert asked["readinessProbe"] == "/readyz"
+        assert ("startupProbe" in asked) == (name != "soup-route")  # a router loads no model
+        assert asked.get("startupProbe", "/healthz") == "/healthz"
+        assert all("security" not in calls[path]["get"] for path in asked.values())
+
+
+def test_a_router_answers_its_probes_itself(tmp_path: Path) -> None:
+    from service.router.app import Router
+
+    database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
+    with closing(database), closing(TestClient(Router(database, Settings()))) as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 503  # no replica is there
+
+
+def test_the_arguments_are_commands(resources: list[Resource]) -> None:
+    for name, container in containers(resources).items():
+        assert "command" not in container  # the image's entry point is soup
+        verb, *options = container["args"]
+        assert verb == {"soup-migrate": "migrate", "soup-route": "route"}.get(name, "serve")
+        with command_of(verb).make_context(verb, options):
+            pass
+
+
+def test_variables_are_settings_and_make_sense(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, container in containers(resources).items():
+        found = variables(container, resources)
+        ours = {one: value for one, value in found.items() if one.startswith("SOUP_")}
+        assert found.keys() - ours.keys() <= OTHERS
+        assert {one.removeprefix("SOUP_").lower() for one in ours} <= set(Settings.model_fields)
+        image = {one: value for one, value in IMAGE.items() if one.startswith("SOUP_")}
+        settings = settings_from(image | ours, monkeypatch)
+        assert (settings.host, settings.port) == ("0.0.0.0", 8000)
+        url = make_url(settings.database)
+        assert (url.drivername, url.password) == ("postgresql+psycopg", None)
+        assert found["PGPASSWORD"] == "given"
+        role = {"soup-api": "api", "soup-worker": "worker"}.get(name, "all")
+        assert settings.role == role
+        assert (settings.replica_url is not None) == (name == "soup-api")
+        assert (settings.bootstrap_key is not None) == (role != "all")
+        assert str(settings.blobs_url).startswith("s3://")
+
+
+def test_a_variable_is_there_before_another_is_made_of_it(resources: list[Resource]) -> None:
+    for container in containers(resources).values():
+        seen: set[str] = set()
+        for one in container["env"]:
+            assert set(re.findall(r"\$\((\w+)\)", one.get("value", ""))) <= seen
+            seen.add(one["name"])
+
+
+def test_what_is_written_is_written_into_volumes(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("soup-api", "soup-worker"):
+        container, spec = containers(resources)[name], pods(resources)[name]["spec"]
+        found = variables(container, resources)
+        ours = {one: value for one, value in (IMAGE | found).items() if one.startswith("SOUP_")}
+        settings = settings_from(ours, monkeypatch)
+        mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+        volumes = {one["name"]: one for one in spec["volumes"]}
+        writable = {path for path, one in mounts.items() if "emptyDir" in volumes[one["name"]]}
+        written = [settings.data, settings.cache, settings.trainings_dir, Path(IMAGE["HF_HOME"]), Path("/tmp/x")]
+        for path in written:
+            assert any(path.is_relative_to(place) for place in writable), path
+        assert settings.bases is not None
+        bases = mounts[str(settings.bases.parent)]
+        assert bases["readOnly"] is True
+        files = of_kind(resources, "ConfigMap")[volumes[bases["name"]]["configMap"]["name"]]["data"]
+        assert files.keys() == {settings.bases.name}
+
+
+def test_the_allowlist_of_the_example_is_read() -> None:
+    (entry,) = read_allowlist(FOLDER / "overlays" / "example" / "bases.toml").values()
+    assert entry.revision is not None
+
+
+def test_images_are_of_this_version(resources: list[Resource]) -> None:
+    images = {container["image"] for container in containers(resources).values()}
+    assert images == {f"registry.example/adaptersoup:{PROJECT['version']}"}
+
+
+# --- what pods may do ---------------------------------------------------------------------------------
+
+
+def test_pods_may_do_little(resources: list[Resource]) -> None:
+    user, group = map(int, rests(stages(DOCKERFILE)[-1], "USER")[0].split(":"))
+    for template in pods(resources).values():
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": group, "fsGroup": group,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }  # fmt: skip
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert all(one.keys() & {"emptyDir", "configMap"} for one in spec["volumes"])
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
+    (account,) = of_kind(resources, "ServiceAccount").values()
+    assert account["automountServiceAccountToken"] is False
+
+
+def test_no_service_of_the_namespace_sets_a_variable_of_ours(resources: list[Resource]) -> None:
+    """A Service named `soup` would set SOUP_PORT to tcp://10.0.0.1:80, where links are on."""
+    assert "soup" in of_kind(resources, "Service")
+    assert {template["spec"]["enableServiceLinks"] for template in pods(resources).values()} == {False}
+
+
+def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:
+    assert of_kind(resources, "Secret") == {}
+    for name, container in containers(resources).items():
+        secret = {one["name"]: one["valueFrom"] for one in container["env"] if SECRET.search(one["name"])}
+        for variable, source in secret.items():
+            assert source == {"secretKeyRef": {"name": "soup-secrets", "key": variable}}
+        expected = {"PGPASSWORD"}
+        if name in {"soup-api", "soup-worker"}:
+            expected |= {"SOUP_BOOTSTRAP_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+        assert secret.keys() == expected
+    for one in settings_map(resources):
+        assert not SECRET.search(one)
+    for path in FOLDER.rglob("*"):
+        assert path.is_dir() or not re.search(r"://[^/\s]*:[^/\s]*@|sk-soup-", path.read_text())
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def test_the_page_makes_the_secret_that_pods_refer_to(resources: list[Resource], tmp_path: Path) -> None:
+    (code,) = re.findall(r"<!-- run: secrets -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    subprocess.run(["bash", "-euc", code], cwd=tmp_path, check=True)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    made = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    needed = {
+        one["valueFrom"]["secretKeyRef"]["key"]
+        for container in containers(resources).values() for one in container["env"]
+        if "secretKeyRef" in one.get("valueFrom", {})
+    }  # fmt: skip
+    assert made.keys() == needed
+    assert f"create secret generic soup-secrets --from-env-file={file.name}" in PAGE
+    assert file.name in (REPOSITORY / ".gitignore").read_text().splitlines()
+
+
+def test_the_page_names_folders_that_are_there() -> None:
+    named = set(re.findall(r"deploy/kubernetes/[\w/-]+", PAGE))
+    assert {f"deploy/kubernetes/overlays/{name}" for name in OVERLAYS} <= named
+    assert all((REPOSITORY / one).is_dir() for one in named)
