@@ -3,7 +3,8 @@
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
 `docs.papers` are claims with verdicts, and pictures, those of `docs.soups` efforts beside each other, those of
-`docs.ensembles` what else a sample is good for, and a map; `NAME:sentence` is what came of it in one sentence;
+`docs.ensembles` what else a sample is good for, and a map, those of `docs.fleets` a model of many servers that is fed
+with the run; `NAME:sentence` is what came of it in one sentence;
 `NAME:run` is the figures and `NAME:rows` the rows as they are in the file.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.table import answered
-from docs import ensembles, papers, soups
+from docs import ensembles, fleets, papers, soups
 from docs.markdown import table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -38,7 +39,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     default = _comparison if _compares(result) else _plain
     own = {"domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
     views = {**papers.VIEWS, **own}
-    named = {**soups.VIEWS, **ensembles.VIEWS}
+    named = {**soups.VIEWS, **ensembles.VIEWS, **fleets.VIEWS}
     lines = named[view](result, name) if view in named else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
