@@ -25,6 +25,12 @@ pytestmark = pytest.mark.slow
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 LIBPQ = {"PGPASSWORD"}
 """Variables of the server's environment that are libpq's and not ours."""
+STORE = {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+"""Variables of the object store's client."""
+ALWAYS = {"postgres", "migrate", "soup"}
+REPLICAS = {"first": "http://first:8000", "second": "http://second:8000"}
+"""The servers of the profile `replicas`, and where the router reaches them."""
+OURS = ("migrate", "soup", *REPLICAS, "route")
 
 GIVEN = {"POSTGRES_PASSWORD": "p@ss/w#rd $x%", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43, "BASES": "./bases"}
 
@@ -75,7 +81,7 @@ def test_nothing_that_must_be_chosen_has_a_default(name: str) -> None:
 def test_no_secret_stands_in_the_file() -> None:
     for service in yaml.safe_load(COMPOSE)["services"].values():
         for name, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|KEY", name):
+            if re.search("PASSWORD|SECRET|BOOTSTRAP_KEY", name):
                 assert value.startswith("${"), name
     assert not re.search(r"://[^/\s]*:[^/\s]*@", COMPOSE)
 
@@ -91,11 +97,12 @@ def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: di
     major = re.search(r"\b(\d+)\.", version)
     assert major is not None
     assert services["postgres"]["image"] == f"postgres:{major[1]}-bookworm"
-    assert services["soup"]["image"] == services["migrate"]["image"] == f"adaptersoup:{PROJECT['version']}"
+    assert {services[name]["image"] for name in OURS} == {f"adaptersoup:{PROJECT['version']}"}
+    assert re.fullmatch(r"chrislusf/seaweedfs:\d+\.\d+", services["objects"]["image"])
 
 
 def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
-    assert set(services) == {"postgres", "migrate", "soup"}
+    assert {name for name, one in services.items() if "profiles" not in one} == ALWAYS
     assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert services["soup"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     assert services["migrate"]["restart"] == "no"
@@ -104,13 +111,62 @@ def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
     assert {"migrate", "serve"} <= set(VERBS)
 
 
-@pytest.mark.parametrize("name", ["migrate", "soup"])
+def test_the_router_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
+    """`docker compose up route` starts it and what it waits for."""
+    assert {name for name, one in services.items() if one.get("profiles") == ["replicas"]} == {
+        "objects", "route", *REPLICAS
+    }  # fmt: skip
+    started, todo = set(), ["route"]
+    while todo:
+        name = todo.pop()
+        started.add(name)
+        todo += services[name].get("depends_on", {})
+    assert started == {"postgres", "migrate", "objects", "route", *REPLICAS}
+    assert services["route"]["command"] == ["route"]
+    assert "route" in VERBS
+    for name in REPLICAS:
+        waits = {other: one["condition"] for other, one in services[name]["depends_on"].items()}
+        assert waits == {
+            "postgres": "service_healthy", "migrate": "service_completed_successfully", "objects": "service_healthy"
+        }  # fmt: skip
+        assert services["route"]["depends_on"][name] == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_a_replica_is_reached_by_its_name_and_keeps_its_own_things(
+    name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = services[name]
+    image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
+    ours = {name: value for name, value in service["environment"].items() if name.startswith("SOUP_")}
+    settings = settings_from(image | ours, monkeypatch)
+    assert settings.replica_url == REPLICAS[name] == f"http://{name}:{settings.port}"
+    own, bases = service["volumes"]
+    assert own == f"{name}:/var/lib/soup"
+    assert bases == services["soup"]["volumes"][-1]
+    for place in (settings.data, settings.cache, settings.trainings_dir):
+        assert place.is_relative_to("/var/lib/soup")
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_the_bucket_is_the_store_s_and_so_are_the_credentials(name: str, services: dict[str, Any]) -> None:
+    variables, store = services[name]["environment"], services["objects"]
+    assert {f"-bucket={variables['SOUP_BLOBS_URL'].split('/')[2]}"} <= set(store["command"])
+    credentials = {one: variables[one] for one in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    assert credentials == store["environment"]
+    assert variables["AWS_SECRET_ACCESS_KEY"] == GIVEN["POSTGRES_PASSWORD"]
+    endpoint = variables["AWS_ENDPOINT_URL"]
+    assert endpoint.startswith("http://objects:")
+    assert store["healthcheck"]["test"][-1] == f"http://127.0.0.1:{endpoint.rpartition(':')[2]}/healthz"
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_variables_are_settings_and_make_sense(
     name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = services[name]["environment"]
     ours = {name: value for name, value in variables.items() if name.startswith("SOUP_")}
-    assert set(variables) - set(ours) == LIBPQ
+    assert set(variables) - set(ours) == LIBPQ | (STORE if name in REPLICAS else set())
     assert {name.removeprefix("SOUP_").lower() for name in ours} <= set(Settings.model_fields)
     image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
     settings = settings_from(image | ours, monkeypatch)
@@ -141,7 +197,7 @@ def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
     assert soup["volumes"][-1] == bases
 
 
-@pytest.mark.parametrize("name", ["migrate", "soup"])
+@pytest.mark.parametrize("name", OURS)
 def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> None:
     service = services[name]
     assert service["read_only"] is True
@@ -151,8 +207,9 @@ def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> No
     assert "user" not in service
 
 
-def test_only_the_server_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:
-    assert [name for name, service in services.items() if "ports" in service] == ["soup"]
+def test_only_the_server_or_the_router_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["soup", "route"]
+    assert services["soup"]["ports"] == services["route"]["ports"]
     assert services["soup"]["ports"] == [f"127.0.0.1:8000:{environment(DOCKERFILE)['SOUP_PORT']}"]
     elsewhere = compose(GIVEN | {"PUBLISH": "127.0.0.1:8000-8001"})["services"]["soup"]
     assert elsewhere["ports"] == ["127.0.0.1:8000-8001:8000"]
@@ -170,7 +227,7 @@ def test_volumes_are_declared() -> None:
 
 def test_the_build_passes_on_what_the_dockerfile_takes(services: dict[str, Any]) -> None:
     taken = {rest.split("=")[0] for name, rest in lines(DOCKERFILE) if name == "ARG"}
-    for name in ("migrate", "soup"):
+    for name in OURS:
         assert set(services[name]["build"]["args"]) <= taken
         assert services[name]["build"]["context"] == "."
 

@@ -69,7 +69,7 @@ def settings_map(resources: list[Resource]) -> dict[str, str]:
 
 def variables(container: Resource, resources: list[Resource]) -> dict[str, str]:
     """What a container's process sees, with values of our own for those that the cluster fills in."""
-    found = settings_map(resources) if "envFrom" in container else {}
+    found = dict(settings_map(resources)) if "envFrom" in container else {}
     given = {"POD_IP": "10.1.2.3", "SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
     for one in container["env"]:
         value = one.get("value", given.get(one["name"], "given"))
@@ -291,6 +291,9 @@ def test_what_is_written_is_written_into_volumes(resources: list[Resource], monk
         volumes = {one["name"]: one for one in spec["volumes"]}
         writable = {path for path, one in mounts.items() if "emptyDir" in volumes[one["name"]]}
         written = [settings.data, settings.cache, settings.trainings_dir, Path(IMAGE["HF_HOME"]), Path("/tmp/x")]
+        assert (
+            volumes["data"]["emptyDir"]["sizeLimit"] == f"{4 * settings.blobs_cache_bytes // 2**30}Gi"
+        )  # or it is evicted
         for path in written:
             assert any(path.is_relative_to(place) for place in writable), path
         assert settings.bases is not None
