@@ -12,8 +12,10 @@ import json
 import math
 import os
 import secrets
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +42,15 @@ def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) ->
         os.fsync(file.fileno())
     beside.replace(path)
     sync_directory(path.parent)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file to read; raises OSError for a link, a folder, a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def begin_sync(file: IO[bytes], start: int, size: int) -> None:

@@ -50,7 +50,7 @@ class UploadSessions:
         """
         self._check_size(size or 0)
         self.check_room(caller, digest, size or 0)
-        self._files.blobs.state.check()
+        self._files.blobs.check()
         with self._database.write() as catalogue:
             if len(catalogue.uploads.list(caller.key_id)) >= self.limits.open:
                 raise Busy(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import migrations
-from registry.blobs import LocalBlobs
+from registry.blobs import LocalBlobs, ServerBlobs
 from registry.catalogue.database import Database
 from registry.errors import Conflict, Unavailable
 from registry.files import sync_directory
@@ -46,7 +46,7 @@ class BackedUp:
 
 
 def back_up(
-    database: Database, blobs: LocalBlobs, folder: Path, *, admin_key: Path | None, progress: Progress
+    database: Database, blobs: ServerBlobs, folder: Path, *, admin_key: Path | None, progress: Progress
 ) -> BackedUp:
     """Copy database, its blobs and, where it is named, the file of the admin key; durable when this returns.
 
@@ -97,7 +97,7 @@ def _check_ours(folder: Path, mark: StoreMark) -> None:
 
 
 def _copy_blobs(
-    source: LocalBlobs, target: LocalBlobs, sizes: dict[str, int], progress: Progress
+    source: ServerBlobs, target: LocalBlobs, sizes: dict[str, int], progress: Progress
 ) -> tuple[int, dict[str, Problem]]:
     """Copy what is not there yet; how many that were, and what is wrong with those that cannot be."""
     new, problems = 0, dict[str, Problem]()
@@ -105,7 +105,7 @@ def _copy_blobs(
         progress(number, len(sizes), f"{new} new, {len(problems)} not whole")
         if _is_there(target.place(digest), size):  # it was hashed when it was written
             continue
-        problem = copy_blob(source.place(digest), target, digest, size)
+        problem = copy_blob(source, target, digest, size)
         if problem is None:
             new += 1
         else:

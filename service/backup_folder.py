@@ -10,24 +10,21 @@ Used by `backup` and `restore`.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints, ValidationError
 
-from registry.blobs import LocalBlobs
+from registry.blobs import BlobStore, ServerBlobs
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, TooLarge, Unavailable
-from registry.files import make_directory, replace_file
+from registry.files import make_directory, open_regular, replace_file
 from registry.names import Digest
 from registry.spec.frozen import Frozen
 
@@ -105,26 +102,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             found.unlink()
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """A file to read; raises OSError for a link, a folder, a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
 def digest_of_file(path: Path) -> str:
     """The digest of a regular file; raises OSError."""
     with open_regular(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def copy_blob(source: Path, blobs: LocalBlobs, digest: str, size: int) -> Problem | None:
-    """Store the blob of this digest and size from a file, hashed on the way; what is wrong with that file, if so."""
+def copy_blob(source: ServerBlobs, target: BlobStore, digest: str, size: int) -> Problem | None:
+    """Store a blob of this size in another store too, hashed on the way; what is wrong with it in the first, if so."""
     try:
-        with open_regular(source) as file, blobs.writer(digest, max_bytes=size, length=size) as writer:
-            while chunk := file.read(CHUNK):
+        with target.writer(digest, max_bytes=size, length=size) as writer:
+            for chunk in source.chunks(digest):
                 writer.write(chunk)
             writer.commit()
     except (DigestMismatch, TooLarge):

@@ -10,9 +10,8 @@ import logging
 import uuid
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
-from registry.blobs import Aside, BlobStore, LocalBlobs
+from registry.blobs import BlobStore, ServerBlobs, SetAside
 from registry.catalogue.database import Database
 from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
@@ -41,69 +40,75 @@ class Found:
     missing: int
 
 
-def check_blobs(database: Database, blobs: LocalBlobs, *, alone: bool, accept: bool, today: date) -> Found:
+def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: bool, today: date) -> Found:
     """See that database and blobs belong together, and settle where they differ; both then have the next mark.
 
     `alone` is whether nobody else uses either: else bytes without a row may be on their way to one. With `accept` the
     database is taken as it is. Raises Unavailable where it is another than the blobs were stored with.
     """
-    aside = Aside(blobs)
+    aside = blobs.aside
     marked = aside.mark()  # before the database's, which is always advanced first
     with database.read() as catalogue:
         known, named = catalogue.stores.mark(), catalogue.blobs.digests()
+    there = set(blobs.digests())  # after what the database names: that was stored before
     if not accept:
-        _check_belongs(known, marked, named, blobs)
+        _check_belongs(known, marked, named, there, blobs)
     older = marked is not None and (
         known is None or known.store != marked.store or known.generation < marked.generation
     )
-    back = sum(aside.take(digest) for digest in sorted(named) if not blobs.has(digest))
+    kept = {"sha256:" + name[-64:] for name in aside.names()}
+    back = {digest for digest in sorted((named - there) & kept) if aside.take(digest)}
     deleted = delete_ended_requests(database, blobs)
     unnamed, requests = _unnamed(database, blobs, named) if alone else [], 0
     for digest in unnamed:
-        if not older and _is_request(blobs.place(digest)):
+        if not older and _is_request(blobs.beginning(digest, len(REQUEST))):
             blobs.delete(digest)
             requests += 1
         else:
             aside.put(digest, today)
     moved = len(unnamed) - requests
-    for path in [one for one in aside.files() if _is_request(one)] if alone and not older else []:
-        path.unlink()
-        requests += 1
+    for name in list(aside.names()) if alone and not older else []:
+        if _is_request(aside.beginning(name, len(REQUEST))):
+            aside.remove(name)
+            requests += 1
     _advance(database, aside, known, marked)
     found = Found(
-        older, back, moved, sum(1 for _ in aside.files()), deleted + requests,
-        sum(not blobs.has(digest) for digest in named),
+        older, len(back), moved, sum(1 for _ in aside.names()), deleted + requests, len(named - there - back),
     )  # fmt: skip
     _tell(found, blobs)
     return found
 
 
-def _check_belongs(known: StoreMark | None, marked: StoreMark | None, named: set[str], blobs: LocalBlobs) -> None:
+def _check_belongs(
+    known: StoreMark | None, marked: StoreMark | None, named: set[str], there: set[str], blobs: ServerBlobs
+) -> None:
     if known is not None and marked is not None and known.store != marked.store:
         raise _another(blobs)
-    if known is None and marked is not None and named and not any(map(blobs.has, named)):
+    if known is None and marked is not None and (blobs.shared or (named and not named & there)):
         raise _another(blobs)
-    if known is not None and marked is None and named and not any(map(blobs.has, named)):
+    if known is not None and marked is None and named and not named & there:
         raise Unavailable(
-            f"The database names {len(named)} blobs and none is in {blobs.folder}, which carries no mark: mount it, "
-            f"or check SOUP_DATA and SOUP_BLOBS ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts over it as it is.",
+            f"The database names {len(named)} blobs and none is in {blobs.where}, which carries no mark: mount it, "
+            f"or check SOUP_DATA, SOUP_BLOBS and SOUP_BLOBS_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts over it as it "
+            "is.",
             param="blobs",
         )
     if named or (known is not None and marked is not None):
         return
-    count = sum(not _is_request(blobs.place(digest)) for digest in blobs.digests())
+    count = sum(not _is_request(blobs.beginning(digest, len(REQUEST))) for digest in there)
     if count:
         raise Unavailable(
-            f"The database is new and names no blob, but {blobs.folder} holds {count}: put back a copy of the database "
+            f"The database is new and names no blob, but {blobs.where} holds {count}: put back a copy of the database "
             f"({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
             param="database_url",
         )
 
 
-def _another(blobs: LocalBlobs) -> Unavailable:
+def _another(blobs: ServerBlobs) -> Unavailable:
     return Unavailable(
-        f"The blobs in {blobs.folder} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS and "
-        f"SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this one, and sets aside what it does not name.",
+        f"The blobs in {blobs.where} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS, "
+        f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this one, and sets aside what it "
+        "does not name.",
         param="database_url",
     )
 
@@ -123,9 +128,8 @@ def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]
     return [digest for digest in blobs.digests() if digest not in known]
 
 
-def _is_request(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(REQUEST)) == REQUEST
+def _is_request(beginning: bytes) -> bool:
+    return beginning == REQUEST
 
 
 def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
@@ -142,7 +146,7 @@ def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
     return len(there)
 
 
-def _advance(database: Database, aside: Aside, known: StoreMark | None, marked: StoreMark | None) -> None:
+def _advance(database: Database, aside: SetAside, known: StoreMark | None, marked: StoreMark | None) -> None:
     """Give both the next mark, the database first: a folder that is behind says nothing against its database."""
     store = known.store if known is not None else uuid.uuid4().hex if marked is None else marked.store
     with database.write() as catalogue:
@@ -150,7 +154,7 @@ def _advance(database: Database, aside: Aside, known: StoreMark | None, marked: 
     aside.set_mark(mark)
 
 
-def _tell(found: Found, blobs: LocalBlobs) -> None:
+def _tell(found: Found, blobs: ServerBlobs) -> None:
     """What was done, and what should be looked at."""
     if found.older:
         log.warning("the database is an older copy than its blobs: it does not know what came later (%s)", PAGE)
@@ -158,13 +162,13 @@ def _tell(found: Found, blobs: LocalBlobs) -> None:
         log.warning("%d blobs that the database names were set aside earlier, and are back", found.back)
     if found.kept:
         log.warning(
-            "%d blobs that the database does not name are set aside in %s, %d of them now: delete that folder once "
-            "the database is known to be the right one (%s)", found.kept, Aside(blobs).folder, found.aside, PAGE,
+            "%d blobs that the database does not name are set aside in %s, %d of them now: delete them there once "
+            "the database is known to be the right one (%s)", found.kept, blobs.aside.where, found.aside, PAGE,
         )  # fmt: skip
     if found.missing:
         log.warning(
-            "%d blobs that the database names are not in %s: SOUP_BLOBS must be the folder that all servers of this "
-            "database share, or a copy of it has to be put back (%s)", found.missing, blobs.folder, PAGE,
+            "%d blobs that the database names are not in %s: SOUP_BLOBS (SOUP_BLOBS_URL) must be what all servers of "
+            "this database share, or a copy of it has to be put back (%s)", found.missing, blobs.where, PAGE,
         )  # fmt: skip
     if found.deleted:
         log.info("%d requests of cooks that ended are deleted", found.deleted)

@@ -6,20 +6,16 @@ Called by `soup check`, beside a server that runs or without one: nothing is wri
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from registry.blobs import Aside, LocalBlobs
+from registry.blobs import ServerBlobs
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.progress import Progress
 from registry.spec import StoreMark
-
-CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Pace:
         self._sleep(self._free_at - now)
 
 
-def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pace, progress: Progress) -> Checked:
+def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: Pace, progress: Progress) -> Checked:
     """Look at every blob that the database names or the folder holds; with `whole` read and hash all their bytes.
 
     Raises Unavailable where the folder is not the one of the database: then every blob would be missing.
@@ -77,7 +73,7 @@ def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pa
     for number, digest in enumerate(digests):
         progress(number, len(digests), f"{len(problems)} not whole, {read} bytes read")
         try:
-            size, hashed = _look(blobs.place(digest), digest, pace if whole else None)
+            size, hashed = _look(blobs, digest, pace if whole else None)
         except FileNotFoundError:
             if digest in sizes:  # else it was the request of a cook that has ended since
                 problems[digest] = "missing"
@@ -93,27 +89,24 @@ def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pa
     return Checked(len(digests), read, unsound)
 
 
-def check_same_store(mark: StoreMark, blobs: LocalBlobs) -> None:
+def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
     """Raises Unavailable unless the folder is the one of the database that has this mark."""
-    found = Aside(blobs).mark()
+    found = blobs.aside.mark()
     if found is None or found.store != mark.store:
         raise Unavailable(
-            f"{blobs.folder} is not the folder of this database's blobs (its store.json is missing or another's): "
-            "mount it, or check SOUP_DATA, SOUP_BLOBS and SOUP_DATABASE_URL.",
+            f"{blobs.where} is not the place of this database's blobs (its store.json is missing or another's): "
+            "mount it, or check SOUP_DATA, SOUP_BLOBS, SOUP_BLOBS_URL and SOUP_DATABASE_URL.",
             param="blobs",
         )
 
 
-def _look(path: Path, digest: str, pace: Pace | None) -> tuple[int, bool]:
-    """The size of a file, and whether its bytes are the digest's; they are read where there is a pace for it."""
-    with path.open("rb", buffering=0) as file:
-        if pace is None:
-            return os.fstat(file.fileno()).st_size, True
-        # what the disk holds is asked for, not what memory remembers of it
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        sha, size = hashlib.sha256(), 0
-        while chunk := file.read(CHUNK):
-            sha.update(chunk)
-            size += len(chunk)
-            pace.took(len(chunk))
+def _look(blobs: ServerBlobs, digest: str, pace: Pace | None) -> tuple[int, bool]:
+    """How many bytes are stored, and whether they are the digest's; they are read where there is a pace for it."""
+    if pace is None:
+        return blobs.stored_size(digest), True
+    sha, size = hashlib.sha256(), 0
+    for chunk in blobs.chunks(digest, fresh=True):  # what the disk holds, not what memory remembers of it
+        sha.update(chunk)
+        size += len(chunk)
+        pace.took(len(chunk))
     return size, f"sha256:{sha.hexdigest()}" == digest

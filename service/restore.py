@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import migrations
-from registry.blobs import Aside, LocalBlobs
+from registry.blobs import LocalBlobs, ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.errors import Conflict, DamagedBlob, NotFound, Unavailable
 from registry.progress import Progress
@@ -72,13 +72,13 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
             raise Unavailable(f"The database in {folder} has no mark: no server has started over it.", param="folder")
         whole = {digest: size for digest, size in sizes.items() if digest not in manifest.lacking}
         if not replace:
-            _check_empty(database, file, LocalBlobs(settings.blobs_dir, make=False), sizes)
+            _check_empty(database, file, open_blobs(settings.blob_place, make=False), sizes)
         _check_whole(folder, manifest, whole, progress)
 
-        blobs = LocalBlobs(settings.blobs_dir)
+        blobs = open_blobs(settings.blob_place)
         _copy_blobs(folder, blobs, whole, progress)
         others = any(digest not in sizes for digest in blobs.digests())
-        Aside(blobs).set_mark(_mark_of(mark, blobs, others=others))
+        blobs.aside.set_mark(_mark_of(mark, blobs, others=others))
         if manifest.admin_key:
             copy_key(folder / KEY, settings.admin_key_path)
         if file is None:
@@ -98,7 +98,7 @@ def _check_version(manifest: Manifest) -> None:
         )
 
 
-def _check_empty(database: Database, file: Path | None, blobs: LocalBlobs, named: dict[str, int]) -> None:
+def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, named: dict[str, int]) -> None:
     """Raises Conflict where there is a database already, or a blob that the backup does not name."""
     if file is not None and file.exists():
         raise Conflict(
@@ -109,7 +109,7 @@ def _check_empty(database: Database, file: Path | None, blobs: LocalBlobs, named
     others = sum(digest not in named for digest in blobs.digests())
     if others:
         raise Conflict(
-            f"{blobs.folder} holds {others} blobs that the backup does not name: with --replace the next start sets "
+            f"{blobs.where} holds {others} blobs that the backup does not name: with --replace the next start sets "
             "them aside."
         )
 
@@ -134,26 +134,26 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
         raise NotFound(f"{MANIFEST} says that {folder} has an {KEY}, and it has none.", param="folder")
 
 
-def _copy_blobs(folder: Path, blobs: LocalBlobs, sizes: dict[str, int], progress: Progress) -> None:
+def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progress: Progress) -> None:
     """Store what is not there yet, or is damaged there."""
     source = LocalBlobs(folder / BLOBS, make=False)
     for number, (digest, size) in enumerate(sorted(sizes.items())):
         progress(number, len(sizes), "restoring blobs")
         if blobs.is_whole(digest):
             continue
-        problem = copy_blob(source.place(digest), blobs, digest, size)
+        problem = copy_blob(source, blobs, digest, size)
         if problem is not None:
             raise DamagedBlob(f"Blob {digest} in {folder} is {problem} since it was checked.", param="folder")
 
 
-def _mark_of(mark: StoreMark, blobs: LocalBlobs, *, others: bool) -> StoreMark:
+def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, others: bool) -> StoreMark:
     """What the folder says: the database's own mark; a later one where it holds more than the database knows.
 
     The database then is an older copy, of which a start deletes nothing.
     """
     if not others:
         return mark
-    found = Aside(blobs).mark()
+    found = blobs.aside.mark()
     return StoreMark(store=mark.store, generation=max(mark.generation, 0 if found is None else found.generation) + 1)
 
 

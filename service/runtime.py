@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 from registry.base_model import read_allowlist
-from registry.blobs import LocalBlobs, Unfinished
+from registry.blobs import ServerBlobs, Unfinished, open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.replica_rows import ReplicaLoad
 from registry.cores import one_each
@@ -163,7 +163,7 @@ class Runtime:
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
-    def _parts(self, blobs: LocalBlobs) -> Parts:
+    def _parts(self, blobs: ServerBlobs) -> Parts:
         settings = self.settings
         days = settings.selector_idle_days
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
@@ -184,7 +184,7 @@ class Runtime:
             traces=self.traces,
         )
 
-    def _prepare_data(self) -> LocalBlobs:
+    def _prepare_data(self) -> ServerBlobs:
         """Migrate or check the schema, open the blobs, write the admin key."""
         settings = self.settings
         if storage.is_sqlite(self.database):
@@ -194,14 +194,14 @@ class Runtime:
         else:
             storage.check_schema(self.database)
         try:
-            blobs = LocalBlobs(settings.blobs_dir)
+            blobs = open_blobs(settings.blob_place)
             check_blobs(
                 self.database, blobs, alone=self.sole_owner, accept=settings.accept_database,
                 today=datetime.now(UTC).date(),
             )  # fmt: skip
         except OSError as error:
             raise Unavailable(
-                f"The folder of the blobs {settings.blobs_dir} cannot be used: {error.strerror}.", param="blobs"
+                f"The folder of the blobs {settings.blob_place.folder} cannot be used: {error.strerror}.", param="blobs"
             ) from error
         bootstrap = settings.bootstrap_key
         ensure_admin_key(

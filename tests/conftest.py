@@ -19,6 +19,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests import order, quick
+from tests.object_store import ObjectStore, object_store_server
 from tests.postgres import KINDS, Databases, Postgres, postgres_server
 from tests.temporary import keep_in_memory
 from tests.tiny_models import build_tiny
@@ -107,6 +108,13 @@ def encoder(bases: Callable[[str], LoadedBase]) -> LoadedBase:
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL of this test process, started by the first test that asks for it."""
     with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    """The S3 server of this test process, started by the first test that asks for it."""
+    with object_store_server() as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.base_model import LoadedBase, load_base
-from registry.blobs import LocalBlobs
+from registry.blobs import BlobPlace, open_blobs
 from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
@@ -33,7 +33,7 @@ class GradientSetup(Frozen):
 
     entry: BaseEntry
     cache: Path
-    blobs: Path
+    blobs: BlobPlace
     threads: int | None = None
 
 
@@ -67,7 +67,7 @@ def begin(setup: Json) -> Handle:
     given = GradientSetup.model_validate(setup)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
-    blobs = LocalBlobs(given.blobs, make=False)
+    blobs = open_blobs(given.blobs, make=False)
 
     def load(stored: StoredAdapter) -> Tensors:
         return load_tensors(blobs.read(stored.blob))

@@ -1,8 +1,18 @@
 """Content-addressed bytes: a store is named by digests and nothing else, and what it acknowledged is durable."""
 
-from registry.blobs.aside import Aside
-from registry.blobs.contract import BlobStore, BlobWriter
+from registry.blobs.contract import BlobStore, BlobWriter, ServerBlobs, SetAside
 from registry.blobs.local import LocalBlobs
+from registry.blobs.place import BlobPlace, open_blobs
 from registry.blobs.unfinished import Unfinished, UnfinishedFile
 
-__all__ = ["Aside", "BlobStore", "BlobWriter", "LocalBlobs", "Unfinished", "UnfinishedFile"]
+__all__ = [
+    "BlobPlace",
+    "BlobStore",
+    "BlobWriter",
+    "LocalBlobs",
+    "ServerBlobs",
+    "SetAside",
+    "Unfinished",
+    "UnfinishedFile",
+    "open_blobs",
+]

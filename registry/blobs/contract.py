@@ -6,10 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol
+from datetime import date
+from pathlib import Path
+from typing import IO, BinaryIO, Protocol
 
+from registry.blobs.folder import BlobFolder
 from registry.errors import DamagedBlob, DigestMismatch, InvalidName, TooLarge
 from registry.names import DIGEST_PATTERN
+from registry.spec import StoreMark
 
 
 class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
@@ -66,6 +70,83 @@ class BlobStore(Protocol):
     @property
     def in_trouble(self) -> bool:
         """Whether it could not be used when that was last tried."""
+
+
+class SetAside(Protocol):
+    """Blobs that a start set aside, since its database does not name them, and the mark of the store beside them."""
+
+    @property
+    def where(self) -> str:
+        """Where they are, for people."""
+
+    def put(self, digest: str, day: date) -> None:
+        """Move a stored blob here."""
+
+    def take(self, digest: str) -> bool:
+        """Store a blob again that is here; whether it was."""
+
+    def names(self) -> Iterator[str]:
+        """Everything that is here, `<day>/<64 hex>`; what is somebody else's is not."""
+
+    def beginning(self, name: str, size: int) -> bytes:
+        """The first bytes of something that is here; raises OSError."""
+
+    def remove(self, name: str) -> None:
+        """Delete something that is here."""
+
+    def mark(self) -> StoreMark | None:
+        """What says whose the store is; raises Unavailable where that cannot be read."""
+
+    def set_mark(self, mark: StoreMark) -> None:
+        """Replace the mark, which the store then has to keep; durable when this returns."""
+
+
+class ServerBlobs(BlobStore, Protocol):
+    """A BlobStore that a server runs on: bytes may be looked at unverified, and come from files of this machine.
+
+    `folder`, whose state is `state`, holds what is not whole yet: unfinished uploads, and what is being written.
+    """
+
+    @property
+    def where(self) -> str:
+        """The folder or the URL of the blobs, for people."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether servers of other data folders may use it."""
+
+    @property
+    def aside(self) -> SetAside:
+        """What is set aside, and the mark."""
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this machine."""
+
+    @property
+    def state(self) -> BlobFolder:
+        """Its state."""
+
+    def check(self) -> None:
+        """Raises Unavailable where the store is gone, or is another one."""
+
+    def beginning(self, digest: str, size: int) -> bytes:
+        """The first bytes stored under a digest, unverified; raises OSError, FileNotFoundError for a missing blob."""
+
+    def stored_size(self, digest: str) -> int:
+        """How many bytes are stored under a digest; raises OSError as `beginning`."""
+
+    def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:
+        """All bytes stored under a digest, unverified; raises OSError as `beginning`.
+
+        With `fresh` they are what the disk holds, and not what memory remembers of it.
+        """
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """A file of `folder` that another process may write to; it is gone when this ends."""
+
+    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make a file of `folder` that was verified, and is open, the blob; durable when this returns."""
 
 
 def hex_of(digest: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from registry.errors import Unavailable
+from registry.files import sync_directory
 from registry.spec import StoreMark
 
 INCOMING, ASIDE, MARK = "incoming", "set-aside", "store.json"
@@ -74,6 +75,17 @@ def read_mark(folder: Path) -> StoreMark | None:
         return StoreMark.model_validate_json((folder / MARK).read_bytes())
     except FileNotFoundError:
         return None
+
+
+def sync_place(path: Path) -> None:
+    """Make the name of a blob durable: its folder, and that folder's own name."""
+    sync_directory(path.parent)
+    sync_directory(path.parent.parent)
+
+
+def place_in(folder: Path, name: str) -> Path:
+    """The file of a blob by its 64 hex digits, stored or not."""
+    return folder / name[:2] / name
 
 
 class BlobFolder:

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, BinaryIO, Self
+from typing import IO, BinaryIO, Protocol, Self
 
+from registry.blobs.aside import Aside
 from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
-from registry.blobs.folder import ASIDE, BlobFolder
+from registry.blobs.folder import ASIDE, BlobFolder, place_in, sync_place
 from registry.blobs.verified import Stamp, Verified
 from registry.errors import DamagedBlob, Internal
-from registry.files import begin_sync, sync_directory
+from registry.files import begin_sync, open_regular, sync_directory
 from registry.names import sha256_digest
 
 log = logging.getLogger("soup.blobs")
@@ -34,12 +35,18 @@ NOTHING = sha256_digest(b"")
 """Of a file that becomes no blob."""
 
 
+CHUNK = 1024 * 1024
+
+
 class LocalBlobs:
-    """A BlobStore over a folder, which is made if need be; not where `make` is False: then it is another process's."""
+    """A ServerBlobs over a folder, made if need be; not where `make` is False: then it is another process's."""
+
+    shared = False
 
     def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
         self.state = BlobFolder(folder)
+        self.aside = Aside(self.state)
         self._verified = Verified()
         if make:
             self._make()
@@ -52,6 +59,15 @@ class LocalBlobs:
         sync_directory(folder.parent)
         for left_over in incoming.iterdir():
             _remove_abandoned(left_over)
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    def check(self) -> None:
+        """Raises Unavailable where the folder is gone, or is another one."""
+        self.state.check()
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
@@ -154,6 +170,23 @@ class LocalBlobs:
             if re.fullmatch("[0-9a-f]{64}", path.name):  # a file of somebody else's is no blob
                 yield "sha256:" + path.name
 
+    def beginning(self, digest: str, size: int) -> bytes:
+        """The first bytes of a file, unverified; raises OSError."""
+        with self.place(digest).open("rb") as file:
+            return file.read(size)
+
+    def stored_size(self, digest: str) -> int:
+        """The bytes of a file; raises OSError."""
+        return self.place(digest).stat().st_size
+
+    def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:
+        """The bytes of a regular file, unverified; raises OSError."""
+        with open_regular(self.place(digest)) as file:
+            if fresh:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
     def trouble(self) -> str | None:
         """What keeps the folder from being used now, in some words; it is tried out. None where it can be."""
         found = self.state.look()
@@ -166,8 +199,7 @@ class LocalBlobs:
 
     def place(self, digest: str) -> Path:
         """The file that the blob is, stored or not."""
-        name = hex_of(digest)
-        return self.folder / name[:2] / name
+        return place_in(self.folder, hex_of(digest))
 
     @contextmanager
     def _reading(self, digest: str) -> Iterator[None]:
@@ -181,10 +213,21 @@ class LocalBlobs:
             raise unreadable(digest, error) from error
 
 
-class LocalWriter:
-    """A BlobWriter into a temporary file that `commit` renames into place."""
+class TakesIn(Protocol):
+    """What a LocalWriter writes for."""
 
-    def __init__(self, blobs: LocalBlobs, digest: str, check: Check) -> None:
+    @property
+    def state(self) -> BlobFolder:
+        """The folder whose `incoming` the file is written in."""
+
+    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make the file the blob; durable when this returns."""
+
+
+class LocalWriter:
+    """A BlobWriter into a temporary file that `commit` has taken in as the blob."""
+
+    def __init__(self, blobs: TakesIn, digest: str, check: Check) -> None:
         self._blobs = blobs
         self._digest = digest
         self._folder = blobs.state.incoming
@@ -218,7 +261,7 @@ class LocalWriter:
                 self._syncing += new
 
     def commit(self) -> None:
-        """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
+        """Verify, and have it taken in as the blob; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
         self._blobs.take_in(file, self.temporary, self._digest, size=self._check.size)
@@ -251,9 +294,3 @@ def _remove_abandoned(temporary: Path) -> None:
             temporary.unlink(missing_ok=True)
     except OSError:  # held by its writer, moved to its place meanwhile, or a file system without locks
         return
-
-
-def sync_place(path: Path) -> None:
-    """Make the name of a blob durable: its folder, and that folder's own name."""
-    sync_directory(path.parent)
-    sync_directory(path.parent.parent)

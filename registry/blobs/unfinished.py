@@ -20,8 +20,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Self
 
-from registry.blobs.contract import hex_of
-from registry.blobs.local import LocalBlobs, sync_place
+from registry.blobs.contract import ServerBlobs, hex_of
+from registry.blobs.folder import sync_place
 from registry.blobs.verified import Stamp
 from registry.errors import Conflict, DigestMismatch, Internal
 
@@ -33,7 +33,7 @@ MOST_HASHES = 1024
 class Unfinished:
     """The files of a folder of blobs that are not whole yet, by ids of ours (never a client's); threads share it."""
 
-    def __init__(self, blobs: LocalBlobs) -> None:
+    def __init__(self, blobs: ServerBlobs) -> None:
         self.blobs = blobs
         self.folder = blobs.folder / UPLOADS
         self.hashes = _Hashes()

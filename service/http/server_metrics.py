@@ -106,7 +106,7 @@ class ServerMetrics:
     def _disk(self) -> Iterator[Metric]:
         free = GaugeMetricFamily("soup_disk_free_bytes", "Bytes free where a folder lies.", labels=("folder",))
         total = GaugeMetricFamily("soup_disk_bytes", "Bytes of the disk where a folder lies.", labels=("folder",))
-        folders: dict[str, Path] = {"data": self._parts.settings.data, "blobs": self._parts.settings.blobs_dir}
+        folders: dict[str, Path] = {"data": self._parts.settings.data, "blobs": self._parts.settings.blob_place.folder}
         for name, folder in folders.items():
             usage = shutil.disk_usage(folder)
             free.add_metric((name,), usage.free)

@@ -8,8 +8,8 @@ its standard input does.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
+from registry.blobs import BlobPlace, open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.progress import Progress
@@ -20,9 +20,9 @@ from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_
 class FitProcess:
     """One child that fits, one fit at a time; a cancelled or crashed child is replaced at the next fit."""
 
-    def __init__(self, database: Database, database_url: str, blobs_dir: Path) -> None:
+    def __init__(self, database: Database, database_url: str, blobs: BlobPlace) -> None:
         self._database = database
-        where = {"database": database_url, "blobs": str(blobs_dir)}
+        where = {"database": database_url, "blobs": blobs.model_dump(mode="json")}
         self._child = Child("service.jobs.fit_process", where, called="The process that fits selectors")
         self._lock = threading.Lock()
 
@@ -51,11 +51,11 @@ def begin(where: Json) -> Handle:
     """What answers requests to fit, on the database and the blobs of the first line; raises what a fit does."""
     from pydantic import TypeAdapter
 
-    from registry.blobs import LocalBlobs
     from registry.fit import fit
     from registry.registry import Registry
 
-    registry = Registry(Database(where["database"]), LocalBlobs(Path(where["blobs"]), make=False))
+    blobs = open_blobs(BlobPlace.model_validate(where["blobs"]), make=False)
+    registry = Registry(Database(where["database"]), blobs)
     read = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
 
     def handle(request: Json, progress: Progress) -> Json:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 
-from registry.blobs import LocalBlobs
+from registry.blobs import open_blobs
 from registry.errors import Internal
 from registry.names import sha256_digest
 from registry.progress import Progress
@@ -57,7 +57,7 @@ class GradientProcess:
 
         The child writes it to a file that goes with the task: one that is ended after it has written stores nothing.
         """
-        blobs = LocalBlobs(self._settings.blobs_dir, make=False)
+        blobs = open_blobs(self._settings.blob_place, make=False)
         with blobs.scratch() as file:
             answer = self._done(entry, StatisticTask(request=request, file=file), progress)
             found = MeasuredStatistic.model_validate(answer)
@@ -76,7 +76,7 @@ class GradientProcess:
         """The answer to a task, of the process that did the one before where that had the same base model."""
         settings = self._settings
         setup = GradientSetup(
-            entry=entry, cache=settings.cache, blobs=settings.blobs_dir, threads=settings.threads
+            entry=entry, cache=settings.cache, blobs=settings.blob_place, threads=settings.threads
         ).model_dump(mode="json")
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another cook's gradients")

@@ -67,7 +67,7 @@ class JobRunner:
         self._claiming = threading.Lock()
         """False while the database does not answer: the log says that once, not every second of an outage."""
         self._clock = ClockSteps()
-        self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
+        self.fitting = FitProcess(self._database, self._settings.database, self._settings.blob_place)
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from registry.blobs import Aside, LocalBlobs
+from registry.blobs import LocalBlobs
+from registry.blobs.local import CHUNK
 from registry.errors import Unavailable
 from registry.spec import CosineSpec, PoolSpec, StoreMark
-from service.blob_hashes import CHUNK, Checked, Pace, check_hashes
+from service.blob_hashes import Checked, Pace, check_hashes
 from tests.postgres import Databases
 from tests.registry.damaged_files import flip, overwrite
 from tests.registry.toy_registry import SHAPE, ToyRegistry
@@ -21,7 +22,7 @@ def verbs(databases: Databases, tmp_path):
     with databases.new(tmp_path, pool_size=4) as database:
         verbs = ToyRegistry(database, LocalBlobs(tmp_path / "blobs"))
         with database.write() as catalogue:
-            Aside(verbs.blobs).set_mark(catalogue.stores.advance("0" * 32, beyond=0))
+            verbs.blobs.aside.set_mark(catalogue.stores.advance("0" * 32, beyond=0))
         yield verbs
 
 
@@ -110,8 +111,8 @@ class TestWhatIsFound:
         verbs.push()
         (verbs.blobs.folder / "store.json").unlink()
         if mark is not None:
-            Aside(verbs.blobs).set_mark(mark)
-        with pytest.raises(Unavailable, match="is not the folder of this database's blobs"):
+            verbs.blobs.aside.set_mark(mark)
+        with pytest.raises(Unavailable, match="is not the place of this database's blobs"):
             checked(verbs)
 
 

@@ -14,7 +14,7 @@ from registry.adapters import AdapterModule, attached, create, from_tensors, pap
 from registry.adapters.moments import matrix_size, packed, packed_entries, read_by, unpacked
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
-from registry.blobs import LocalBlobs
+from registry.blobs import BlobPlace, LocalBlobs
 from registry.errors import Cancelled, InvalidSample
 from registry.likelihood import hidden_states, lm_logits
 from registry.names import sha256_digest
@@ -175,7 +175,7 @@ def test_a_process_that_computes_one_leaves_it_to_its_parent_to_store(
     config = configs(gpt2)["lora"]
     blobs = LocalBlobs(tmp_path / "blobs")
     adapter = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(tensors_of(gpt2, config))))
-    setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=blobs.folder)
+    setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
     asked = StatisticRequest(kind="inputs", adapter=adapter, texts=TEXTS)
     with blobs.scratch() as file:
         task = StatisticTask(request=asked, file=file)

@@ -48,7 +48,7 @@ def backup(
 
 
 def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
-    from registry.blobs import LocalBlobs
+    from registry.blobs import open_blobs
     from registry.catalogue.database import Database
     from service.backup import back_up
 
@@ -56,7 +56,8 @@ def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> Bac
         raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     key = settings.admin_key_path if with_admin_key else None
     with closing(Database(settings.database)) as database, progress_bar("backing up") as progress:
-        return back_up(database, LocalBlobs(settings.blobs_dir, make=False), folder, admin_key=key, progress=progress)
+        blobs = open_blobs(settings.blob_place, make=False)
+        return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
 def _tell(done: BackedUp, folder: Path, *, json: bool) -> None:

@@ -47,7 +47,7 @@ def check(
 
 
 def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
-    from registry.blobs import LocalBlobs
+    from registry.blobs import open_blobs
     from registry.catalogue.database import Database
     from service import storage
     from service.blob_hashes import Pace, check_hashes
@@ -56,7 +56,7 @@ def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
         raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     with closing(Database(settings.database)) as database, progress_bar("checking blobs") as progress:
         storage.check_schema(database)
-        blobs = LocalBlobs(settings.blobs_dir, make=False)
+        blobs = open_blobs(settings.blob_place, make=False)
         return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
 
 

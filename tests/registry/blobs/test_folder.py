@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from registry.blobs import Aside, LocalBlobs
+from registry.blobs import LocalBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import StoreMark
@@ -25,7 +25,7 @@ MARK = StoreMark(store="0" * 32, generation=1)
 def store(tmp_path: Path) -> LocalBlobs:
     """A store as a server has it: with a mark, and one blob."""
     store = LocalBlobs(tmp_path / "blobs")
-    Aside(store).set_mark(MARK)
+    store.aside.set_mark(MARK)
     store.put_bytes(b"hello")
     return store
 
@@ -69,7 +69,7 @@ def test_a_folder_that_is_gone_or_another_and_comes_back(store, left, caplog):
     elif left == "an empty folder":
         store.folder.mkdir()
     elif left == "another store's folder":
-        Aside(LocalBlobs(store.folder)).set_mark(StoreMark(store="1" * 32, generation=1))
+        LocalBlobs(store.folder).aside.set_mark(StoreMark(store="1" * 32, generation=1))
     what = "is another one" if "folder" in left else "is gone"
     with caplog.at_level(logging.INFO):
         check_out_of_use(store, "is not the one that the server" if "folder" in left else "is gone: mount it")
@@ -95,12 +95,12 @@ def test_a_mark_that_is_gone_or_no_mark(store):
             store.delete(HELLO)
         assert store.trouble() == "is another one"
         assert store.read(HELLO) == b"hello"  # which is what it is, wherever it lies
-    Aside(store).set_mark(MARK)
+    store.aside.set_mark(MARK)
     check_back(store)
 
 
 def test_servers_that_share_it_start_while_this_one_runs(store):
-    Aside(LocalBlobs(store.folder)).set_mark(MARK.model_copy(update={"generation": 2}))
+    LocalBlobs(store.folder).aside.set_mark(MARK.model_copy(update={"generation": 2}))
     check_back(store)
 
 

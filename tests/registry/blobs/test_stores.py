@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from registry.blobs import BlobStore, LocalBlobs
+from registry.blobs.objects import ObjectBlobs
 from registry.errors import DamagedBlob, DigestMismatch, Internal, InvalidName, TooLarge
 from registry.names import sha256_digest
+from tests.object_store import ObjectStore, object_blobs
 from tests.registry.damaged_files import overwrite
 from tests.registry.memory_blobs import MemoryBlobs
 
-STORES: dict[str, type[LocalBlobs] | type[MemoryBlobs]] = {"local": LocalBlobs, "memory": MemoryBlobs}
+STORES = ("local", "memory", "objects", "objects in a folder")
 HELLO = sha256_digest(b"hello")
 NO_DIGESTS = [
     "",
@@ -39,13 +41,17 @@ NO_DIGESTS = [
 ]
 
 
-def make(name: str, folder: Path) -> BlobStore:
-    return LocalBlobs(folder / "blobs") if STORES[name] is LocalBlobs else STORES[name]()  # type: ignore[call-arg]
+def make(name: str, folder: Path, server: ObjectStore) -> BlobStore:
+    if name == "memory":
+        return MemoryBlobs()
+    if name == "local":
+        return LocalBlobs(folder / "blobs")
+    return object_blobs(server.bucket() if name == "objects" else f"file://{folder}/bucket", folder)
 
 
-@pytest.fixture(params=sorted(STORES))
-def store(request, tmp_path) -> BlobStore:
-    return make(request.param, tmp_path)
+@pytest.fixture(params=STORES)
+def store(request, tmp_path, object_store) -> BlobStore:
+    return make(request.param, tmp_path, object_store)
 
 
 def write(store: BlobStore, data: bytes, *, digest: str | None = None, max_bytes: int = 1000, **options: int) -> None:
@@ -59,6 +65,9 @@ def damage(store: BlobStore, digest: str, data: bytes) -> None:
     """Have other bytes where a blob is stored."""
     if isinstance(store, MemoryBlobs):
         store.damage(digest, data)
+    elif isinstance(store, ObjectBlobs):  # and what this server has of it is gone, else that would do
+        store._bucket.put(f"{digest[7:9]}/{digest[7:]}", data, len(data))
+        store._cache.remove(digest)
     else:
         overwrite(store.place(digest), data)  # type: ignore[attr-defined]
 
@@ -267,10 +276,10 @@ def together(work: Callable[[], None], number: int) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("name", sorted(STORES))
+@pytest.mark.parametrize("name", STORES)
 @given(chunks=st.lists(st.binary(max_size=40), max_size=8), cut=st.integers(0, 8))
-def test_any_chunks_are_their_sum_and_half_of_them_are_nothing(name, tmp_path_factory, chunks, cut):
-    store = make(name, tmp_path_factory.mktemp("law"))
+def test_any_chunks_are_their_sum_and_half_of_them_are_nothing(name, tmp_path_factory, object_store, chunks, cut):
+    store = make(name, tmp_path_factory.mktemp("law"), object_store)
     data = b"".join(chunks)
     digest = sha256_digest(data)
     with store.writer(digest, max_bytes=len(data)) as writer:
@@ -292,10 +301,11 @@ class StoresAreSets(RuleBasedStateMachine):
 
     name = ""
     folder: Path
+    server: ObjectStore
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = make(self.name, self.folder / str(id(self)))
+        self.store = make(self.name, self.folder / str(id(self)), self.server)
         for digest in list(self.store.digests()):
             self.store.delete(digest)
         self.model: dict[str, bytes] = {}
@@ -326,8 +336,9 @@ class StoresAreSets(RuleBasedStateMachine):
         assert {digest: self.store.read(digest) for digest in self.model} == self.model
 
 
-@pytest.mark.parametrize("store_name", sorted(STORES))
-def test_stores_are_sets(store_name, tmp_path):
-    machine = type(f"Stores{store_name}", (StoresAreSets,), {"name": store_name, "folder": tmp_path})
+@pytest.mark.parametrize("store_name", STORES)
+def test_stores_are_sets(store_name, tmp_path, object_store):
+    given = {"name": store_name, "folder": tmp_path, "server": object_store}
+    machine = type(f"Stores{store_name}", (StoresAreSets,), given)
     machine.TestCase.settings = settings(max_examples=12, stateful_step_count=12)
     machine.TestCase().runTest()

@@ -1,0 +1,274 @@
+"""A bucket of an object store, or the part of it under a prefix: its objects by key, through the library obstore.
+
+Whatever goes wrong is tried again, later each time, until a deadline; then it is told as Unavailable, which names the
+store by its URL (that holds no secret) and never what the library said, logged once when it begins and once when it is
+over. While a store is known to be away nobody waits for it: each call tries once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from registry.blobs.folder import INCOMING, MARK
+from registry.errors import Unavailable
+from registry.spec import StoreMark
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PART = 8 * 1024 * 1024
+"""Bytes of one request: larger objects are sent as multipart uploads, and read by ranges."""
+AT_ONCE = 4
+"""Parts of one object that are on their way together."""
+FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
+NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+"""How S3, Azure and Google's store say so; an object that is missing says something else."""
+Found = TypeVar("Found")
+
+log = logging.getLogger("soup.blobs")
+
+
+@dataclass(frozen=True)
+class BucketTrouble:
+    """What is wrong with the store, in some words and in a sentence that says what to do; `{}` is the store."""
+
+    what: str
+    message: str
+    passing: bool = False
+    """Whether it may be over a moment later, so that it is tried again."""
+
+
+NO_SUCH = BucketTrouble("is gone", "There is no bucket for {}: make it, or correct SOUP_BLOBS_URL.")
+OTHERS = BucketTrouble(
+    "is another one",
+    f"{{}} is not what the server was started with (its {MARK} is missing or another's): put it back, and the server "
+    "goes on by itself; restart the server where it is the right one.",
+)
+REFUSED = BucketTrouble(
+    "refuses the server",
+    "{} refuses the server's credentials: see the variables that they come from (AWS_..., GOOGLE_..., AZURE_...), and "
+    "what they may do.",
+)
+AWAY = BucketTrouble("does not answer", "{} does not answer, or not whole: try again later.", passing=True)
+
+
+class ObjectStamp(NamedTuple):
+    """What tells an object from the one that takes its place."""
+
+    size: int
+    tag: str
+
+
+class _CutError(Exception):
+    """A store gave fewer bytes than it said it has, or holds fewer than it was given."""
+
+
+class Bucket:
+    """The objects under a URL (`s3://bucket/prefix`, also gs, az, file), which threads share.
+
+    `seconds` is how long a call is tried again. Nothing is asked of the store here. Raises Unavailable where the URL
+    or the variables of the environment that belong to it are not what the library takes.
+    """
+
+    def __init__(self, url: str, *, seconds: float) -> None:
+        import obstore
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+
+        self.name = url.rstrip("/")
+        self.store: str | None = None
+        """Whose the bucket has to be by its mark; None until one was found."""
+        self.trouble: BucketTrouble | None = None
+        """What was wrong when it was last used or looked at."""
+        self._seconds = seconds
+        self._of_writing = False
+        self._lock = threading.Lock()
+        self._api: Any = obstore
+        self._error = BaseError
+        # An http:// endpoint has to be named by the operator; the library's own variable for that is not heard beside
+        # other options.
+        client: Any = {"timeout": timedelta(seconds=seconds / 2), "allow_http": True}
+        retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=seconds)}
+        try:
+            if url.startswith("file://"):
+                self._objects: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
+            else:
+                self._objects = from_url(self.name, client_options=client, retry_config=retry)
+        except (BaseError, OSError, ValueError) as error:
+            raise Unavailable(
+                f"{self.name} cannot be opened as an object store: see SOUP_BLOBS_URL, and the variables of the "
+                "environment that its kind needs (AWS_..., GOOGLE_..., AZURE_...).",
+                param="blobs_url",
+            ) from error
+
+    # --- objects --------------------------------------------------------------------------------------
+
+    def head(self, key: str) -> ObjectStamp | None:
+        """The stamp of an object, None where there is none."""
+        try:
+            return self._tried(lambda: self._stamp(key))
+        except FileNotFoundError:
+            self.check()
+            return None
+
+    def part(self, key: str, start: int, end: int) -> bytes:
+        """The bytes of an object from `start` to before `end`, all of them; raises FileNotFoundError."""
+
+        def got() -> bytes:
+            found = bytes(self._api.get_range(self._objects, key, start=start, end=end))
+            if len(found) != end - start:
+                raise _CutError
+            return found
+
+        try:
+            return self._tried(got) if end > start else b""
+        except FileNotFoundError:
+            self.check()
+            raise
+
+    def parts(self, key: str, size: int) -> Iterator[bytes]:
+        """All bytes of an object of this size, one part after the other; raises FileNotFoundError."""
+        for start in range(0, size, PART):
+            yield self.part(key, start, min(start + PART, size))
+
+    def put(self, key: str, data: bytes | Path, size: int) -> ObjectStamp:
+        """Store an object of this size, whole or not at all; the stamp that the store gives it. It does not matter
+        whether there is one already, nor who else stores the same at the same time."""
+
+        def stored() -> ObjectStamp:
+            self._api.put(self._objects, key, data, chunk_size=PART, max_concurrency=AT_ONCE)
+            found = self._stamp(key)
+            if found.size != size:
+                raise _CutError
+            return found
+
+        try:
+            return self._tried(stored, writes=True)
+        except FileNotFoundError as error:
+            raise self._told(NO_SUCH, writes=True) from error
+
+    def copy(self, key: str, target: str) -> None:
+        """Store an object under another key too; raises FileNotFoundError."""
+        self._tried(lambda: self._api.copy(self._objects, key, target), writes=True)
+
+    def delete(self, key: str) -> None:
+        """Forget an object; nothing happens where there is none."""
+        try:
+            self._tried(lambda: self._api.delete(self._objects, key), writes=True)
+        except FileNotFoundError:
+            return
+
+    def keys_under(self, prefix: str | None = None) -> list[str]:
+        """The keys of all objects, or of those in a folder."""
+
+        def listed() -> list[str]:
+            return [one["path"] for chunk in self._api.list(self._objects, prefix) for one in chunk]
+
+        return self._tried(listed)
+
+    # --- whether it can be used ------------------------------------------------------------------------
+
+    def mark(self, *, patient: bool = True) -> StoreMark | None:
+        """What the bucket says of whose it is, None without a mark; raises ValidationError for another's file."""
+        try:
+            found = self._tried(lambda: bytes(self._api.get(self._objects, MARK).bytes()), patient=patient)
+        except FileNotFoundError as error:
+            if any(word in str(error) for word in NO_BUCKET):
+                raise self._told(NO_SUCH, writes=False) from error
+            return None
+        return StoreMark.model_validate_json(found)
+
+    def check(self, *, patient: bool = True) -> None:
+        """Raises Unavailable where the bucket is gone, or is another one."""
+        try:
+            mark = self.mark(patient=patient)
+        except ValidationError as error:
+            raise self._told(OTHERS, writes=False) from error
+        if self.store is None and mark is not None:
+            self.store = mark.store
+        if self.store is not None and (mark is None or mark.store != self.store):
+            raise self._told(OTHERS, writes=False)
+        if self.trouble is OTHERS:
+            self._is_over()
+
+    def look(self) -> BucketTrouble | None:
+        """What is wrong with it now; an object is written and deleted to see that, each tried once."""
+        key = f"{INCOMING}/{secrets.token_hex(8)}"
+
+        def write() -> None:
+            self._api.put(self._objects, key, b"looking")
+            self._api.delete(self._objects, key)
+
+        try:
+            self.check(patient=False)
+            self._tried(write, writes=True, patient=False)
+        except FileNotFoundError:
+            self._told(NO_SUCH, writes=True)
+        except Unavailable:
+            pass
+        return self.trouble
+
+    def pause(self, tries: int) -> None:
+        """Wait before the next of several tries: longer each time, and not all at one moment."""
+        time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**tries) * random.uniform(0.5, 1.0))  # noqa: S311
+
+    def _stamp(self, key: str) -> ObjectStamp:
+        found = self._api.head(self._objects, key)
+        return ObjectStamp(found["size"], found["e_tag"] or found["last_modified"].isoformat())
+
+    def _tried(self, use: Callable[[], Found], *, writes: bool = False, patient: bool = True) -> Found:
+        """What `use` gives, tried again until the deadline; raises FileNotFoundError, or Unavailable."""
+        end = time.monotonic() + (self._seconds if patient and self.trouble is None else 0)
+        tries = 0
+        while True:
+            try:
+                found = use()
+            except FileNotFoundError:
+                raise
+            except (self._error, _CutError, OSError) as error:
+                trouble = self._of(error)
+                if not trouble.passing or time.monotonic() >= end:
+                    raise self._told(trouble, writes=writes) from error
+            else:
+                self._is_well(writes)
+                return found
+            self.pause(tries)
+            tries += 1
+
+    def _of(self, error: Exception) -> BucketTrouble:
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+            return REFUSED
+        return NO_SUCH if any(word in str(error) for word in NO_BUCKET) else AWAY
+
+    def _told(self, found: BucketTrouble, *, writes: bool) -> Unavailable:
+        message = found.message.format(self.name)
+        with self._lock:
+            if self.trouble is not found:
+                self.trouble = found
+                log.warning("the object store %s %s", self.name, found.what)
+            self._of_writing = writes
+        return Unavailable(message, param="blobs")
+
+    def _is_well(self, writes: bool) -> None:
+        """Something worked: what was wrong is over, unless it was with writing and this was not."""
+        if self.trouble is not OTHERS and (writes or not self._of_writing):
+            self._is_over()
+
+    def _is_over(self) -> None:
+        with self._lock:
+            before, self.trouble, self._of_writing = self.trouble, None, False
+        if before is not None:
+            log.info("the object store %s can be used again", self.name)
