@@ -35,15 +35,10 @@ class ObjectStore:
         self.request("PUT", name)
         return f"s3://{name}/soup/blobs"
 
-    def request(self, method: str, path: str, data: bytes | None = None) -> bytes:
-        """What the server answers to somebody else, who needs no key here; raises HTTPError."""
-        request = urllib.request.Request(f"http://{self.address}/{path}", method=method, data=data)
-        with urllib.request.urlopen(request) as answer:
-            return answer.read()
-
-    def place(self, url: str, digest: str) -> str:
-        """The path of a blob's object on the server."""
-        return f"{url.removeprefix('s3://')}/{digest[7:9]}/{digest[7:]}"
+    def request(self, method: str, bucket: str) -> None:
+        """Make (PUT) or remove (DELETE) a bucket; raises HTTPError."""
+        request = urllib.request.Request(f"http://{self.address}/{bucket}", method=method)
+        urllib.request.urlopen(request).close()
 
 
 @contextmanager

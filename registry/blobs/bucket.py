@@ -34,6 +34,8 @@ AT_ONCE = 4
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 """How S3, Azure and Google's store say so; an object that is missing says something else."""
+NOT_ALLOWED = ("status code: 401", "status code: 403")
+"""How the library says so where it has no error of its own for it, as when objects are listed."""
 Found = TypeVar("Found")
 
 log = logging.getLogger("soup.blobs")
@@ -249,9 +251,12 @@ class Bucket:
     def _of(self, error: Exception) -> BucketTrouble:
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
+        said = str(error)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
             return REFUSED
-        return NO_SUCH if any(word in str(error) for word in NO_BUCKET) else AWAY
+        if any(words in said for words in NOT_ALLOWED):
+            return REFUSED
+        return NO_SUCH if any(words in said for words in NO_BUCKET) else AWAY
 
     def _told(self, found: BucketTrouble, *, writes: bool) -> Unavailable:
         message = found.message.format(self.name)

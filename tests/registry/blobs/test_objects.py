@@ -1,0 +1,405 @@
+"""What the conformance class does not say of blobs in an object store: the cache, stores that fail, large objects."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.blobs import BlobPlace, Unfinished, bucket, open_blobs
+from registry.blobs.bucket import Bucket
+from registry.blobs.objects import ObjectBlobs
+from registry.errors import DamagedBlob, DigestMismatch, Unavailable
+from registry.names import sha256_digest
+from registry.spec import StoreMark
+from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, fault_proxy, hidden, object_blobs
+from tests.registry.blobs.test_stores import together, write
+from tests.registry.damaged_files import overwrite
+
+HELLO = sha256_digest(b"hello")
+MARK = StoreMark(store="0" * 32, generation=1)
+SECRET = "secret-of-the-store"
+
+
+@pytest.fixture
+def url(object_store: ObjectStore) -> str:
+    return object_store.bucket()
+
+
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> ObjectBlobs:
+    """A store as a server has it: with a mark, and one blob."""
+    store = object_blobs(url, tmp_path)
+    store.aside.set_mark(MARK)
+    store.put_bytes(b"hello")
+    return store
+
+
+@pytest.fixture
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(object_store) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def faulty(proxy: FaultProxy, url: str, tmp_path: Path) -> ObjectBlobs:
+    """The same behind a proxy, with a blob that is not in the cache."""
+    first = object_blobs(url, tmp_path / "first")
+    first.aside.set_mark(MARK)
+    first.put_bytes(b"hello")
+    store = object_blobs(url, tmp_path / "second", seconds=1.0)
+    store.check()
+    proxy.seen.clear()
+    return store
+
+
+def cached(store: ObjectBlobs) -> list[str]:
+    folder = store.folder.parent / "cache"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def place(store: ObjectBlobs, digest: str) -> Path:
+    return store.folder.parent / "cache" / digest[7:]
+
+
+class TestTheCache:
+    def test_what_is_there_needs_no_store(self, store):
+        Bucket(store.where, seconds=5.0).delete(f"{HELLO[7:9]}/{HELLO[7:]}")
+        assert store.read(HELLO) == b"hello"
+        assert not store.has(HELLO)
+        assert not store.is_whole(HELLO)
+        with pytest.raises(DamagedBlob, match="is missing"):
+            hidden(store).read(HELLO)
+
+    def test_a_file_that_became_another_is_fetched_again(self, store):
+        assert cached(store) == [HELLO[7:]]
+        overwrite(place(store, HELLO), b"hellO")
+        assert store.read(HELLO) == b"hello"
+        assert place(store, HELLO).read_bytes() == b"hello"
+
+    def test_a_file_of_another_run_is_hashed_before_it_is_read(self, store, tmp_path):
+        overwrite(place(store, HELLO), b"hellO")
+        again = object_blobs(store.where, tmp_path)
+        assert again.read(HELLO) == b"hello"
+
+    def test_it_may_be_deleted_while_it_is_used(self, store):
+        with store.open(HELLO) as file:
+            place(store, HELLO).unlink()
+            place(store, HELLO).parent.rmdir()
+            assert file.read() == b"hello"
+        assert store.read(HELLO) == b"hello"
+        assert store.read(store.put_bytes(b"more")) == b"more"
+
+    def test_it_holds_no_more_than_it_may_and_drops_what_was_used_least_recently(self, url, tmp_path):
+        store = object_blobs(url, tmp_path, most=250)
+        blobs = [store.put_bytes(bytes([number]) * 100) for number in range(2)]
+        assert store.read(blobs[0]) == b"\0" * 100
+        blobs.append(store.put_bytes(b"\2" * 100))
+        assert cached(store) == sorted(one[7:] for one in (blobs[0], blobs[2]))
+        assert [store.read(one)[:1] for one in blobs] == [b"\0", b"\1", b"\2"]
+
+    def test_one_that_is_larger_than_it_may_hold_is_read_all_the_same(self, url, tmp_path):
+        store = object_blobs(url, tmp_path, most=10)
+        digest = store.put_bytes(b"x" * 100)
+        for _ in range(2):
+            with store.open(digest) as file:
+                file.seek(90)
+                assert file.read() == b"x" * 10
+        assert cached(store) == []
+
+    def test_of_many_that_want_a_blob_one_fetches_it(self, proxy, faulty):
+        found: list[bytes] = []
+        together(lambda: found.append(faulty.read(HELLO)), 8)
+        assert found == [b"hello"] * 8
+        assert len([one for one in proxy.seen if one.startswith("GET") and HELLO[7:] in one]) == 1
+
+    def test_a_cache_that_cannot_be_written_says_so(self, store, tmp_path):
+        other = hidden(store)
+        (other.folder.parent / "cache").write_text("")
+        with pytest.raises(Unavailable, match="cache of blobs on this server cannot be written"):
+            other.read(HELLO)
+
+
+def answered(status: int, code: str) -> Fault:
+    """A fault that answers every request like this."""
+
+    def fault(request: FaultHandler) -> bool:
+        request.answer(status, {"content-type": "application/xml"}, f"<Error><Code>{code}</Code></Error>".encode())
+        return True
+
+    return fault
+
+
+def once(fault: Fault, times: int = 1, *, of: str = "") -> Fault:
+    """A fault of the first requests that have these words in their line."""
+    left = [times]
+
+    def first(request: FaultHandler) -> bool:
+        if of not in f"{request.command} {request.path}" or not left[0]:
+            return False
+        left[0] -= 1
+        return fault(request)
+
+    return first
+
+
+def hanging(request: FaultHandler) -> bool:
+    request.proxy.closed.wait(60)
+    request.close_connection = True
+    return True
+
+
+def lost(request: FaultHandler) -> bool:
+    """The server does what it is asked, and nobody hears of it."""
+    request.forwarded()
+    request.close_connection = True
+    return True
+
+
+def other_bytes(request: FaultHandler) -> bool:
+    status, headers, data = request.forwarded()
+    request.answer(status, headers, bytes(255 - byte for byte in data))
+    return True
+
+
+def cut(request: FaultHandler) -> bool:
+    status, headers, data = request.forwarded()
+    request.answer(status, headers, data, cut=len(data) // 2)
+    return True
+
+
+PASSING = {"503": answered(503, "SlowDown"), "500": answered(500, "InternalError"), "hangs": hanging, "lost": lost}
+
+
+class TestStoresThatFail:
+    @pytest.mark.parametrize("fault", sorted(PASSING))
+    @pytest.mark.parametrize("request_line", ["PUT", "HEAD", "GET"])
+    def test_what_passes_is_tried_again(self, proxy, faulty, fault, request_line):
+        proxy.fault = once(PASSING[fault], of=request_line)
+        more = faulty.put_bytes(b"more")
+        proxy.fault = once(PASSING[fault], of=request_line)
+        assert faulty.read(HELLO) == b"hello"
+        assert hidden(faulty).read(more) == b"more"
+        assert not faulty.in_trouble
+
+    @pytest.mark.parametrize(
+        ("fault", "what", "words"),
+        [
+            (answered(503, "SlowDown"), "does not answer", "does not answer, or not whole: try again later"),
+            (hanging, "does not answer", "does not answer"),
+            (lost, "does not answer", "does not answer"),
+            (answered(403, "SignatureDoesNotMatch"), "refuses the server", "refuses the server's credentials"),
+            (answered(404, "NoSuchBucket"), "is gone", "There is no bucket for"),
+        ],
+        ids=["503", "hangs", "lost", "403", "404"],
+    )
+    def test_what_does_not_pass_is_told_and_over_by_itself(self, proxy, faulty, caplog, fault, what, words):
+        kept = faulty.put_bytes(b"kept")
+        proxy.fault = fault
+        with caplog.at_level(logging.INFO, "soup.blobs"):
+            for use in (
+                lambda: faulty.put_bytes(b"more"),
+                lambda: faulty.read(HELLO),
+                lambda: faulty.size(HELLO),
+                lambda: faulty.has(HELLO),
+                lambda: faulty.is_whole(HELLO),
+                lambda: faulty.delete(HELLO),
+                lambda: list(faulty.digests()),
+                lambda: faulty.check(),
+            ):
+                with pytest.raises(Unavailable, match=words) as caught:
+                    use()
+                assert faulty.where in caught.value.message
+                assert SECRET not in caught.value.message
+                assert "127.0.0.1" not in caught.value.message
+            assert faulty.read(kept) == b"kept"
+            assert (faulty.trouble(), faulty.in_trouble) == (what, True)
+            proxy.fault = None
+            assert faulty.trouble() is None
+        told = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
+        assert [record.levelname for record in told] == ["WARNING", "INFO"]
+        assert SECRET not in caplog.text
+        assert not faulty.in_trouble
+        assert faulty.read(HELLO) == b"hello"
+        assert sorted(faulty.digests()) == sorted([HELLO, kept])
+        assert list((faulty.folder / "incoming").iterdir()) == []
+
+    def test_nobody_waits_for_a_store_that_is_known_to_be_away(self, proxy, faulty):
+        proxy.fault = answered(503, "SlowDown")
+        with pytest.raises(Unavailable):
+            faulty.has(HELLO)
+        first = len(proxy.seen)
+        with pytest.raises(Unavailable):
+            faulty.has(HELLO)
+        assert len(proxy.seen) - first <= 3 < first  # the library's own tries, and none of ours after it
+
+    def test_reading_does_not_make_writing_well(self, proxy, faulty):
+        proxy.fault = once(answered(403, "AccessDenied"), 100, of="PUT")
+        with pytest.raises(Unavailable, match="refuses"):
+            faulty.put_bytes(b"more")
+        assert faulty.read(HELLO) == b"hello"
+        assert (faulty.in_trouble, faulty.trouble()) == (True, "refuses the server")
+        proxy.fault = None
+        faulty.put_bytes(b"more")
+        assert not faulty.in_trouble
+
+    @pytest.mark.parametrize("fault", [other_bytes, cut])
+    def test_a_wrong_answer_is_not_believed(self, proxy, faulty, fault):
+        proxy.fault = once(fault, 2, of="GET")
+        assert faulty.read(HELLO) == b"hello"
+
+    def test_other_bytes_each_time_are_a_damaged_blob_and_are_not_kept(self, proxy, faulty):
+        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.where[5:]}/{HELLO[7:9]}")
+        with pytest.raises(DamagedBlob, match="is damaged: the 5 bytes"):
+            faulty.read(HELLO)
+        assert cached(faulty) == []
+        proxy.fault = None
+        assert faulty.read(HELLO) == b"hello"
+
+    def test_half_an_object_each_time_is_told_and_not_kept(self, proxy, faulty):
+        proxy.fault = once(cut, 1000, of=f"GET /{faulty.where[5:]}/{HELLO[7:9]}")
+        with pytest.raises(Unavailable, match="or not whole"):
+            faulty.read(HELLO)
+        assert cached(faulty) == []
+
+
+class TestTheBucket:
+    def test_one_that_vanishes_and_comes_back(self, store, object_store):
+        name, others = store.where.split("/")[2], Bucket(store.where, seconds=5.0)
+        store.delete(HELLO)
+        others.delete("store.json")
+        object_store.request("DELETE", name)
+        for use in (lambda: store.put_bytes(b"more"), lambda: store.has(HELLO), lambda: store.read(HELLO)):
+            with pytest.raises(Unavailable, match="There is no bucket for"):
+                use()
+        assert store.trouble() == "is gone"
+        object_store.request("PUT", name)
+        with pytest.raises(Unavailable, match=r"its store.json is missing or another's"):
+            store.put_bytes(b"more")
+        assert store.trouble() == "is another one"
+        data = MARK.model_dump_json().encode()
+        others.put("store.json", data, len(data))
+        assert store.trouble() is None
+        assert store.read(store.put_bytes(b"hello")) == b"hello"
+
+    def test_another_servers_is_not_written(self, store):
+        object_blobs(store.where, store.folder / "other").aside.set_mark(StoreMark(store="1" * 32, generation=1))
+        for use in (lambda: store.put_bytes(b"more"), lambda: store.delete(HELLO)):
+            with pytest.raises(Unavailable, match="missing or another's"):
+                use()
+        assert hidden(store).read(HELLO) == b"hello"
+
+    def test_looking_leaves_nothing_behind(self, store):
+        before = store._bucket.keys_under()
+        assert store.trouble() is None
+        assert store._bucket.keys_under() == before
+
+    def test_the_same_bytes_are_sent_once_by_one_server(self, proxy, faulty):
+        faulty.put_bytes(b"more")
+        proxy.seen.clear()
+        faulty.put_bytes(b"more")
+        write(faulty, b"more")
+        assert not [one for one in proxy.seen if one.startswith(("PUT", "POST"))]
+
+    @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+    def test_a_url_that_the_library_does_not_take(self, scheme, monkeypatch):
+        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+        if scheme == "az":  # the others find out when they are asked
+            with pytest.raises(Unavailable, match="az://bucket/prefix cannot be opened as an object store"):
+                Bucket("az://bucket/prefix", seconds=1.0)
+        else:
+            assert Bucket(f"{scheme}://bucket/prefix/", seconds=1.0).name == f"{scheme}://bucket/prefix"
+
+    def test_a_process_of_a_server_opens_the_same(self, store, tmp_path):
+        place = BlobPlace(folder=store.folder, url=store.where, cache=tmp_path / "cache", cache_bytes=1000)
+        child = open_blobs(BlobPlace.model_validate_json(place.model_dump_json()), make=False)
+        assert child.read(HELLO) == b"hello"
+        with child.scratch() as file:
+            assert file.parent == store.folder / "incoming"
+        assert store.read(child.put_bytes(b"of the child")) == b"of the child"
+
+
+class TestLargeObjects:
+    """Sent in parts, and read by ranges: the least that a part may have is 5 MiB."""
+
+    DATA = os.urandom(11 * 2**20)
+
+    @pytest.fixture(autouse=True)
+    def parts(self, monkeypatch):
+        monkeypatch.setattr(bucket, "PART", 5 * 2**20)
+
+    def test_they_are_sent_and_read_in_parts(self, proxy, faulty):
+        digest = faulty.put_bytes(self.DATA)
+        assert sum("partNumber=" in one for one in proxy.seen) == 3
+        proxy.seen.clear()
+        other = hidden(faulty)
+        with other.open(digest) as file:
+            file.seek(7 * 2**20)
+            assert file.read(100) == self.DATA[7 * 2**20 :][:100]
+        assert sum(one.startswith("GET") and digest[7:] in one for one in proxy.seen) == 3
+
+    @pytest.mark.parametrize("fault", sorted(PASSING))
+    @pytest.mark.parametrize("step", ["uploads", "partNumber=2", "POST"])
+    def test_a_step_that_fails_once_is_made_up_for(self, proxy, faulty, step, fault):
+        proxy.fault = once(PASSING[fault], of=step)
+        digest = faulty.put_bytes(self.DATA)
+        assert hidden(faulty).read(digest) == self.DATA
+
+    @pytest.mark.parametrize("step", ["partNumber=2", "uploadId"])
+    def test_one_that_was_cut_is_nothing(self, proxy, faulty, step):
+        proxy.fault = once(answered(503, "SlowDown"), 1000, of=step)
+        digest = sha256_digest(self.DATA)
+        with pytest.raises(Unavailable, match="does not answer"):
+            faulty.put_bytes(self.DATA)
+        proxy.fault = None
+        assert not faulty.has(digest)
+        with pytest.raises(DamagedBlob, match="is missing"):
+            hidden(faulty).read(digest)
+        assert faulty.put_bytes(self.DATA) == digest
+        assert hidden(faulty).read(digest) == self.DATA
+
+
+class TestUnfinishedUploads:
+    def test_one_that_grew_in_parts_becomes_an_object(self, store):
+        files, data = Unfinished(store), b"in two parts"
+        digest = sha256_digest(data)
+        for start, part in ((0, data[:5]), (5, data[5:])):
+            with files.open("upload-1") as file:
+                file.begin(start)
+                file.write(part)
+                file.keep()
+        assert not store.has(digest)
+        with files.open("upload-1") as file:
+            file.begin(len(data))
+            file.store(digest)
+            file.finish()
+        assert files.size("upload-1") == 0
+        assert (store.read(digest), hidden(store).read(digest)) == (data, data)
+
+    def test_a_store_that_is_away_at_the_end_loses_nothing(self, proxy, faulty):
+        files, digest = Unfinished(faulty), sha256_digest(b"whole")
+        with files.open("upload-1") as file:
+            file.begin(0)
+            file.write(b"whole")
+            file.keep()
+        proxy.fault = answered(503, "SlowDown")
+        with pytest.raises(Unavailable), files.open("upload-1") as file:
+            file.begin(5)
+            file.store(digest)
+        proxy.fault = None
+        assert files.size("upload-1") == 5
+        with files.open("upload-1") as file:
+            file.begin(5)
+            file.store(digest)
+        assert hidden(faulty).read(digest) == b"whole"
+
+    def test_other_bytes_than_the_digest_says_are_not_sent(self, store):
+        files = Unfinished(store)
+        with pytest.raises(DigestMismatch), files.open("upload-1") as file:
+            file.begin(0)
+            file.write(b"other")
+            file.store(sha256_digest(b"whole"))
+        assert list(store.digests()) == [HELLO]
