@@ -211,7 +211,7 @@ def begin_train(request: TrainingRequest) -> Steps[Job]:
 
 
 def begin_evaluate_pool(*, pool: PoolRequest | None = None, passages: int | None = None) -> Steps[Job]:
-    """Have every adapter of a pool evaluated on the samples of all of them: the job; `evaluations` lists what is known."""
+    """Have every adapter of a pool evaluated on the samples of all of them: the job. `evaluations` lists them."""
     return body_of(Job, (yield from job_calls.evaluate_pool(pool=pool, passages=passages, wait=False)))
 
 

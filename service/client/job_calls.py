@@ -147,6 +147,7 @@ def result_of(job: Json, progress: Progress | None = None) -> Steps[Json]:
         raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
     return dict(result)
 
+
 def jobs(*, limit: int | None = None, **filters: str | None) -> Listing[Json]:
     """Jobs the key sees, newest first."""
     return listing("/v1/jobs", filters, limit)
