@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
+import anyio
 from anyio import to_thread
 
 from registry.catalogue import Database, KeyRow
@@ -118,15 +119,25 @@ class _Recent(Generic[Kept]):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._found: dict[str, tuple[float, Kept]] = {}
+        self._finding: dict[str, anyio.Event] = {}
 
     async def get(self, key: str, find: Callable[[], Kept]) -> Kept:
-        """What was found within KEPT_SECONDS, or is found now."""
-        now = self._clock()
-        known = self._found.get(key)
-        if known is not None and now - known[0] < KEPT_SECONDS:
-            return known[1]
-        value = await to_thread.run_sync(find)
-        if len(self._found) >= MOST_KEPT:
-            self._found = {}
-        self._found[key] = now, value
+        """What was found within KEPT_SECONDS, or is found now; of those who ask for the same at once one finds it."""
+        while True:
+            known = self._found.get(key)
+            if known is not None and self._clock() - known[0] < KEPT_SECONDS:
+                return known[1]
+            found = self._finding.get(key)
+            if found is None:
+                break
+            await found.wait()
+        self._finding[key] = anyio.Event()
+        try:
+            now = self._clock()
+            value = await to_thread.run_sync(find)
+            if len(self._found) >= MOST_KEPT:
+                self._found = {}
+            self._found[key] = now, value
+        finally:  # where it was not found, the next of those who wait tries
+            self._finding.pop(key).set()
         return value

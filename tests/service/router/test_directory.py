@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from registry.catalogue import Database
+from registry.errors import Busy
 from service.router.directory import KEPT_SECONDS, TOKENS, Asker, Destination, Directory
 from tests.registry.catalogue_rows import add, new_database
 
@@ -118,3 +119,34 @@ def test_a_row_that_is_retired_is_nowhere(world: World) -> None:
         row = add(catalogue, "acme/law")
         catalogue.adapters.retire(row.id)
     assert world.destination(Asker("a", None), "acme/law") is None
+
+
+def test_of_many_that_ask_at_once_one_looks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    find = world.directory._find
+
+    def counted(visible: object, model: str) -> Destination | None:
+        looked.append(model)
+        if len(looked) == 1:
+            raise Busy("The first does not find it.", retry_after=1)
+        return find(visible, model)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.directory, "_find", counted)
+    with world.database.write() as catalogue:
+        row = add(catalogue, "acme/law")
+    answers: list[Destination | str | None] = []
+
+    async def ask() -> None:
+        try:
+            answers.append(await world.directory.destination(Asker("a", None), "acme/law"))
+        except Busy:
+            answers.append("busy")
+
+    async def all_at_once() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(ask)
+
+    anyio.run(all_at_once)
+    assert looked == ["acme/law"] * 2
+    assert sorted(map(str, answers)) == sorted(["busy"] + [str(Destination("tiny", row.digest))] * 9)
