@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adaptersoup.clients import AsyncClient, Client
+from adaptersoup.comparison import Compared, Comparison
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from service.plots import Picture
 
@@ -35,6 +36,8 @@ __all__ = [
     "Adapters",
     "AsyncClient",
     "Client",
+    "Compared",
+    "Comparison",
     "Listed",
     "Perplexity",
     "Picture",

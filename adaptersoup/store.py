@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from adaptersoup.calls import Model, checked, name_of, request_of
 from adaptersoup.clients import Client
+from adaptersoup.comparison import Comparison, compare
 from adaptersoup.in_process import AppTransport
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
@@ -25,7 +26,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.stored_adapters import loadable
 from service.client.transfer import name_of as name_of_folder
 from service.http.app import create_app
@@ -182,6 +183,19 @@ class Store:
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
         """Text that goes on from a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""
         return self.client.generate(model, prompt, **sampling)
+
+    def compare(
+        self, domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+        strategies: Mapping[str, Mapping[str, Any]], *, progress: Progress | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Cook with every strategy for the sample of every domain, and score on other text of it beside the base.
+
+        `domains` are (sample, test) by name; `strategies` fields of `cook` by name, such as {"cosine": {"selector":
+        "cosine", "verify": False}}: one that is verified may abstain. The soups that are made are temporary: each is
+        retired as soon as it was scored. Raises what cooking or scoring raises.
+        """
+        self._embedded(progress)
+        return compare(self.client, domains, strategies, base=self.base, progress=progress or silent)
 
     @contextmanager
     def attach(self, model: Model, to: Any) -> Iterator[None]:

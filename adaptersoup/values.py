@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from registry.errors import Unavailable
 from service.cli.output import columns, one_line
@@ -63,6 +63,10 @@ class Shown(ABC):
 
     def __str__(self) -> str:
         return self.table.text()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's protocol
+        """For IPython on a terminal."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """For notebooks."""

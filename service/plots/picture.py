@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
@@ -15,7 +15,7 @@ class Picture:
     """A picture as SVG, whole; it follows the reader's light or dark scheme, and needs nothing from elsewhere."""
 
     title: str
-    svg: str
+    svg: str = field(repr=False)
 
     def save(self, path: Path | str) -> None:
         """Write it to a file, in the place of what is there; raises InvalidParameter where that cannot be written."""

@@ -94,6 +94,37 @@ class TestNotebook:
         assert soup.reason in str(soup)
         assert soup.to_frame().empty
 
+    def test_strategies_are_compared_on_other_text_and_leave_nothing_behind(self, store: Store) -> None:
+        before = {one.ref for one in store.adapters()}
+        domains = {name: (passages(name, 12, seed=1), passages(name, 6, seed=2)) for name in ("court", "code")}
+        ways = {
+            "single": {"selector": "cosine", "options": {"single": True}, "verify": False},
+            "all": {"selector": "uniform", "verify": False, "mixing": "average"},
+        }
+        told: list[int] = []
+        found = store.compare(domains, ways, progress=lambda done, total, message: told.append(done))
+        assert [(row.domain, row.strategy) for row in found] == [(d, s) for d in domains for s in ways]
+        assert [row.ingredients for row in found][::2] == [("court",), ("code",)]
+        assert {row.model for row in found if row.strategy == "single"} == {"team/court@1", "team/code@1"}
+        alone = store.evaluate("team/court@1", passages("court", 6, seed=2)).baseline
+        assert alone is not None
+        assert found.rows[0].difference == pytest.approx(alone.difference)
+        assert {one.ref for one in store.adapters()} == before, "soups are temporary, and what was there stays"
+        assert told[-1] == 4
+        assert found.plot().svg.count("<rect") == 4
+        assert len(found.to_frame()) == 4
+        assert list(found.means.values()) == sorted(found.means.values())
+        one = store.compare({"court": domains["court"]}, ways)
+        assert one.plot().svg.count("<circle") == 2
+        with pytest.raises(InvalidParameter, match="at least one"):
+            store.compare({}, ways)
+
+    def test_a_comparison_that_fails_leaves_nothing_behind_either(self, store: Store) -> None:
+        before = {one.ref for one in store.adapters()}
+        with pytest.raises(InvalidParameter):
+            store.compare({"court": (passages("court", 12, seed=1), [""])}, {"all": {"selector": "uniform"}})
+        assert {one.ref for one in store.adapters()} == before
+
     def test_text_is_generated_whole_and_piece_by_piece(self, store: Store) -> None:
         whole = store.generate("team/code", "0 1", max_tokens=6, seed=1)
         pieces = [one.choices[0].text for one in store.client.stream("team/code", "0 1", max_tokens=6, seed=1)]
