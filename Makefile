@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup browser test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -169,6 +169,9 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
 	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts firsts noise hostile coverage \
 	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
+
+screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)
+	SCREENSHOTS=docs/how-to/pictures OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/http/pages/test_screenshots.py
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate

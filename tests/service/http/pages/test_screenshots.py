@@ -1,0 +1,171 @@
+"""Pictures of the pages for the documentation, of a server that is filled here: four trained adapters and a soup.
+
+`make screenshots` has them written into the documentation (`SCREENSHOTS` names the folder); otherwise they are looked
+at and thrown away, so that what makes them goes on working.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.names import sha256_digest
+from tests.browser import Browser, Page
+from tests.repository import REPOSITORY
+from tests.service.http.pages.looked_at import signed_in
+from tests.service.servers import BASE_ID, Live, World
+
+pytestmark = pytest.mark.slow
+
+MOST = 120_000
+"""Bytes of a picture."""
+PICTURES = REPOSITORY / "docs" / "how-to" / "pictures"
+WORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "law": (
+        ("The court held", "The judge found", "The appeal claimed"),
+        ("that the contract of the seller", "that the lease of the tenant", "that the will of the widow"),
+        ("was void.", "was binding on both parties.", "had been signed too late.", "could not be enforced."),
+    ),
+    "kitchen": (
+        ("Heat the oil", "Melt the butter", "Warm the broth"),
+        ("in a heavy pan, add the onions", "over a low flame, add the garlic", "in the oven, add the carrots"),
+        ("and stir until golden.", "and cover with a lid.", "and season with salt.", "and serve with rice."),
+    ),
+    "sport": (
+        ("The striker scored", "The keeper saved", "The captain missed"),
+        ("in the second half of the final", "from the edge of the box", "after a long pass from the left"),
+        ("and the crowd rose.", "and the match went on.", "before the whistle blew.", "to win the cup."),
+    ),
+    "weather": (
+        ("Rain moves in", "Fog forms", "Strong wind blows"),
+        ("from the west in the morning", "over the hills at night", "along the coast until noon"),
+        ("and clears by evening.", "with a high of ten degrees.", "and frost is likely.", "before it turns dry."),
+    ),
+}
+NOVEL = [
+    f"{first} that the recipe of the {who} {last}"
+    for first, who, last in product(
+        ("The court held", "The judge found", "The appeal claimed"),
+        ("cook", "baker", "widow"),
+        ("was void: heat the oil and stir until golden.", "was binding: melt the butter and season with salt.",
+         "had been signed too late: warm the broth and serve with rice."),
+    )
+]  # fmt: skip
+SPEC: dict[str, Any] = {
+    "adapter": {"bottleneck": 8},
+    "recipe": {"steps": 120, "batch": 4, "block": 32, "learning_rate": 0.02},
+}
+
+
+@pytest.fixture(scope="module")
+def filled(world: World) -> World:
+    """A server as somebody has it after an hour: everything on it came about as it would there."""
+    client, headers = world.client, world.headers(world.key(["read", "write", "infer"], ["team"]))
+
+    def ended(answer: Any) -> Any:
+        assert answer.status_code in {201, 202}, answer.text
+        client.get(f"/v1/jobs/{answer.json()['id']}/events")
+        job = client.get(f"/v1/jobs/{answer.json()['id']}").json()
+        assert job["state"] == "succeeded", job
+        return job["result"]
+
+    for domain, parts in WORDS.items():
+        data = b"".join(json.dumps({"text": " ".join(one)}).encode() + b"\n" for one in product(*parts))
+        client.put(f"/v1/blobs/{sha256_digest(data)}", content=data, headers=headers)
+        asked = {
+            "name": f"team/{domain}", "domain": domain, "base_model": BASE_ID, "texts": sha256_digest(data),
+            "spec": SPEC, "valid_share": 0.25, "card": {"tags": ["reviewed"] if domain == "law" else []},
+        }  # fmt: skip
+        ended(client.post("/v1/trainings", json=asked, headers=headers))
+        job = client.get("/v1/jobs", params={"kind": "embed"}).json()["data"][0]["id"]
+        client.get(f"/v1/jobs/{job}/events")
+    client.put("/v1/adapters/team/law/aliases/prod", json={"version": 1})
+    client.patch("/v1/namespaces/team", json={"protected_aliases": ["prod"]})
+    fit = {"selector": {"kind": "posterior"}, "wait": 60}
+    assert client.post("/v1/selectors", json=fit, headers=headers).status_code == 201
+    cook = {"sample": {"texts": NOVEL}, "effort": "quick", "name": "team/menus", "wait": 0}
+    assert not ended(client.post("/v1/soups", json=cook, headers=headers))["abstained"]
+    ended(client.post("/v1/evaluations", json={}, headers=headers))
+    return world
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Browser, live: Live, filled: World) -> Iterator[Page]:
+    with signed_in(chrome, live.url, filled.key(["read", "write", "infer"], ["team"])) as page:
+        page.look(width=1100)
+        yield page
+
+
+@pytest.fixture
+def taken(page: Page, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Takes the picture of a name: it is small enough, and in the documentation already."""
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(name: str, **part: Any) -> None:
+        page.evaluate("document.activeElement.blur()")
+        page.picture(folder / f"{name}.png", **part)
+        assert 5_000 < (folder / f"{name}.png").stat().st_size < MOST, name
+        assert (PICTURES / f"{name}.png").is_file(), "run `make screenshots` and commit what it writes"
+
+    return take
+
+
+def test_models(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/models")
+    assert page.text("main").count("team/") == 5
+    taken("models", high=960)
+
+
+def test_why_a_soup(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/soups/team/menus@1")
+    assert "lower perplexity than the base model" in page.text(".answer")
+    taken("soup", high=1000)
+
+
+def test_cook(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/cook")
+    page.fill("#sample", "\n\n".join(NOVEL[:5]))
+    taken("cook", high=900)
+
+
+def test_map(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/map")
+    page.fill("#text", "\n\n".join(NOVEL[:8]))
+    page.click("#place ~ form button")
+    page.until("document.querySelector('.dot.mine') !== null && document.readyState === 'complete'")
+    taken("map", high=1000)
+
+
+def test_playground(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/playground?model=team/law@1&model=team/kitchen@1&mix=team/law@1*0.6&mix=team/kitchen@1*0.4")
+    page.fill("#prompt", "The court")
+    page.evaluate("document.querySelector('#max_tokens').value = '24'")
+    page.evaluate("document.querySelector('#temperature').value = '0'")
+    page.click("[data-begin]")
+    page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 2")
+    taken("playground", high=1180)
+
+
+def test_matrix(page: Page, taken: Callable[..., None]) -> None:
+    page.open("/matrix")
+    assert page.evaluate("document.querySelectorAll('.heat td').length") == 16
+    taken("matrix", high=790)
+
+
+def test_training(page: Page, taken: Callable[..., None], filled: World) -> None:
+    id = filled.client.get("/v1/jobs", params={"kind": "train"}).json()["data"][0]["id"]
+    page.open(f"/trainings/{id}")
+    taken("training", high=990)
+
+
+def test_every_picture_of_the_documentation_is_taken_here_and_small() -> None:
+    found = {path.stem: path.stat().st_size for path in PICTURES.glob("*.png")}
+    assert set(found) == {"models", "soup", "cook", "map", "playground", "matrix", "training"}
+    assert max(found.values()) < MOST
