@@ -39,6 +39,10 @@ def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence
             "effort": "quick", "decided_on": 24, "held_out": 6, "tokens": 4000, "seconds": 3.2,
             "candidates": [candidate("law", 0.05, 0.4), candidate("food", 0.02, 0.1), candidate("news", -0.01, None)],
             "trials": [trial("weighed", difference), trial("selected", -0.001)],
+            "single": {
+                "ref": "acme/law@1", "digest": DIGESTS["law"], "difference": -0.02, "standard_error": 0.006,
+                "ahead": difference + 0.02, "ahead_standard_error": 0.004,
+            },
             "noise": {
                 "difference": -0.002, "standard_error": 0.001, "ahead": -0.028, "ahead_standard_error": 0.004,
             },

@@ -86,6 +86,7 @@ def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
     )
     assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
     assert "Adapters of noise (control)" in rows
+    assert rows["acme/law@1, by itself"].value == -0.02
 
 
 def test_a_chart_has_a_mark_for_each_row_of_its_table() -> None:
