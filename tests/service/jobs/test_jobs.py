@@ -455,7 +455,7 @@ class TestWhose:
     def test_nor_does_evidence_name_what_was_weighed(self, world: World) -> None:
         cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
         secret = {"ref": "theirs/secret@1", "domain": "hidden"}
-        search = {"candidates": [secret], "left_out": [secret], "trials": [{"way": "weighed"}]}
+        search = {"candidates": [secret], "left_out": [secret], "single": secret, "trials": [{"way": "weighed"}]}
         with world.runtime.parts.registry.database.write() as catalogue:
             row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
             catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
@@ -464,7 +464,7 @@ class TestWhose:
         only = world.headers(world.key(["read"], ["acme"]))
         shown = world.client.get(lineage, headers=only).json()["evidence"][-1]
         assert "theirs" not in json.dumps(shown)
-        assert shown["search"] == {"candidates": [], "left_out": [], "trials": [{"way": "weighed"}]}
+        assert shown["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
 
     def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
         secret = world.key(["read", "write"], ["acme"])
