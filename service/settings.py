@@ -14,14 +14,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from registry.blobs.place import BlobPlace
 from registry.errors import InvalidParameter
+from registry.spec.store import BlobPlace
 from service.replica_settings import ReplicaSettings
 
 MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """As browsers send it: in lower case, without a path."""
 BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
+NO_BUCKET = (
+    "it is s3://BUCKET/PREFIX, or the same with gs or az, or file:///FOLDER; without credentials, port or query: the "
+    "store's own variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) hold those"
+)
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_DATA = Path("soup-data")
 
@@ -345,10 +349,7 @@ class Settings(ReplicaSettings):
     @classmethod
     def _is_bucket(cls, value: str | None) -> str | None:
         if value is not None and BUCKET.fullmatch(value) is None:
-            raise ValueError(
-                "it is s3://BUCKET/PREFIX, or the same with gs or az, or file:///FOLDER; without credentials, port or "
-                "query: the store's own variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) hold those"
-            )
+            raise ValueError(NO_BUCKET)
         return value
 
     @field_validator("cors_origins")

@@ -1,7 +1,8 @@
 """What `make quick` leaves out: tests that need a server, PostgreSQL or another process, or that take long.
 
-A test that uses the fixtures of those, or runs on PostgreSQL, is marked `slow` by itself, others say so. In a run
-without slow tests nothing can start a process or listen: a test that should have said so fails with this sentence.
+A test that uses the fixtures of those, or runs on PostgreSQL or an object store, is marked `slow` by itself, others
+say so. In a run without slow tests nothing can start a process or listen: a test that should have said so fails with
+this sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-FIXTURES = frozenset({"world", "target", "postgres", "own"})
+FIXTURES = frozenset({"world", "target", "postgres", "own", "object_store"})
+KINDS = frozenset({"postgresql", "objects"})
+"""Parameters of tests that run on one of several things, of which these are servers."""
 REFUSED = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"})
 SENTENCE = "Quick tests start no process and no server: mark the test `slow`, or do without."
 
@@ -22,7 +25,7 @@ def mark(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
         kinds = {one for one in parameters if isinstance(one, str)}
-        if FIXTURES & set(getattr(item, "fixturenames", ())) or "postgresql" in kinds:
+        if FIXTURES & set(getattr(item, "fixturenames", ())) or KINDS & kinds:
             item.add_marker(pytest.mark.slow)
 
 

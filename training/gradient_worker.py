@@ -17,10 +17,10 @@ from torch import Tensor
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.base_model import LoadedBase, load_base
-from registry.blobs import BlobPlace, open_blobs
+from registry.blobs import open_blobs
 from registry.names import sha256_digest
 from registry.progress import Progress
-from registry.spec import BaseEntry, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
+from registry.spec import BaseEntry, BlobPlace, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
 from training.coefficients import weigh
 from training.known import Known
 from training.process import Handle, Json

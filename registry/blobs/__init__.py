@@ -2,11 +2,10 @@
 
 from registry.blobs.contract import BlobStore, BlobWriter, ServerBlobs, SetAside
 from registry.blobs.local import LocalBlobs
-from registry.blobs.place import BlobPlace, open_blobs
+from registry.blobs.place import open_blobs
 from registry.blobs.unfinished import Unfinished, UnfinishedFile
 
 __all__ = [
-    "BlobPlace",
     "BlobStore",
     "BlobWriter",
     "LocalBlobs",

@@ -1,26 +1,10 @@
-"""Where blobs are kept, as a value that travels to other processes, and the store that it says."""
+"""The store that a BlobPlace names."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from registry.blobs.contract import ServerBlobs
 from registry.blobs.local import LocalBlobs
-from registry.spec import Frozen
-
-
-class BlobPlace(Frozen):
-    """A folder of blobs; or with `url` a bucket, whose `folder` on this machine holds what is not whole yet.
-
-    `cache` is the folder of the objects that were fetched, `cache_bytes` the most it holds; `seconds` is how long the
-    bucket is tried again.
-    """
-
-    folder: Path
-    url: str | None = None
-    cache: Path | None = None
-    cache_bytes: int = 2**30
-    seconds: float = 20.0
+from registry.spec import BlobPlace
 
 
 def open_blobs(place: BlobPlace, *, make: bool = True) -> ServerBlobs:

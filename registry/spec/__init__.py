@@ -80,7 +80,7 @@ from registry.spec.selection import (
     UniformSpec,
 )
 from registry.spec.statistics import MOST_PASSAGES, MeasuredStatistic, StatisticKind, StatisticRequest
-from registry.spec.store import StoreMark
+from registry.spec.store import BlobPlace, StoreMark
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
 from registry.spec.structures.fusion import FusionConfig
@@ -117,6 +117,7 @@ __all__ = [
     "BaseKind",
     "BaseShape",
     "BaselineReport",
+    "BlobPlace",
     "BottleneckConfig",
     "Budget",
     "ByLosses",

@@ -1,6 +1,9 @@
-"""The mark of a store, in its database and in its folder of blobs: which two belong together, and which is older."""
+"""The mark of a store, in its database and beside its blobs: which two belong together, and which is older. Where blobs
+are kept, as a value that travels to other processes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from pydantic import Field
 
@@ -15,3 +18,17 @@ class StoreMark(Frozen):
 
     store: str = Field(pattern="^[0-9a-f]{32}$")
     generation: int = Field(ge=1)
+
+
+class BlobPlace(Frozen):
+    """A folder of blobs; or with `url` a bucket, whose `folder` on this machine holds what is not whole yet.
+
+    `cache` is the folder of the objects that were fetched, `cache_bytes` the most it holds; `seconds` is how long the
+    bucket is tried again.
+    """
+
+    folder: Path
+    url: str | None = None
+    cache: Path | None = None
+    cache_bytes: int = 2**30
+    seconds: float = 20.0

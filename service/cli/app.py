@@ -28,6 +28,7 @@ VERBS = {
     "route": "Start a router before several servers.",
     "migrate": "Bring the database's schema up to date.",
     "check": "Check the stored blobs.",
+    "blobs": "Copy the blobs into another store.",
     "backup": "Back up database and blobs into a folder.",
     "restore": "Put a backup back.",
     "push": "Push adapter directories.",

@@ -21,6 +21,7 @@ EXTRAS = {
     "route": "server",
     "migrate": "server",
     "check": "server",
+    "blobs": "server",
     "backup": "server",
     "restore": "server",
     "train": "train",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 
-from registry.blobs import BlobPlace, open_blobs
+from registry.blobs import open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.progress import Progress
-from registry.spec import PoolSpec, SelectorSpec
+from registry.spec import BlobPlace, PoolSpec, SelectorSpec
 from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from registry.errors import InvalidParameter
+from service.cli.setting_flags import settings_of
 from service.settings import ClientSettings, Settings
 from tests.repository import REPOSITORY
 
@@ -61,6 +62,27 @@ def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: 
     monkeypatch.setenv(name, value)
     with pytest.raises(ValidationError):
         Settings()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://id:hunter2@bucket/x", "s3://bucket?secret=hunter2", "s3://bucket/x#hunter2", "https://hunter2.example/b",
+        "s3://hunter2:9000/b", "s3://", "hunter2", "file://hunter2/x", "s3://bucket//hunter2", "s3://bucket/../hunter2@",
+    ],
+)  # fmt: skip
+def test_a_bucket_is_named_without_credentials_and_a_wrong_one_is_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidParameter, match="without credentials, port or query") as caught:
+        settings_of(Settings, blobs_url=url)
+    assert "hunter2" not in caught.value.message
+
+
+def test_blobs_are_in_a_folder_or_in_a_bucket(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="set blobs or blobs_url, not both"):
+        Settings(blobs=tmp_path, blobs_url="s3://bucket")
+    assert Settings(data=tmp_path).blob_place.url is None
+    place = Settings(data=tmp_path / "data", cache_dir=tmp_path / "cache", blobs_url="gs://bucket/a/b").blob_place
+    assert (place.folder, place.cache) == (tmp_path / "data" / "unfinished", tmp_path / "cache" / "blobs")
 
 
 def test_settings_are_values() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from registry.blobs import BlobPlace, Unfinished, bucket, open_blobs
+from registry.blobs import Unfinished, bucket, open_blobs
 from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.errors import DamagedBlob, DigestMismatch, Unavailable
 from registry.names import sha256_digest
-from registry.spec import StoreMark
+from registry.spec import BlobPlace, StoreMark
 from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, fault_proxy, hidden, object_blobs
 from tests.registry.blobs.test_stores import together, write
 from tests.registry.damaged_files import overwrite

@@ -41,17 +41,18 @@ NO_DIGESTS = [
 ]
 
 
-def make(name: str, folder: Path, server: ObjectStore) -> BlobStore:
+def make(name: str, folder: Path, request: pytest.FixtureRequest) -> BlobStore:
     if name == "memory":
         return MemoryBlobs()
     if name == "local":
         return LocalBlobs(folder / "blobs")
-    return object_blobs(server.bucket() if name == "objects" else f"file://{folder}/bucket", folder)
+    server: ObjectStore | None = request.getfixturevalue("object_store") if name == "objects" else None
+    return object_blobs(f"file://{folder}/bucket" if server is None else server.bucket(), folder)
 
 
 @pytest.fixture(params=STORES)
-def store(request, tmp_path, object_store) -> BlobStore:
-    return make(request.param, tmp_path, object_store)
+def store(request, tmp_path) -> BlobStore:
+    return make(request.param, tmp_path, request)
 
 
 def write(store: BlobStore, data: bytes, *, digest: str | None = None, max_bytes: int = 1000, **options: int) -> None:
@@ -278,8 +279,8 @@ def together(work: Callable[[], None], number: int) -> None:
 
 @pytest.mark.parametrize("name", STORES)
 @given(chunks=st.lists(st.binary(max_size=40), max_size=8), cut=st.integers(0, 8))
-def test_any_chunks_are_their_sum_and_half_of_them_are_nothing(name, tmp_path_factory, object_store, chunks, cut):
-    store = make(name, tmp_path_factory.mktemp("law"), object_store)
+def test_any_chunks_are_their_sum_and_half_of_them_are_nothing(name, tmp_path_factory, request, chunks, cut):
+    store = make(name, tmp_path_factory.mktemp("law"), request)
     data = b"".join(chunks)
     digest = sha256_digest(data)
     with store.writer(digest, max_bytes=len(data)) as writer:
@@ -301,11 +302,11 @@ class StoresAreSets(RuleBasedStateMachine):
 
     name = ""
     folder: Path
-    server: ObjectStore
+    request: pytest.FixtureRequest
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = make(self.name, self.folder / str(id(self)), self.server)
+        self.store = make(self.name, self.folder / str(id(self)), self.request)
         for digest in list(self.store.digests()):
             self.store.delete(digest)
         self.model: dict[str, bytes] = {}
@@ -337,8 +338,8 @@ class StoresAreSets(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("store_name", STORES)
-def test_stores_are_sets(store_name, tmp_path, object_store):
-    given = {"name": store_name, "folder": tmp_path, "server": object_store}
+def test_stores_are_sets(store_name, tmp_path, request):
+    given = {"name": store_name, "folder": tmp_path, "request": request}
     machine = type(f"Stores{store_name}", (StoresAreSets,), given)
     machine.TestCase.settings = settings(max_examples=12, stateful_step_count=12)
     machine.TestCase().runTest()

@@ -1,0 +1,82 @@
+"""`soup blobs`: the store of the blobs itself, on the server's machine; beside its server or without one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from registry.errors import InvalidParameter, NotFound
+from service.cli.commands import command
+from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.setting_flags import Places, settings_of
+
+if TYPE_CHECKING:
+    from service.blob_copy import Copied
+    from service.settings import Settings
+
+app = typer.Typer(
+    help="Copy the blobs into another store.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+
+@app.callback()
+def group() -> None:
+    """Copy the blobs into another store."""
+
+
+@app.command()
+@command
+def copy(
+    url: Annotated[str, typer.Argument(help="Bucket to copy to, as SOUP_BLOBS_URL names it.", metavar="URL")],
+    places: Places,
+    json: Annotated[bool, typer.Option("--json", help="Print the counts and what is not whole as JSON.")] = False,
+) -> None:
+    """Copy every blob into a bucket.
+
+    Reads the data folder on the server's machine; the server may run meanwhile. Again, only what is new is copied: once
+    more with the server stopped, then start it with the URL. Fails where a blob is missing or damaged: it is named, and
+    the rest is copied.
+
+    \b
+    Examples:
+      soup blobs copy s3://team-adapters/soup
+      soup blobs copy s3://team-adapters/soup --data /srv/soup
+    """
+    from service.settings import BUCKET, NO_BUCKET, Settings
+
+    if BUCKET.fullmatch(url) is None:
+        raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
+    done = _copied(settings_of(Settings, **asdict(places)), url)
+    _tell(done, url, json=json)
+    if done.unsound:
+        raise typer.Exit(1)
+
+
+def _copied(settings: Settings, url: str) -> Copied:
+    from registry.blobs import open_blobs
+    from registry.catalogue.database import Database
+    from service.blob_copy import copy_blobs
+
+    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
+        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
+    if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
+        raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
+    place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
+    nothing_kept = {"cache": place.folder / "copying", "cache_bytes": 0}  # the server's cache stays as it is
+    with closing(Database(settings.database)) as database, progress_bar("copying blobs") as progress:
+        source = open_blobs(settings.blob_place, make=False)
+        return copy_blobs(database, source, open_blobs(place.model_copy(update=nothing_kept)), progress=progress)
+
+
+def _tell(done: Copied, url: str, *, json: bool) -> None:
+    unsound = [asdict(one) for one in done.unsound]
+    if json:
+        as_json({"object": "copy", "blobs": done.blobs, "new": done.new, "unsound": unsound})
+        return
+    if done.unsound:
+        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in done.unsound]
+        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    talk(f"{url}: {done.blobs} blobs, {done.new} of them new, {len(done.unsound)} not whole and left out.")

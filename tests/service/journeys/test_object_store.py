@@ -1,0 +1,264 @@
+"""A whole server over a bucket: killed in the middle of a push, with an empty cache, set aside, backed up, copied."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.blobs.bucket import Bucket
+from registry.errors import Unavailable
+from registry.names import sha256_digest
+from service.runtime import Runtime
+from service.settings import Settings
+from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
+from tests.service.journeys.test_killed_server import Server
+from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_world, write_bases
+
+SAID = {"model": "acme/law", "prompt": "the court", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def bases(tiny_base_dir: Path, tmp_path: Path) -> Path:
+    return write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+
+
+@pytest.fixture
+def url(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = object_store.bucket()
+    monkeypatch.setenv("SOUP_BLOBS_URL", url)
+    monkeypatch.setenv("SOUP_BLOBS_SECONDS", "2")
+    return url
+
+
+@pytest.fixture
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(object_store) as proxy:
+        yield proxy
+
+
+def said(world: World) -> str:
+    answer = world.client.post("/v1/completions", json=SAID)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def keys(url: str) -> list[str]:
+    return sorted(Bucket(url, seconds=5.0).keys_under())
+
+
+def test_kill_9_in_the_middle_of_a_push_and_a_start_with_an_empty_cache(
+    url: str, bases: Path, world: World, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    """What was acknowledged is served by the next server, what was not is nowhere, and is pushed again."""
+    begun, weights = threading.Event(), [adapter_weights(world.runtime, seed=seed) for seed in (1, 2)]
+    files = [{"base64": base64.b64encode(one).decode()} for one in weights]
+    manifest = {"domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump()}
+
+    def hold(request: FaultHandler) -> bool:
+        """The object of the second adapter is on its way, and does not arrive."""
+        if request.command != "PUT" or sha256_digest(weights[1])[7:] not in request.path:
+            return False
+        begun.set()
+        request.proxy.closed.wait(60)
+        request.close_connection = True
+        return True
+
+    def push(server: Server, name: str, file: dict[str, str]) -> None:
+        body = {**manifest, "name": name, "files": {"adapter_model.safetensors": file}}
+        server.client._http.send("POST", "/v1/adapters", json=body)
+
+    def push_and_lose() -> None:
+        with pytest.raises(Unavailable):  # the connection ends with the server
+            push(first, "acme/lost", files[1])
+
+    first = Server(tmp_path / "data", bases)
+    try:
+        push(first, "acme/law", files[0])
+        proxy.fault = hold
+        thread = threading.Thread(target=push_and_lose)
+        thread.start()
+        assert begun.wait(30)
+    finally:
+        first.process.kill()
+    thread.join(30)
+    first.kill()
+    proxy.fault = None
+    assert not [key for key in keys(url) if key.endswith(sha256_digest(weights[1])[7:])]
+    shutil.rmtree(tmp_path / "data" / "cache")
+    second = Server(tmp_path / "data", bases)
+    try:
+        answer = second.client._http.send("POST", "/v1/completions", json=SAID).json()
+        assert answer["model"].startswith("acme/law")
+        assert [one.name for one in (tmp_path / "data" / "cache" / "blobs").iterdir()] == [
+            sha256_digest(weights[0])[7:]
+        ]
+        assert [one.name for one in (tmp_path / "data" / "unfinished" / "incoming").iterdir()] == []
+        push(second, "acme/lost", files[1])
+        assert [key for key in keys(url) if key.endswith(sha256_digest(weights[1])[7:])]
+    finally:
+        second.kill()
+
+
+def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
+    url: str, bases: Path, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    for world in open_world(tmp_path / "data", bases, ready_seconds=0):
+        world.push("acme/law", seed=1)
+        before = said(world)
+        proxy.fault = lambda request: request.answer(503, {}, b"") or True
+        answer = world.client.put(f"/v1/blobs/{sha256_digest(b'more')}", content=b"more")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert answer.json()["error"]["message"] == f"{url} does not answer, or not whole: try again later."
+        ready = world.client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["blobs"]) == (503, "does not answer")
+        assert said(world) == before
+        base = world.client.post("/v1/completions", json={**SAID, "model": f"base/{BASE_ID}"})
+        assert base.status_code == 200, base.text
+        proxy.fault = None
+        assert world.client.get("/readyz").json()["checks"]["blobs"] == "ok"
+        assert world.client.put(f"/v1/blobs/{sha256_digest(b'more')}", content=b"more").status_code == 201
+
+
+def test_parts_ranges_and_removal_over_http(url: str, bases: Path, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    digest = sha256_digest(data)
+    for world in open_world(tmp_path / "data", bases, collect_days=0.0):
+        path = world.client.post("/v1/blobs/uploads", json={"digest": digest}).headers["location"]
+        for start, end in ((0, 5000), (5000, len(data))):
+            span = {"content-range": f"{start}-{end - 1}"}
+            assert world.client.patch(path, content=data[start:end], headers=span).status_code in {202, 204}
+        assert world.client.put(path, params={"digest": digest}).status_code == 201
+        shutil.rmtree(tmp_path / "data" / "cache")
+        part = world.client.get(f"/v1/blobs/{digest}", headers={"range": "bytes=300-309"})
+        assert (part.status_code, part.content) == (206, data[300:310])
+        assert f"{digest[7:9]}/{digest[7:]}" in keys(url)
+        world.registry.blobs.delete(digest)
+        assert keys(url) == ["store.json"]
+        assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
+
+
+def test_what_no_row_names_is_set_aside_and_comes_back(url: str, bases: Path, tmp_path: Path) -> None:
+    for world in open_world(tmp_path / "data", bases):
+        law = world.push("acme/law", seed=1)["weights_blob"]
+        stray = world.registry.blobs.put_bytes(b"of a push that was cut off")
+    shutil.copytree(tmp_path / "data", tmp_path / "older")
+    for world in open_world(tmp_path / "data", bases):
+        assert not world.registry.blobs.has(stray)
+        assert [key[-64:] for key in keys(url) if key.startswith("set-aside/")] == [stray[7:]]
+        assert world.registry.blobs.aside.take(stray)
+        assert world.registry.blobs.read(stray) == b"of a push that was cut off"
+        assert world.registry.blobs.is_whole(law)
+
+
+def test_a_bucket_of_another_server_is_refused(url: str, bases: Path, tmp_path: Path) -> None:
+    for _ in open_world(tmp_path / "data", bases):
+        pass
+    with pytest.raises(Unavailable, match=f"The blobs in {url} belong to another database"):
+        Runtime(Settings(data=tmp_path / "other", bases=bases)).start()
+
+
+def test_check_backup_and_restore(url: str, bases: Path, tmp_path: Path, command: Soup) -> None:
+    for world in open_world(tmp_path / "data", bases):
+        law = world.push("acme/law", seed=1)["weights_blob"]
+        before = said(world)
+    place = ("--data", tmp_path / "data")
+    assert command("check", "--all", *place)[0] == 0
+    assert command("backup", tmp_path / "backup", "--with-admin-key", *place)[0] == 0
+    key = f"{law[7:9]}/{law[7:]}"
+    bucket = Bucket(url, seconds=5.0)
+    bucket.put(key, b"other", 5)
+    code, out, _ = command("check", "--all", "--json", *place)
+    assert (code, [one["problem"] for one in json.loads(out)["unsound"]]) == (1, ["damaged"])
+    bucket.delete(key)
+    code, out, _ = command("check", "--json", *place)
+    assert (code, json.loads(out)["missing"]) == (1, 1)
+    assert command("restore", tmp_path / "backup", "--replace", *place)[0] == 0
+    for world in open_world(tmp_path / "data", bases):
+        assert said(world) == before
+        assert world.registry.blobs.is_whole(law)
+
+
+class TestCopy:
+    @pytest.fixture
+    def folder(self, bases: Path, tmp_path: Path) -> Iterator[World]:
+        """A server over a folder."""
+        yield from open_world(tmp_path / "data", bases)
+
+    def test_a_folder_into_a_bucket_while_it_is_served(
+        self, folder: World, object_store: ObjectStore, bases: Path, tmp_path: Path, command: Soup
+    ) -> None:
+        url, place = object_store.bucket(), ("--data", tmp_path / "data", "--json")
+        law = folder.push("acme/law", seed=1)["weights_blob"]
+        code, out, err = command("blobs", "copy", url, *place)
+        assert (code, json.loads(out)["unsound"]) == (0, []), err
+        assert json.loads(out)["new"] == json.loads(out)["blobs"] > 0
+        tax = folder.push("acme/tax", seed=2)["weights_blob"]
+        code, out, _ = command("blobs", "copy", url, *place)
+        assert (code, json.loads(out)["new"]) == (0, 1)
+        before = said(folder)
+        folder.runtime.stop()
+        shutil.rmtree(tmp_path / "data" / "blobs")
+        for world in open_world(tmp_path / "data", bases, blobs_url=url):
+            assert said(world) == before
+            assert all(map(world.registry.blobs.is_whole, (law, tax)))
+
+    def test_one_that_was_cut_off_goes_on(
+        self, folder: World, object_store: ObjectStore, proxy: FaultProxy, tmp_path: Path, command: Soup
+    ) -> None:
+        url = object_store.bucket()
+        for seed in range(3):
+            folder.push(f"acme/law{seed}", seed=seed)
+        left = [4]
+
+        def ends(request: FaultHandler) -> bool:
+            left[0] -= request.command == "PUT"
+            return left[0] < 2 and (request.answer(403, {}, b"") or True)
+
+        proxy.fault = ends
+        code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
+        assert code == 1
+        assert f"{url} refuses the server's credentials" in err
+        there = len(keys_through(proxy, url))
+        assert there == 2
+        code, out, _ = command("blobs", "copy", url, "--data", tmp_path / "data", "--json")
+        assert (code, json.loads(out)["new"]) == (0, json.loads(out)["blobs"] - there)
+
+    def test_what_is_not_whole_is_named_and_the_rest_copied(
+        self, folder: World, object_store: ObjectStore, tmp_path: Path, command: Soup
+    ) -> None:
+        law = folder.push("acme/law", seed=1)["weights_blob"]
+        folder.push("acme/tax", seed=2)
+        (folder.runtime.settings.blobs_dir / law[7:9] / law[7:]).write_bytes(b"other")
+        code, out, _ = command("blobs", "copy", object_store.bucket(), "--data", tmp_path / "data", "--json")
+        found = json.loads(out)
+        assert (code, found["new"], found["unsound"][0]["digest"]) == (1, found["blobs"] - 1, law)
+        assert found["unsound"][0]["named_by"] == ["weights of acme/law@1"]
+
+    def test_another_servers_bucket_is_left_alone(
+        self, folder: World, object_store: ObjectStore, bases: Path, tmp_path: Path, command: Soup
+    ) -> None:
+        url = object_store.bucket()
+        for _ in open_world(tmp_path / "other", bases, blobs_url=url):
+            pass
+        before = keys(url)
+        code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
+        assert (code, keys(url)) == (1, before)
+        assert f"{url} holds the blobs of another server" in err
+
+    def test_a_url_that_holds_a_secret_is_refused_and_not_repeated(self, tmp_path: Path, command: Soup) -> None:
+        code, _, err = command("blobs", "copy", "s3://id:hunter2@bucket/x", "--data", tmp_path)
+        assert code != 0
+        assert "hunter2" not in err
+        assert "without credentials" in err
+
+
+def keys_through(proxy: FaultProxy, url: str) -> list[str]:
+    """The keys of a bucket, with the proxy's fault gone."""
+    proxy.fault = None
+    return keys(url)
