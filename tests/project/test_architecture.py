@@ -136,6 +136,8 @@ def unsafe_loading(root: Path) -> Found:
     bad = importers(OURS, ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"), root)
     for path, tree in modules(*OURS, root=root):
         for node in ast.walk(tree):
+            if path == "docs/notebooks/cells.py":  # runs this repository's own notebooks, and is not shipped
+                continue
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "eval", "exec", "numpy.load"}:
                 tensors_only = any(
                     word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords

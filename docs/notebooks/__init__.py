@@ -1,0 +1,52 @@
+"""Notebooks with their outputs: `python -m docs.notebooks` runs their cells, a process for each, and stores what comes.
+
+Cells are Python alone, run in their order as a notebook's kernel does: what is printed, and the value of a last line as
+it shows itself, are the outputs. Jupyter's own runner would bring 26 packages (decision 53).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+FOLDER = Path(__file__).parent
+
+
+def notebooks() -> list[Path]:
+    """Every notebook, by name."""
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def code_of(notebook: Json) -> list[str]:
+    """The source of each of its cells of code."""
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def run(path: Path) -> list[list[Json]]:
+    """The outputs of each cell of code, run in the notebook's folder; raises RuntimeError with what a failure says."""
+    cells = json.dumps(code_of(json.loads(path.read_text(encoding="utf-8"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "docs.notebooks.cells"], input=cells, cwd=path.parent, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{path.name} fails:\n{done.stderr[-3000:]}")
+    found: list[list[Json]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def executed(path: Path) -> str:
+    """The notebook's file with the outputs of running it now."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, (cell, outputs) in enumerate(zip(code, run(path), strict=True), start=1):
+        for output in outputs:
+            if output["output_type"] == "execute_result":
+                output["execution_count"] = number
+        cell["execution_count"], cell["outputs"] = number, outputs
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"

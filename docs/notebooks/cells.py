@@ -1,0 +1,64 @@
+"""The process that runs the cells of one notebook: their sources as a list on stdin, their outputs as one on stdout."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Printer:
+    """What IPython gives a value that prints itself."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def text(self, text: str) -> None:
+        """More of it."""
+        self.parts.append(text)
+
+
+def shown(value: Any) -> Json:
+    """A value as a notebook shows it: as HTML where it can, and as text."""
+    data: Json = {}
+    if hasattr(value, "_repr_html_"):
+        data["text/html"] = lines(value._repr_html_())
+    if hasattr(value, "_repr_pretty_"):
+        printer = Printer()
+        value._repr_pretty_(printer, cycle=False)
+        data["text/plain"] = lines("".join(printer.parts))
+    else:
+        data["text/plain"] = lines(repr(value))
+    return {"output_type": "execute_result", "metadata": {}, "data": data}
+
+
+def lines(text: str) -> list[str]:
+    """Text as notebooks store it."""
+    return text.splitlines(keepends=True)
+
+
+def run_cell(source: str, names: Json) -> list[Json]:
+    """The outputs of one cell, whose names stay in `names`."""
+    tree = ast.parse(source)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        tree.body.pop()
+    value = None
+    with redirect_stdout(io.StringIO()) as said:
+        exec(compile(tree, "<cell>", "exec"), names)  # noqa: S102 - that is what a notebook is
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)  # noqa: S307
+    outputs: list[Json] = []
+    if said.getvalue():
+        outputs.append({"output_type": "stream", "name": "stdout", "text": lines(said.getvalue())})
+    return outputs if value is None else [*outputs, shown(value)]
+
+
+if __name__ == "__main__":
+    names: Json = {"__name__": "__main__"}
+    print(json.dumps([run_cell(source, names) for source in json.load(sys.stdin)]))  # noqa: T201

@@ -1,0 +1,88 @@
+"""Notebooks: stored as they run, small, without places of one machine; run again they give outputs alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs import notebooks
+from docs.notebooks.cells import run_cell
+
+MOST_BYTES = 200 * 1024
+EVERY = notebooks.notebooks()
+each = pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    """The cells of code of a notebook."""
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def kinds(outputs: list[dict[str, Any]]) -> list[Any]:
+    """What outputs are, whatever their numbers: the kind of each, and of what is shown its forms and its columns."""
+    found: list[Any] = []
+    for output in outputs:
+        html = "".join(output.get("data", {}).get("text/html", ()))
+        columns = re.findall(r"<th scope=\"col\">([^<]*)</th>", html)
+        found.append((output["output_type"], sorted(output.get("data", ())), "<img" in html, columns))
+    return found
+
+
+def test_there_are_two() -> None:
+    assert [path.stem for path in EVERY] == ["comparing-selectors", "first-soup"]
+
+
+@each
+def test_it_is_stored_whole_and_small(path: Path) -> None:
+    cells = stored(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum(bool(cell["outputs"]) for cell in cells) >= 6
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text)
+    assert "Traceback" not in text
+
+
+@each
+def test_its_pictures_and_tables_show_without_it_being_run(path: Path) -> None:
+    shown = [
+        "".join(output.get("data", {}).get("text/html", ())) for cell in stored(path) for output in cell["outputs"]
+    ]
+    assert any("<table>" in html for html in shown)
+    assert sum("data:image/svg+xml;base64," in html for html in shown) >= 3
+
+
+@pytest.mark.slow
+@each
+def test_run_again_it_gives_outputs_of_the_same_kinds(path: Path) -> None:
+    assert [kinds(outputs) for outputs in notebooks.run(path)] == [kinds(cell["outputs"]) for cell in stored(path)]
+
+
+class TestCells:
+    def test_names_stay_and_the_last_value_is_shown(self) -> None:
+        names: dict[str, Any] = {}
+        assert run_cell("a = 2\nprint('said', a)", names) == [
+            {"output_type": "stream", "name": "stdout", "text": ["said 2\n"]}
+        ]
+        assert run_cell("a + 1", names)[0]["data"] == {"text/plain": ["3"]}
+        assert run_cell("None", names) == run_cell("", names) == []
+
+    def test_a_value_shows_itself_as_html_and_as_text(self) -> None:
+        source = """
+class Both:
+    def _repr_html_(self): return "<b>x</b>"
+    def _repr_pretty_(self, printer, cycle): printer.text("x")
+Both()
+"""
+        assert run_cell(source, {})[0]["data"] == {"text/html": ["<b>x</b>"], "text/plain": ["x"]}
+
+    @pytest.mark.slow
+    def test_a_cell_that_fails_fails_the_notebook_and_says_where(self, tmp_path: Path) -> None:
+        cell = {"cell_type": "code", "source": ["1 / 0"]}
+        (tmp_path / "bad.ipynb").write_text(json.dumps({"cells": [cell]}))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            notebooks.run(tmp_path / "bad.ipynb")
