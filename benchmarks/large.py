@@ -6,23 +6,28 @@
   vectors to the stored selector, in the process that a server fits in; `fit_10k_cosine_s` of `cosine`.
 - `fit_10k_peak_gib`: what that process takes at most beyond what it has after a fit of 20 adapters.
 - `add_one_s`: one more adapter of that pool, from its stored vectors to a stored selector that knows it.
+- `nearest_ms_p95`: the ten adapters out of 100,000 whose samples are most like one passage's vector, exactly, by a
+  selector whose means are mapped from its file; `nearest_first_s`: from the file to the first answer.
 
 The results file is written after each part; with `--only` the part that is named takes the place of its own in it.
-`measure_fits` and `measure_lists` are for whoever measures them among others.
+`measure_fits`, `measure_nearest` and `measure_lists` are for whoever measures them among others.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.faults.server import killable, postgresql
 from benchmarks.report import Result, options, repeated, run_parts
-from benchmarks.shelf import lists, pools
+from benchmarks.shelf import lists, nearest, pools
 from demo.results import Figure
 from registry.spec import CosineSpec, PosteriorSpec
 
@@ -77,10 +82,27 @@ def measure_fits(
         result.rows.append({"part": "fits", "adapters": adapters, **found})
 
 
+def measure_nearest(
+    result: Result, *, adapters: int = ADAPTERS, dimensions: int = DIMENSIONS, requests: int = REQUESTS
+) -> None:
+    """One passage after another, by a selector over all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state"
+        nearest.stock(file, adapters, dimensions=dimensions)
+        numbers = random.Random(6).sample(range(adapters), min(adapters, requests + 1))
+        found = nearest.searched(file, dimensions=dimensions, numbers=numbers)
+    note = f"{adapters:,} adapters of {dimensions} dimensions, a state of {found.state_mib:.0f} MiB"
+    result.figures["nearest_ms_p95"] = Figure(float(np.percentile(found.milliseconds, 95)), "ms", note=note)
+    result.figures["nearest_first_s"] = Figure(found.first_s, "s", note=f"mapped, and ranked once; {note}")
+    median = float(np.median(found.milliseconds))
+    result.rows.append({"part": "nearest", "adapters": adapters, "median_ms": median, "first_s": found.first_s})
+
+
 def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
     """What is measured."""
     return {
         "fits": lambda result: measure_fits(result, adapters=given.pool, repeats=given.repeats),
+        "nearest": lambda result: measure_nearest(result, adapters=given.adapters, requests=given.requests),
         "lists": lambda result: measure_lists(result, adapters=given.adapters, requests=given.requests),
     }
 
@@ -91,7 +113,9 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=ADAPTERS, help="adapters of the catalogue that is listed")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each kind that are timed")
     parser.add_argument("--pool", type=int, default=POOL, help="adapters of the pool that is fitted")
-    parser.add_argument("--only", nargs="+", choices=("fits", "lists"), help="these parts; the others stay in the file")
+    parser.add_argument(
+        "--only", nargs="+", choices=("fits", "nearest", "lists"), help="these parts; the others stay in the file"
+    )
     given = parser.parse_args()
     run_parts("large", parts(given), only=given.only, out=given.out)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
@@ -36,7 +38,7 @@ from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.novelty import NOVEL
 from registry.selectors.ranking import LISTED, Candidate, Member, Ranking
-from registry.selectors.state import load_state
+from registry.selectors.state import header_size, load_state, mapped, place_of
 from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
@@ -228,16 +230,32 @@ def asked_for(registry: Registry, row: SelectorRow, base_model: str, *, created_
 
 
 def loaded(registry: Registry, row: SelectorRow) -> Selector[Any]:
-    """A fitted selector, from memory or from its stored tensors and JSON; it is shared, and never changed."""
+    """A fitted selector, from memory or from its stored tensors and JSON; it is shared, and never changed.
 
-    def load() -> tuple[Selector[Any], int]:
-        data = registry.blobs.read(row.state_blob)
-        arrays, meta = load_state(data)
-        for array in arrays.values():
-            array.flags.writeable = False
-        return SELECTORS[row.spec.kind].from_state(arrays, meta), len(data)
+    The arrays of a large one stay in the blob's file, mapped; that this is the file and whole is looked at each time.
+    Raises DamagedBlob where it is not.
+    """
+    held = registry.selectors.held(row.state_blob)
+    if held is not None:
+        return held
+    with registry.blobs.open(row.state_blob) as file:
+        place = place_of(file)
+        if place is not None:
+            return registry.selectors.get(f"{place}:{row.state_blob}", partial(_mapped, row, file))
+    return registry.selectors.get(row.state_blob, partial(_read, row, registry.blobs))
 
-    return registry.selectors.get(row.state_blob, load)
+
+def _read(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
+    """The selector of a state in memory, and its bytes."""
+    data = blobs.read(row.state_blob)
+    return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
+
+
+def _mapped(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
+    """The selector of a state in a file, and its bytes that are not in the file: its JSON, and what it works out."""
+    data = mapped(file)
+    selector = SELECTORS[row.spec.kind].from_state(*load_state(data))
+    return selector, header_size(data) + selector.kept_bytes
 
 
 def sample_vectors(

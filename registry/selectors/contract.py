@@ -68,6 +68,11 @@ class Selector(ABC, Generic[Spec]):
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that it holds once it has ranked, beside the arrays of its state."""
+        return 0
+
     @abstractmethod
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Learn from the domains, in whatever order they come; raises InvalidParameter."""

@@ -26,6 +26,7 @@ from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due,
 from registry.spec import CosineSpec, SelectOptions
 
 OWN_PERCENTILE = 5.0
+BLOCK = 4_096
 STRICT_SHARE = 0.25
 """A threshold that more than this share of domains does not reach with their own other half is worth a warning."""
 
@@ -63,7 +64,10 @@ class Rows:
     @cached_property
     def directions(self) -> npt.NDArray[np.float32]:
         """The means, scaled to length 1; half as precise, to find who is nearest in half the time."""
-        return _unit(self.means).astype(np.float32)
+        found = np.empty(self.means.shape, np.float32)
+        for begin in range(0, len(found), BLOCK):  # the means may be in a file, larger than memory has room for
+            found[begin : begin + BLOCK] = _unit(self.means[begin : begin + BLOCK])
+        return found
 
     def nearest(self, units: Float64, kept: Sequence[int]) -> Float64:
         """One minus the cosine (n, 1) of unit vectors (n, d) to the nearest mean of those that are `kept`."""
@@ -95,6 +99,11 @@ class CosineSelector(Selector[CosineSpec]):
     def means_(self) -> Float64:
         """The domains' means of unit vectors (k, d)."""
         return self.rows_.means
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those of the means' directions."""
+        return 4 * self.means_.size
 
     @property
     def half_scores_(self) -> Float64:

@@ -15,12 +15,12 @@ from typing import Any
 from registry.selectors.contract import Selector
 
 MOST = 256 * 2**20
-"""Bytes of states, as they are stored: two of cosine's over 10,000 adapters of 576 dimensions."""
+"""Bytes in memory: ten of cosine's over 10,000 adapters of 576 dimensions, or one over 100,000."""
 TURNS = 16
 
 
 class LoadedSelectors:
-    """At most `most` bytes of selectors; threads share it."""
+    """At most `most` bytes of selectors; threads share it. What is mapped from their files is not among these bytes."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -30,17 +30,17 @@ class LoadedSelectors:
 
     @property
     def bytes(self) -> int:
-        """Of the states of all that are held."""
+        """Of all that are held."""
         with self._lock:
             return sum(size for _, size in self._held.values())
 
     def get(self, digest: str, load: Callable[[], tuple[Selector[Any], int]]) -> Selector[Any]:
-        """The selector of this state, made by `load`, with the state's bytes, where it is not held.
+        """The selector of this state, made by `load`, with its bytes in memory, where it is not held.
 
         Of several that ask for one at once, one loads it. What `load` raises is raised, and nothing is held.
         """
         with self._turns[int(digest[-2:], 16) % TURNS]:
-            known = self._known(digest)
+            known = self.held(digest)
             if known is not None:
                 return known
             selector, size = load()
@@ -48,7 +48,8 @@ class LoadedSelectors:
                 self._hold(digest, selector, size)
             return selector
 
-    def _known(self, digest: str) -> Selector[Any] | None:
+    def held(self, digest: str) -> Selector[Any] | None:
+        """The selector of this state, where it is in memory."""
         with self._lock:
             if digest not in self._held:
                 return None

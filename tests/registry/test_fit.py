@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
 from registry import fit as fit_module
+from registry.blobs import LocalBlobs
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
@@ -21,9 +23,11 @@ from registry.pools import (
     pool_base,
     pool_spec,
 )
-from registry.registry import Refits
+from registry.registry import Refits, Registry
 from registry.select import ASKED_TO, answering, asked_for, latest, loaded
-from registry.selectors import cosine, posterior, updating
+from registry.selectors import cosine, posterior, state, updating
+from registry.selectors.loaded import LoadedSelectors
+from registry.selectors.state import dump_state
 from registry.spec import (
     BankConfig,
     BottleneckConfig,
@@ -65,6 +69,47 @@ def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
 def retire(verbs: ToyRegistry, id: int) -> None:
     with verbs.database.write() as catalogue:
         catalogue.adapters.retire(id)
+
+
+class TestMapped:
+    """Large states stay in their files."""
+
+    @pytest.fixture
+    def stored(self, verbs, tmp_path, monkeypatch) -> tuple[Registry, SelectorRow, Path]:
+        """A registry over files, a selector of it, and the file of its state."""
+        monkeypatch.setattr(state, "LARGE", 0)
+        for seed, name in enumerate(("law", "code")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        row = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+        blobs = LocalBlobs(tmp_path / "blobs")
+        assert blobs.put_bytes(verbs.blobs.read(row.state_blob)) == row.state_blob
+        return replace(verbs.registry, blobs=blobs, selectors=LoadedSelectors()), row, blobs.place(row.state_blob)
+
+    def test_it_answers_as_one_in_memory_does_and_takes_less(self, verbs, stored):
+        registry, row, file = stored
+        found, here = loaded(registry, row), loaded(verbs.registry, row)
+        sample = verbs.base.encode(passages("law", seed=3)).vectors
+        assert found.rank(sample).selection() == here.rank(sample).selection()
+        assert found.to_state()[0].keys() == here.to_state()[0].keys()
+        assert loaded(registry, row) is found
+        with pytest.raises(ValueError, match="read-only"):
+            found.means_[0] = 0
+        arrays = file.stat().st_size - state.header_size(file.read_bytes())
+        assert registry.selectors.bytes == file.stat().st_size - arrays + found.kept_bytes
+
+    def test_a_file_that_was_written_to_is_not_used_and_one_that_was_put_back_is(self, verbs, stored):
+        registry, row, file = stored
+        before = loaded(registry, row)
+        whole = file.read_bytes()
+        file.chmod(0o600)
+        file.write_bytes(whole[:-8] + bytes(8))
+        with pytest.raises(DamagedBlob, match=row.state_blob):
+            loaded(registry, row)
+        file.unlink()
+        registry.blobs.put_bytes(whole)
+        after = loaded(registry, row)
+        assert after is not before
+        assert dump_state(*after.to_state()) == whole
 
 
 class TestDamage:

@@ -33,7 +33,17 @@ def test_a_transposed_array_keeps_its_meaning():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"short", b"\xff" * 40, dump_state(ARRAYS, META)[:-1], b"\x02" + b"\0" * 7 + b"[]"]
+    "data",
+    [
+        b"",
+        b"short",
+        b"\xff" * 40,
+        dump_state(ARRAYS, META)[:-1],
+        dump_state(ARRAYS, META) + b"x",
+        dump_state(ARRAYS, META).replace(b"[2,3]", b"[3,3]"),
+        dump_state(ARRAYS, META).replace(b"F64", b"F99"),
+        b"\x02" + b"\0" * 7 + b"[]",
+    ],
 )
 def test_damaged_bytes_are_refused_in_words(data):
     with pytest.raises(Internal, match="fit it again"):

@@ -1,0 +1,76 @@
+"""The nearest of many adapters to a text, by the means of a cosine selector whose state stays in its file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.names import sha256_digest
+from registry.selectors.contract import Domain
+from registry.selectors.cosine import CosineSelector
+from registry.selectors.drawing import MIN_UNITS
+from registry.selectors.state import dump_state, load_state, mapped
+from registry.spec import CosineSpec
+
+BEST = 10
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Embeddings that are drawn when they are looked at; the same number, the same vectors."""
+
+    number: int
+    dimensions: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(units, dimensions)."""
+        return MIN_UNITS, self.dimensions
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
+        draw = np.random.default_rng(self.number)
+        centre = draw.standard_normal(self.dimensions, dtype=np.float32)
+        return (centre + draw.standard_normal(self.shape, dtype=np.float32))[rows]
+
+
+@dataclass
+class Found:
+    """What it took: MiB of the state, seconds until it is mapped and has ranked once, then milliseconds a text."""
+
+    state_mib: float
+    first_s: float
+    milliseconds: list[float] = field(default_factory=list)
+
+
+def stock(file: Path, adapters: int, *, dimensions: int) -> None:
+    """Fit a selector over so many adapters and write its state to a file."""
+    domains = [
+        Domain(f"team/a{n}@1", sha256_digest(str(n).encode()), f"a{n:07}", Drawn(n, dimensions))
+        for n in range(adapters)
+    ]
+    file.write_bytes(dump_state(*CosineSelector(CosineSpec(encoder="base")).fit(domains).to_state()))
+
+
+def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
+    """Look for text like that of these adapters; the first is where the state is mapped."""
+    began = time.perf_counter()
+    with file.open("rb") as opened:
+        selector = CosineSelector.from_state(*load_state(mapped(opened)))
+    found: Found | None = None
+    for number in numbers:
+        text = Drawn(number, dimensions)[:1]
+        if found is not None:
+            began = time.perf_counter()
+        _ = selector.rank(text).ranked[:BEST]
+        seconds = time.perf_counter() - began
+        if found is None:
+            found = Found(file.stat().st_size / 2**20, seconds)
+        else:
+            found.milliseconds.append(1000 * seconds)
+    assert found is not None
+    return found
