@@ -21,8 +21,9 @@ from service.settings import Settings
 Result = Mapping[str, Any]
 
 REPLICAS, SLOTS, ADAPTERS, EXPONENT = 3, 40, 200, 1.0
-"""The fleet and the traffic that `benchmarks/scale.py` is to measure."""
-CLIENTS = (16, 32, 48)
+"""The fleet and the traffic of `affinity` in `benchmarks/scale.py`."""
+CLIENTS = (8, 32, 48)
+"""As many as that benchmark has, twice the places of one server, and the places of all."""
 LEADS = (1, 16)
 DRAWS = 2
 """Rankings of the adapters' servers that a prediction is the mean of."""
