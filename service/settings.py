@@ -16,7 +16,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
 from registry.spec.store import BlobPlace
+from service.limit_settings import LimitSettings
 from service.replica_settings import ReplicaSettings
+from service.retention_settings import RetentionSettings
 
 MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
@@ -30,7 +32,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_DATA = Path("soup-data")
 
 
-class Settings(ReplicaSettings):
+class Settings(ReplicaSettings, LimitSettings, RetentionSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
@@ -158,68 +160,6 @@ class Settings(ReplicaSettings):
     page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
     max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
 
-    # --- limits of keys and namespaces that have none of their own ------------------------------------
-    key_requests_per_minute: int | None = Field(
-        None, ge=1, le=10**15, description="Requests for inference a minute of a key; beyond it 429; none: no limit."
-    )
-    key_tokens_per_minute: int | None = Field(
-        None,
-        ge=1,
-        le=10**15,
-        description="Tokens read and written by them a minute of a key; beyond it 429; none: no limit.",
-    )
-    key_stored_bytes: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Stored bytes of a key, of whatever kind of file; beyond it 413; none: no limit.",
-    )
-    key_adapters: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Live versions of adapters and soups of a key; beyond it 413; none: no limit.",
-    )
-    key_jobs: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Cooks, fits and trainings that wait or run of a key; beyond it 429; none: no limit.",
-    )
-    namespace_requests_per_minute: int | None = Field(
-        None,
-        ge=1,
-        le=10**15,
-        description="Requests for inference a minute of a namespace; beyond it 429; none: no limit.",
-    )
-    namespace_tokens_per_minute: int | None = Field(
-        None,
-        ge=1,
-        le=10**15,
-        description="Tokens read and written by them a minute of a namespace; beyond it 429; none: no limit.",
-    )
-    namespace_stored_bytes: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Stored bytes of a namespace, of whatever kind of file; beyond it 413; none: no limit.",
-    )
-    namespace_adapters: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Live versions of adapters and soups of a namespace; beyond it 413; none: no limit.",
-    )
-    namespace_jobs: int | None = Field(
-        None,
-        ge=0,
-        le=10**15,
-        description="Cooks, fits and trainings that wait or run of a namespace; beyond it 429; none: no limit.",
-    )
-    usage_seconds: float = Field(
-        5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
-    )
-
     # --- samples ------------------------------------------------------------------------------------
     min_passages: int = Field(
         20, ge=1, description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do."
@@ -282,39 +222,6 @@ class Settings(ReplicaSettings):
     max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
     default_effort: Literal["instant", "quick", "thorough"] = Field(
         "quick", description="Effort of a cook that names no effort, selector or recipe."
-    )
-
-    # --- retention ----------------------------------------------------------------------------------
-    collect_days: float = Field(
-        7,
-        ge=0,
-        le=36_500,
-        description="Days after which uploads that nothing was made of, selectors that no longer serve, and unnamed "
-        "soups that were retired are removed; 0: never.",
-    )
-    collect_seconds: float = Field(3600.0, gt=0, description="How often what is due is removed.")
-    unnamed_soup_days: int = Field(
-        0,
-        ge=0,
-        le=36_500,
-        description="Days after which an unnamed soup that nobody used is retired, where its namespace says nothing "
-        "else; 0: never.",
-    )
-    job_days: int = Field(
-        365,
-        ge=0,
-        le=36_500,
-        description="Days after which jobs that have ended are removed, with what they answered; 0: never.",
-    )
-    usage_days: int = Field(
-        0,
-        ge=0,
-        le=36_500,
-        description="Days after which usage is removed (a row for each day, key, namespace and model), no fewer than "
-        "unnamed soups are kept without use; 0: never.",
-    )
-    audit_days: int = Field(
-        0, ge=0, le=36_500, description="Days after which entries of the audit are removed; 0: never."
     )
 
     # --- trainings ----------------------------------------------------------------------------------
