@@ -14,7 +14,8 @@ import pytest
 from docs import api_page, figures, generate, man_page
 from registry.errors import BY_CODE
 from service.cli.app import VERBS, command_of
-from service.settings import ClientSettings, Settings
+from service.client.vllm_settings import VllmSettings
+from service.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ def test_the_page_says_who_may_call_what() -> None:
 
 def test_settings_error_codes_and_verbs_are_documented() -> None:
     settings, errors, cli = (read(Path(f"docs/reference/{name}.md")) for name in ("settings", "errors", "cli"))
-    for name in [*Settings.model_fields, *ClientSettings.model_fields]:
+    for name in [*Settings.model_fields, *VllmSettings.model_fields]:
         assert f"`SOUP_{name.upper()}`" in settings
     for code in BY_CODE.keys() - {"error"}:
         assert f"\n| `{code}` | " in errors
@@ -171,7 +172,7 @@ def test_commands_shown_exist_with_their_options() -> None:
 
 
 def test_variables_targets_and_calls_named_exist() -> None:
-    variables = {f"SOUP_{name.upper()}" for name in [*Settings.model_fields, *ClientSettings.model_fields]}
+    variables = {f"SOUP_{name.upper()}" for name in [*Settings.model_fields, *VllmSettings.model_fields]}
     makefile = read(Path("Makefile"))
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     document = json.loads(read(Path("docs/reference/openapi.json")))

@@ -78,11 +78,11 @@ def command_line() -> Any:
 
 def settings() -> Any:
     """Variables of the environment."""
+    from service.client.vllm_settings import VllmSettings
     from service.settings import ClientSettings, Settings
 
-    return {
-        cls.__name__: sorted(f"SOUP_{name.upper()}" for name in cls.model_fields) for cls in (Settings, ClientSettings)
-    }
+    kinds = (Settings, ClientSettings, VllmSettings)
+    return {cls.__name__: sorted(f"SOUP_{name.upper()}" for name in cls.model_fields) for cls in kinds}
 
 
 def client() -> Any:
