@@ -15,55 +15,29 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
-from registry.spec.store import BlobPlace
 from service.limit_settings import LimitSettings
+from service.place_settings import DEFAULT_DATA, PlaceSettings
 from service.replica_settings import ReplicaSettings
 from service.retention_settings import RetentionSettings
 
 MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """As browsers send it: in lower case, without a path."""
-BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
-NO_BUCKET = (
-    "it is s3://BUCKET/PREFIX, or the same with gs or az, or file:///FOLDER; without credentials, port or query: the "
-    "store's own variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) hold those"
-)
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_DATA = Path("soup-data")
 
 
-class Settings(ReplicaSettings, LimitSettings, RetentionSettings):
+class Settings(PlaceSettings, ReplicaSettings, LimitSettings, RetentionSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
 
     # --- where things are ---------------------------------------------------------------------------
-    data: Path = Field(
-        DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
-    )
-    blobs: Path | None = Field(
-        None, description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder."
-    )
-    blobs_url: str | None = Field(
-        None,
-        description="Bucket of an object store instead of that folder: `s3://BUCKET/PREFIX`, also gs, az and file; its "
-        "credentials come from its own variables (AWS_..., GOOGLE_..., AZURE_...).",
-    )
-    blobs_seconds: float = Field(
-        20.0, gt=0, le=240, description="How long a call on the object store is tried again before it is answered 503."
-    )
-    blobs_cache_bytes: int = Field(
-        10 * 1024 * MIB, ge=0, description="Most bytes of objects kept in the cache folder, least recent dropped."
-    )
     bases: Path | None = Field(None, description="TOML file with the allowlist of base models; none serves no model.")
     database_url: SecretStr | None = Field(
         None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
     )
     accept_database: bool = Field(
         False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
-    )
-    cache_dir: Path | None = Field(
-        None, description="Cache of fingerprints and downloads; by default in the data folder."
     )
 
     # --- listening ----------------------------------------------------------------------------------
@@ -252,13 +226,6 @@ class Settings(ReplicaSettings, LimitSettings, RetentionSettings):
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("blobs_url")
-    @classmethod
-    def _is_bucket(cls, value: str | None) -> str | None:
-        if value is not None and BUCKET.fullmatch(value) is None:
-            raise ValueError(NO_BUCKET)
-        return value
-
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -266,12 +233,6 @@ class Settings(ReplicaSettings, LimitSettings, RetentionSettings):
             if one != "*" and ORIGIN.fullmatch(one) is None:
                 raise ValueError(f"{one!r} is no origin: write https://app.example.com, with a port if it has one")
         return value
-
-    @model_validator(mode="after")
-    def _one_place_of_blobs(self) -> Self:
-        if self.blobs is not None and self.blobs_url is not None:
-            raise ValueError("blobs are in a folder or in a bucket: set blobs or blobs_url, not both")
-        return self
 
     @model_validator(mode="after")
     def _other_origins_need_keys(self) -> Self:
@@ -285,26 +246,6 @@ class Settings(ReplicaSettings, LimitSettings, RetentionSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{(self.data / 'soup.db').as_posix()}"
-
-    @property
-    def blobs_dir(self) -> Path:
-        """Folder of the blob store."""
-        return self.blobs or self.data / "blobs"
-
-    @property
-    def blob_place(self) -> BlobPlace:
-        """Where blobs are kept: in `blobs_dir`, or in a bucket, with a folder of ours for what is on its way."""
-        if self.blobs_url is None:
-            return BlobPlace(folder=self.blobs_dir)
-        return BlobPlace(
-            folder=self.data / "unfinished", url=self.blobs_url, cache=self.cache / "blobs",
-            cache_bytes=self.blobs_cache_bytes, seconds=self.blobs_seconds,
-        )  # fmt: skip
-
-    @property
-    def cache(self) -> Path:
-        """Folder of caches, safe to delete while the server is down."""
-        return self.cache_dir or self.data / "cache"
 
     @property
     def trainings_dir(self) -> Path:

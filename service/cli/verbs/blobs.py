@@ -45,7 +45,8 @@ def copy(
       soup blobs copy s3://team-adapters/soup
       soup blobs copy s3://team-adapters/soup --data /srv/soup
     """
-    from service.settings import BUCKET, NO_BUCKET, Settings
+    from service.place_settings import BUCKET, NO_BUCKET
+    from service.settings import Settings
 
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")

@@ -1,0 +1,77 @@
+"""The settings of where a server keeps things, its blobs above all; they are part of `service.settings.Settings`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings
+
+from registry.spec.store import BlobPlace
+
+BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
+NO_BUCKET = (
+    "it is s3://BUCKET/PREFIX, or the same with gs or az, or file:///FOLDER; without credentials, port or query: the "
+    "store's own variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) hold those"
+)
+DEFAULT_DATA = Path("soup-data")
+
+
+class PlaceSettings(BaseSettings):
+    """The folders of a server, and the bucket of its blobs where it has one."""
+
+    data: Path = Field(
+        DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
+    )
+    blobs: Path | None = Field(
+        None, description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder."
+    )
+    blobs_url: str | None = Field(
+        None,
+        description="Bucket of an object store instead of that folder: `s3://BUCKET/PREFIX`, also gs, az and file; its "
+        "credentials come from its own variables (AWS_..., GOOGLE_..., AZURE_...).",
+    )
+    blobs_seconds: float = Field(
+        20.0, gt=0, le=240, description="How long a call on the object store is tried again before it is answered 503."
+    )
+    blobs_cache_bytes: int = Field(
+        10 * 2**30, ge=0, description="Most bytes of objects kept in the cache folder, least recent dropped."
+    )
+    cache_dir: Path | None = Field(
+        None, description="Cache of fingerprints and downloads; by default in the data folder."
+    )
+
+    @field_validator("blobs_url")
+    @classmethod
+    def _is_bucket(cls, value: str | None) -> str | None:
+        if value is not None and BUCKET.fullmatch(value) is None:
+            raise ValueError(NO_BUCKET)
+        return value
+
+    @model_validator(mode="after")
+    def _one_place_of_blobs(self) -> Self:
+        if self.blobs is not None and self.blobs_url is not None:
+            raise ValueError("blobs are in a folder or in a bucket: set blobs or blobs_url, not both")
+        return self
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Folder of the blob store."""
+        return self.blobs or self.data / "blobs"
+
+    @property
+    def blob_place(self) -> BlobPlace:
+        """Where blobs are kept: in `blobs_dir`, or in a bucket, with a folder of ours for what is on its way."""
+        if self.blobs_url is None:
+            return BlobPlace(folder=self.blobs_dir)
+        return BlobPlace(
+            folder=self.data / "unfinished", url=self.blobs_url, cache=self.cache / "blobs",
+            cache_bytes=self.blobs_cache_bytes, seconds=self.blobs_seconds,
+        )  # fmt: skip
+
+    @property
+    def cache(self) -> Path:
+        """Folder of caches, safe to delete while the server is down."""
+        return self.cache_dir or self.data / "cache"
