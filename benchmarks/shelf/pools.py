@@ -27,7 +27,7 @@ from registry.embeddings_file import save_embeddings
 from registry.errors import Internal
 from registry.names import sha256_digest
 from registry.progress import silent
-from registry.spec import BottleneckConfig, Card, PoolSpec, Provenance, SampleReport
+from registry.spec import BlobPlace, BottleneckConfig, Card, PoolSpec, Provenance, SampleReport
 from service.jobs.fit_process import begin
 
 BASE, ENCODER = sha256_digest(b"large base"), sha256_digest(b"large encoder")
@@ -160,7 +160,7 @@ def _mib(name: str) -> float:
 def main() -> None:
     """The process: a request on each line of its standard input, an answer on each of its standard output."""
     url, blobs = sys.argv[1:]
-    handle = begin({"database": url, "blobs": blobs})
+    handle = begin({"database": url, "blobs": BlobPlace(folder=Path(blobs)).model_dump(mode="json")})
     for line in sys.stdin:
         request = {**json.loads(line), "encoder_digest": ENCODER}
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
