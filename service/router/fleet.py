@@ -1,8 +1,9 @@
 """The replicas as a router knows them: read from the database twice a second, with the requests that it sent to each.
 
-A replica is out when its row has not changed for two of its beats and a half, counted by the router's own clock and
-only while the database answers: an outage of the database, or a step of its clock, puts nobody out. What a router waits
-for from a replica that is out is given up; one that has left says itself how its last requests end.
+A replica is out when its row has not changed for two of its beats and a half while the rows of others did, counted by
+the router's own clock and only while the database answers. So an outage of the database puts nobody out, nor does one
+that answers and takes no writes, nor a step of its clock: whoever beat last is there, and all are never out at once.
+What a router waits for from a replica that is out is given up; one that has left says itself how its last requests end.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ class Member:
         """Whether it did not take a connection since its last beat."""
         return self._failed == self.row.seen_at
 
-    def heard(self, row: ReplicaRow, now: float) -> None:
-        """The database has this row of it."""
-        if row.seen_at != self.row.seen_at:
+    def heard(self, row: ReplicaRow, now: float) -> bool:
+        """The database has this row of it; whether that is another than before."""
+        beat = row.seen_at != self.row.seen_at
+        if beat:
             self.changed = now
             self._others = max(0, row.requests - self.sent)
         self.row = row
+        return beat
 
-    def is_silent(self, now: float) -> bool:
-        """Whether it has missed its beats."""
-        return now - self.changed > MISSED * self.row.beat.total_seconds()
+    def is_silent(self, heard: float) -> bool:
+        """Whether it has missed its beats, where the last beat of all was `heard` then."""
+        return heard - self.changed > MISSED * self.row.beat.total_seconds()
 
     def failed(self) -> None:
         """It did not take a connection, or broke one off: others come first until it beats again."""
@@ -95,6 +98,8 @@ class Fleet:
         """Those that were there once and are listed still, the silent ones too, which are back with their next beat."""
         self._members: dict[str, Member] = {}
         self._looked_at: float | None = None
+        self._heard = 0.0
+        """When a replica that takes requests was last seen to beat: until then the database took writes."""
         self._began: float | None = None
         """When the last look that succeeded began."""
         self._looking = anyio.Lock()
@@ -140,23 +145,40 @@ class Fleet:
     def take(self, rows: list[ReplicaRow]) -> None:
         """These are the rows now."""
         now = self._clock()
-        gap = self._looked_at is None or now - self._looked_at > GAP_SECONDS
+        if self._looked_at is None or now - self._looked_at > GAP_SECONDS:
+            for member in self._members.values():
+                member.changed = now
+            self._heard = now
         self._looked_at = now
         known: dict[str, Member] = {}
+        beaten: list[Member] = []
         for row in rows:
             member = self._known.get(row.id)
-            if member is None and row.alive:
-                member = Member(row, now)
+            new = member is None
             if member is None:
-                continue
-            if gap and row.id in self._members:
-                member.changed = now
-            member.heard(row, now)
+                if not row.alive:
+                    continue
+                member = Member(row, now)
+            if (member.heard(row, now) or new) and row.url is not None:
+                beaten.append(member)
             known[row.id] = member
         self._known = known
-        found = {id_: one for id_, one in known.items() if one.row.url is not None and not one.is_silent(now)}
+        if beaten:
+            self._hear(beaten, now)
+        found = {id_: one for id_, one in known.items() if one.row.url is not None and not one.is_silent(self._heard)}
         before, self._members = self._members, found
         self._tell(before, {row.id for row in rows})
+
+    def _hear(self, beaten: list[Member], now: float) -> None:
+        """These beat now. Of the time since anybody did, what is longer than their own beat counts for nobody.
+
+        The database took no writes then, or these were late too; the others are not out for it.
+        """
+        late = now - self._heard - max(one.row.beat.total_seconds() for one in beaten)
+        if late > 0:
+            for member in self._members.values():
+                member.changed = min(now, member.changed + late)
+        self._heard = now
 
     def _tell(self, before: Mapping[str, Member], listed: set[str]) -> None:
         """Say who came and who went, and give up what is waited for from those that went without a word."""

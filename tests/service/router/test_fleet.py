@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 
 from registry.catalogue.replica_rows import ReplicaRow
 from service.router.fleet import POLL_SECONDS, Fleet
@@ -32,10 +34,16 @@ class Time:
         self.fleet.take(list(rows))
         return set(self.fleet.members)
 
-    def pass_by(self, seconds: float, *rows: ReplicaRow) -> set[str]:
+    def pass_by(self, seconds: float, *rows: ReplicaRow, beating: ReplicaRow | None = None) -> set[str]:
+        """Look for so long at rows that stay as they are, and at one that beats in time."""
+        began = self.now
         for _ in range(round(seconds / POLL_SECONDS)):
-            self.look(*rows)
+            self.look(*rows, *self._beaten(beating, began))
         return set(self.fleet.members)
+
+    def _beaten(self, row: ReplicaRow | None, began: float) -> list[ReplicaRow]:
+        beat = 2
+        return [] if row is None else [beaten(row, (self.now + POLL_SECONDS - began) // beat * beat)]
 
 
 def beaten(row: ReplicaRow, seconds: float, **more: int) -> ReplicaRow:
@@ -54,18 +62,51 @@ def test_only_those_that_are_there_and_can_be_reached(time: Time) -> None:
 
 def test_two_missed_beats_and_a_half_and_it_is_out_until_it_beats(time: Time) -> None:
     time.look(ONE, TWO)
-    assert time.pass_by(5, ONE, beaten(TWO, 2)) == {"one", "two"}
-    assert time.pass_by(0.5, ONE, beaten(TWO, 4)) == {"two"}
-    assert time.look(replace(ONE, alive=False), beaten(TWO, 4)) == {"two"}
-    assert time.look(beaten(ONE, 9), beaten(TWO, 4)) == {"one", "two"}
+    assert time.pass_by(5, ONE, beating=TWO) == {"one", "two"}
+    assert time.pass_by(1.5, ONE, beating=beaten(TWO, 6)) == {"two"}
+    assert time.look(replace(ONE, alive=False), beaten(TWO, 6)) == {"two"}
+    assert time.look(beaten(ONE, 9), beaten(TWO, 6)) == {"one", "two"}
 
 
 def test_while_the_database_is_away_nobody_is_out(time: Time) -> None:
     """Nobody could beat: each has two beats from when it is back."""
     time.look(ONE, TWO)
     assert time.look(replace(ONE, alive=False), replace(TWO, alive=False), after=600) == {"one", "two"}
-    assert time.pass_by(4, ONE, beaten(TWO, 600)) == {"one", "two"}
-    assert time.pass_by(2, ONE, beaten(TWO, 604)) == {"two"}
+    assert time.pass_by(4, ONE, beating=beaten(TWO, 600)) == {"one", "two"}
+    assert time.pass_by(4, ONE, beating=beaten(TWO, 604)) == {"two"}
+
+
+@pytest.mark.parametrize("outage", [1.5, 4, 5, 6, 600])
+@pytest.mark.parametrize("before", [0.5, 1, 1.5])
+def test_while_the_database_takes_no_writes_nobody_is_out_and_nothing_given_up(
+    time: Time, outage: float, before: float
+) -> None:
+    """Its disk is full, or it is a standby: rows are read and stay as they were; then one beats before the other."""
+
+    async def asked() -> bool:
+        with time.fleet.members["one"].waiting() as scope:
+            for rows in ((ONE, beaten(TWO, before)), (replace(ONE, alive=False), replace(TWO, alive=False))):
+                time.pass_by(before if rows[0] is ONE else outage, *rows)
+                assert set(time.fleet.members) == {"one", "two"}
+            assert time.pass_by(1.5, ONE, beaten(TWO, 601)) == {"one", "two"}
+            await checkpoint()
+        return scope.cancelled_caught
+
+    time.look(ONE, TWO)
+    assert not anyio.run(asked)
+    assert time.pass_by(8, ONE, beating=beaten(TWO, 603)) == {"two"}, "now it was the only one"
+
+
+@given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.sampled_from([0.5, 1.0, 2.0, 9.0])), max_size=40))
+def test_all_are_never_out_at_once(looks: list[tuple[set[str], float]]) -> None:
+    """Whoever beats, and whenever the router looks: the one that beat last is there."""
+    time, rows = Time(), {id_: replace(ONE, id=id_) for id_ in "abc"}
+    time.look(*rows.values())
+    for beating, after in looks:
+        rows |= {id_: beaten(rows[id_], 1) for id_ in beating}
+        there = time.look(*rows.values(), after=after)
+        assert there >= beating
+        assert there
 
 
 def test_a_clock_of_the_database_that_is_set_puts_nobody_out(time: Time) -> None:
@@ -77,13 +118,13 @@ def test_a_clock_of_the_database_that_is_set_puts_nobody_out(time: Time) -> None
 def test_what_waits_for_one_that_is_out_is_given_up_and_for_one_that_left_is_not(time: Time) -> None:
     async def given_up(*rows: ReplicaRow) -> bool:
         with time.fleet.members["one"].waiting() as scope:
-            time.pass_by(6, *rows)
+            time.pass_by(7, *rows, beating=TWO)
             await checkpoint()
         return scope.cancelled_caught
 
-    time.look(ONE)
+    time.look(ONE, TWO)
     assert not anyio.run(given_up)
-    time.look(ONE)
+    time.look(ONE, TWO)
     assert anyio.run(given_up, ONE)
 
 
