@@ -1,7 +1,8 @@
 """A server among those that share its database: it joins them, beats, and leaves.
 
-Built by the runtime where the database is one that servers share. The beat is a thread of its own: neither requests
-nor jobs put it off. What a server says of itself is what `soup route` goes by, and what `soup replicas` lists.
+Built by the runtime where the database is one that servers share. The beat is a thread with a connection of its own:
+neither requests nor jobs put it off, nor who holds all their connections. What a server says of itself is what
+`soup route` goes by, and what `soup replicas` lists.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from service.settings import Settings
 log = logging.getLogger("soup.presence")
 LEAVE_SECONDS = 2.0
 """How long a stop waits for the database to hear of it."""
+BUSY_SECONDS = 2.0
+"""How long a beat waits for a row; the next one tries again."""
 
 
 class Presence:
@@ -41,6 +44,7 @@ class Presence:
             beat=timedelta(seconds=settings.replica_beat_seconds),
         )
         self._database = database
+        self._beats = Database(settings.database, pool_size=1, busy_seconds=BUSY_SECONDS)
         self._load = load
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
@@ -53,7 +57,7 @@ class Presence:
 
     def join(self) -> None:
         """Be there from now on; raises Incompatible as `check` does."""
-        self._join()
+        self._join(self._database)
         self._thread.start()
 
     def begin_leave(self) -> None:
@@ -66,8 +70,8 @@ class Presence:
         if self._thread.is_alive():
             self._thread.join(LEAVE_SECONDS)
 
-    def _join(self) -> None:
-        with self._database.write() as catalogue:
+    def _join(self, database: Database) -> None:
+        with database.write() as catalogue:
             catalogue.replicas.join(self.me, self._load())
 
     def _loop(self) -> None:
@@ -81,16 +85,18 @@ class Presence:
             else:
                 self._is_there(None)
         try:
-            with self._database.beside() as catalogue:
+            with self._beats.beside() as catalogue:
                 catalogue.replicas.leave(self.me.id)
         except Exception as error:  # then it is out after two beats
             log.warning("this server could not say that it leaves (%s)", type(error).__name__)
+        finally:
+            self._beats.close()
 
     def _beat(self) -> None:
-        with self._database.beside() as catalogue:
+        with self._beats.beside() as catalogue:
             known = catalogue.replicas.beat(self.me.id, self._load())
         if not known:  # out for as long as the database was, or this process stood still
-            self._join()
+            self._join(self._beats)
 
     def _is_there(self, trouble: str | None) -> None:
         """Tell the log of a change, once."""

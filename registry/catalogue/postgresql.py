@@ -20,11 +20,8 @@ LOCK = 0x736F7570
 """Class of our advisory locks ('soup'); the second key is the schema the tables are in."""
 IDLE_SECONDS = 60
 """A writer that stopped in mid-transaction (frozen, or its machine gone) loses its turn after this."""
-BESIDE = (
-    "SET LOCAL lock_timeout = 5000; SET LOCAL idle_in_transaction_session_timeout = 10000; "
-    "SET LOCAL synchronous_commit = off"
-)
-"""How a write without the turn begins: nobody waits long for a row that a frozen server holds."""
+BESIDE_SECONDS = 5.0
+"""At most so long a write without the turn waits for a row that a frozen server holds, and twice as long in all."""
 CONNECTING: dict[str, int] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -73,7 +70,7 @@ def prepare(engine: Engine, busy_seconds: float) -> Callable[[], None]:
         if mode == "write":
             connection.exec_driver_sql(_turn(max(1, round(busy_seconds * 1000)), IDLE_SECONDS * 1000))
         elif mode == "beside":
-            connection.exec_driver_sql(BESIDE)
+            connection.exec_driver_sql(_beside(busy_seconds))
         elif mode == "migrate":
             connection.exec_driver_sql(_turn(0, 0))
 
@@ -87,6 +84,15 @@ def _turn(lock_timeout: int, idle_timeout: int) -> str:
     return (
         f"SET LOCAL lock_timeout = {lock_timeout}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout}; "
         f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(coalesce(current_schema(), '')))"
+    )
+
+
+def _beside(busy_seconds: float) -> str:
+    """How a write without the turn begins, of a database whose writes wait for so long."""
+    lock = round(1000 * min(BESIDE_SECONDS, max(1.0, busy_seconds)))
+    return (
+        f"SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {2 * lock}; "
+        "SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL synchronous_commit = off"
     )
 
 

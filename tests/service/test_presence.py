@@ -1,0 +1,54 @@
+"""A server's beat, whatever its requests do with the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.catalogue import Database
+from registry.catalogue.replica_rows import ReplicaLoad, ReplicaRow
+from service.presence import Presence
+from service.settings import Settings
+from tests.postgres import Postgres
+from tests.service.cluster import until
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_server_beats_while_its_requests_hold_every_connection(postgres: Postgres, tmp_path: Path) -> None:
+    url = postgres.url()
+    ours, other = Database(url, pool_size=1), Database(url, pool_size=1)
+    settings = Settings(data=tmp_path, database_url=url, replica_beat_seconds=0.1)
+    presence = Presence(ours, settings, bases={}, load=lambda: ReplicaLoad(0, 0, 0))
+
+    def row() -> ReplicaRow:
+        with other.read() as catalogue:
+            return catalogue.replicas.list()[0]
+
+    presence.join()
+    try:
+        with ours.read():
+            first = row().seen_at
+            until(lambda: row().seen_at > first, "a beat")
+    finally:
+        presence.leave()
+    with other.read() as catalogue:
+        assert catalogue.replicas.list() == []
+    for one in (ours, other):
+        one.close()
+    postgres.drop(url)
+
+
+@pytest.mark.parametrize(("busy", "lock", "statement"), [(2.0, "2s", "4s"), (30.0, "5s", "10s")])
+def test_a_write_beside_others_waits_for_seconds_at_most(
+    postgres: Postgres, busy: float, lock: str, statement: str
+) -> None:
+    url = postgres.url()
+    database = Database(url, pool_size=1, busy_seconds=busy)
+    with database.engine.connect() as connection:
+        connection.execution_options(soup_mode="beside").begin()
+        for name, most in (("lock_timeout", lock), ("statement_timeout", statement)):
+            assert connection.exec_driver_sql(f"SHOW {name}").scalar() == most
+    database.close()
+    postgres.drop(url)
