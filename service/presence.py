@@ -56,7 +56,7 @@ class Presence:
             catalogue.replicas.check(self.me.bases)
 
     def join(self) -> None:
-        """Be there from now on; raises Incompatible as `check` does."""
+        """Be there from now on, once the server listens; raises Incompatible as `check` does."""
         self._join(self._database)
         self._thread.start()
 

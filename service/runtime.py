@@ -1,6 +1,6 @@
 """The life cycle of a server: its parts are built, started and stopped here, and no other module holds state.
 
-`soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, and `stop` it. Two can
+`soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, `join`, and `stop` it. Two can
 live in one process, over two data folders. Base models are loaded and run by the engine only.
 """
 
@@ -76,7 +76,7 @@ class Runtime:
         self.identities = identities_of(settings, self.key_watch)
         self.traces = traces_of(settings)
         self.presence: Presence | None = None
-        """Its place among the servers of the database, from `start` on, where that is one that servers share."""
+        """Its place among the servers of the database, which it takes by `join`, where that is one that servers share."""
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None
@@ -121,8 +121,15 @@ class Runtime:
             self.jobs.start()
             if self.presence is not None:
                 stack.callback(self.presence.leave)
-                self.presence.join()
             self._open = stack.pop_all()
+
+    def join(self) -> None:
+        """Be one of the servers of the database, to which routers send requests: once this one listens.
+
+        Raises Incompatible where one of them has another state of a base model.
+        """
+        if self.presence is not None:
+            self.presence.join()
 
     def begin_stop(self) -> None:
         """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it.

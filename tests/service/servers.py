@@ -123,6 +123,7 @@ def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
     runtime.start()
     try:
         app = create_app(runtime)
+        runtime.join()
         admin = "" if settings.get("no_auth") else runtime.settings.admin_key_path.read_text().strip()
         with TestClient(app, headers={"authorization": f"Bearer {admin}"} if admin else {}) as client:
             yield World(runtime=runtime, app=app, client=client, admin=admin)

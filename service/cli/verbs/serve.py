@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -108,6 +107,10 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     runtime = Runtime(settings)
     told: list[float] = []
 
+    def ready() -> None:
+        runtime.join()
+        _announce(settings, listener, json=json)
+
     def stopping() -> None:
         told.append(time.monotonic())
         runtime.begin_stop()
@@ -115,7 +118,6 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     try:
         runtime.start()
         config = server_config(create_app(runtime), settings)
-        ready = partial(_announce, settings, listener, json=json)
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
         spent = time.monotonic() - told[0] if told else 0.0

@@ -258,6 +258,10 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
     mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": other})
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
     runtime.start()
+    own = runtime.presence.me.id
+    assert own not in ids(servers[0].client), "nobody is sent to it before it listens"
+    runtime.join()
+    assert own in ids(servers[0].client)
     runtime.stop()
 
 
