@@ -1,4 +1,4 @@
-"""Every call of the HTTP API with typed values: what is asked for, and what the answer is read as.
+"""The calls of the HTTP API with typed values: what is asked for, and what the answer is read as.
 
 Each is described once, from the description of the same call in `service.client`, which gives JSON. `Client` and
 `AsyncClient` have them as methods, and `Store` asks through a `Client`.
@@ -210,9 +210,13 @@ def begin_train(request: TrainingRequest) -> Steps[Job]:
     return body_of(Job, (yield from job_calls.train(request, wait=False)))
 
 
-def begin_evaluate_pool(*, pool: PoolRequest | None = None, passages: int | None = None) -> Steps[Job]:
-    """Have every adapter of a pool evaluated on the samples of all of them: the job. `evaluations` lists them."""
-    return body_of(Job, (yield from job_calls.evaluate_pool(pool=pool, passages=passages, wait=False)))
+def begin_evaluate_pool(*, pool: Mapping[str, Any] | None = None, passages: int | None = None) -> Steps[Job]:
+    """Have every adapter of a pool evaluated on the samples of all of them: the job. `evaluations` lists them.
+
+    `pool` has the fields of PoolRequest.
+    """
+    asked = None if pool is None else request_of(PoolRequest, **pool)
+    return body_of(Job, (yield from job_calls.evaluate_pool(pool=asked, passages=passages, wait=False)))
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
@@ -294,7 +298,7 @@ def name_of(model: Model) -> str:
 def checked(texts: Sequence[str]) -> list[str]:
     """Raises InvalidParameter for one text, which is a sequence of texts to Python, and for what is no text."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InvalidParameter("Give a list of texts, passages of the domain, and not one text.", param="texts")
+        raise InvalidParameter("Give a list of texts: strings, one for each passage.", param="texts")
     return list(texts)
 
 

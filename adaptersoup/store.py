@@ -240,7 +240,7 @@ def _settings(given: Mapping[str, Any], folder: Path, allowlist: Path | None) ->
 def _entry(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> str | None:
     """What the allowlist lacks of a base model; raises InvalidParameter where its id stands for another already."""
     local = Path(base).expanduser()
-    source = str(local.resolve()) if local.is_dir() else str(base)
+    source = str(local.absolute()) if local.is_dir() else str(base)
     named = base_id or name_of_folder(Path(source))
     if not is_part(named):
         raise InvalidParameter(f"{named!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")

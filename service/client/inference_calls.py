@@ -42,6 +42,7 @@ def stream_chat(model: str, messages: Sequence[Mapping[str, str]], **sampling: A
     return streamed(CHAT, {"model": model, "messages": list(messages), **given(sampling), "stream": True})
 
 
-def embed(model: str, texts: Sequence[str]) -> Steps[Json]:
-    """The vectors of texts, as samples are embedded: of a base model, in OpenAI's shape."""
-    return (yield from json_of("POST", "/v1/embeddings", json={"model": model, "input": list(texts)}))
+def embed(model: str, texts: str | Sequence[str]) -> Steps[Json]:
+    """The vectors of one text or several, as samples are embedded: of a base model, in OpenAI's shape."""
+    given_texts = texts if isinstance(texts, str) else list(texts)
+    return (yield from json_of("POST", "/v1/embeddings", json={"model": model, "input": given_texts}))

@@ -36,7 +36,7 @@ def of_record(record: Mapping[str, Any]) -> Losses | None:
     best = record.get("best_step")
     if not training and not held_out:
         return None
-    kept = best if isinstance(best, int) and best in {step for step, _ in held_out} else None
+    kept = best if type(best) is int and best in {step for step, _ in held_out} else None
     return Losses(by="step", best=kept, training=training, held_out=held_out)
 
 

@@ -170,6 +170,12 @@ def test_a_record_that_is_not_as_our_trainer_writes_it_is_not_drawn(history: Any
     assert (half.held_out, half.best) == ([], None)
 
 
+def test_a_best_step_that_is_true_is_no_step() -> None:
+    found = of_record({"valid_history": [[0, 2.0], [1, 1.0]], "best_step": True})
+    assert found is not None
+    assert found.best is None
+
+
 def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -> None:
     history = [[step, 5.0 - step / 1000] for step in range(0, 1000, 2)]
     found = of_record({"valid_history": history, "best_step": 734})
@@ -243,6 +249,15 @@ def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
     rows = list(csv.DictReader(browser.get(f"/selectors/{fitted}/members.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == [one["ref"] for one in there["members"]]
     assert not active(browser.page("/selectors"))
+
+
+def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser: Signed, fitted: str) -> None:
+    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
+    fit = {"selector": {"kind": "uniform"}, "wait": 60}
+    made = stocked.client.post("/v1/selectors", json=fit, headers=writer).json()
+    page = read(browser.page("/selectors"))
+    assert made["id"] in page
+    assert fitted in page
 
 
 def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Signed, fitted: str) -> None:
