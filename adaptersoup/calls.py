@@ -210,11 +210,19 @@ def begin_train(request: TrainingRequest) -> Steps[Job]:
     return body_of(Job, (yield from job_calls.train(request, wait=False)))
 
 
-def begin_evaluate_pool(*, pool: Mapping[str, Any] | None = None, passages: int | None = None) -> Steps[Job]:
-    """Have every adapter of a pool evaluated on the samples of all of them: the job. `evaluations` lists them.
+def evaluate_pool(
+    *, pool: Mapping[str, Any] | None = None, passages: int | None = None, progress: Progress | None = None
+) -> Steps[Job]:
+    """Evaluate every adapter of a pool on the samples of all of them: the job, ended. `evaluations` lists them.
 
-    `pool` has the fields of PoolRequest.
+    `pool` has the fields of PoolRequest; raises as `wait_job`.
     """
+    begun = yield from begin_evaluate_pool(pool=pool, passages=passages)
+    return (yield from wait_job(begun, progress=progress))
+
+
+def begin_evaluate_pool(*, pool: Mapping[str, Any] | None = None, passages: int | None = None) -> Steps[Job]:
+    """As `evaluate_pool`, but for waiting: the job that evaluates."""
     asked = None if pool is None else request_of(PoolRequest, **pool)
     return body_of(Job, (yield from job_calls.evaluate_pool(pool=asked, passages=passages, wait=False)))
 

@@ -78,6 +78,7 @@ class Calls:
     begin_cook = Call(calls.begin_cook)
     train = Call(calls.train)
     begin_train = Call(calls.begin_train)
+    evaluate_pool = Call(calls.evaluate_pool)
     begin_evaluate_pool = Call(calls.begin_evaluate_pool)
     evaluations = Rows(rows(job_calls.evaluations, Evaluation))
     jobs = Rows(rows(job_calls.jobs, Job))

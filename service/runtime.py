@@ -1,7 +1,7 @@
 """The life cycle of a server: its parts are built, started and stopped here, and no other module holds state.
 
-`soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, `join`, and `stop` it. Two can
-live in one process, over two data folders. Base models are loaded and run by the engine only.
+`soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, `join`, and `stop` it. Two
+can live in one process, over two data folders. Base models are loaded and run by the engine only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Runtime:
         self.identities = identities_of(settings, self.key_watch)
         self.traces = traces_of(settings)
         self.presence: Presence | None = None
-        """Its place among the servers of the database, which it takes by `join`, where that is one that servers share."""
+        """Its place among the servers of a database that servers share, which it takes by `join`."""
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None
