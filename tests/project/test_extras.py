@@ -280,6 +280,7 @@ def _line(verb: str, folder: Path) -> list[str]:
         "serve": ["--port", "0", "--data", str(folder / "data")],
         "route": ["--port", "0", "--database-url", "postgresql+psycopg://soup@127.0.0.1/soup"],
         "migrate": ["--data", str(folder / "data")],
+        "blobs": ["copy", "s3://bucket/soup", "--data", str(folder / "data")],
         "check": ["--data", str(folder)],
         "backup": [str(folder / "backup"), "--data", str(folder)],
         "restore": [str(folder / "backup"), "--data", str(folder / "data")],

@@ -89,7 +89,7 @@ class TestHelp:
         groups = {
             "keys": ("create", "ls", "set", "rotate", "rm"), "namespaces": ("show", "set"),
             "jobs": ("ls", "show", "watch", "cancel"),
-            "limits": ("show", "set"), "alias": ("ls", "set", "rm"),
+            "limits": ("show", "set"), "alias": ("ls", "set", "rm"), "blobs": ("copy",),
         }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:

@@ -52,9 +52,9 @@ DIGEST = "sha256:" + "b" * 64
 class TestErrors:
     @pytest.mark.parametrize("code", sorted(errors.BY_CODE))
     def test_every_code_comes_back_as_its_class(self, code: str) -> None:
-        server = Server().on("GET /v1/keys", refusal(400, code, "One sentence.", param="x", problems=["a", "b"]))
+        server = Server().on("GET /v1/models", refusal(400, code, "One sentence.", param="x", problems=["a", "b"]))
         with pytest.raises(SoupError) as caught:
-            server.client().keys()
+            server.client().models()
         assert type(caught.value) is errors.BY_CODE[code]
         assert (caught.value.message, caught.value.param) == ("One sentence.", "x")
         assert caught.value.problems == ("a", "b")
@@ -70,9 +70,9 @@ class TestErrors:
         assert type(caught.value) is kind
 
     def test_a_code_of_a_newer_server_keeps_its_sentence(self) -> None:
-        server = Server().on("GET /v1/keys", refusal(404, "brand_new", "A new sentence."))
+        server = Server().on("GET /v1/models", refusal(404, "brand_new", "A new sentence."))
         with pytest.raises(NotFound, match="A new sentence"):
-            server.client().keys()
+            server.client().models()
 
     @pytest.mark.parametrize(
         ("failure", "says"),
@@ -87,7 +87,7 @@ class TestErrors:
             raise failure
 
         with pytest.raises(Unavailable, match=says):
-            Server().on("GET /v1/keys", fail).client().keys()
+            Server().on("GET /v1/models", fail).client().models()
 
     def test_another_kind_of_server(self) -> None:
         server = Server().on("GET /readyz", httpx2.Response(200, text="<html>"))
@@ -133,15 +133,15 @@ class TestRetries:
         assert server.pauses == [2, 3]
 
     def test_not_for_ever(self) -> None:
-        server = Server().on("GET /v1/keys", self.busy("1"))
+        server = Server().on("GET /v1/models", self.busy("1"))
         with pytest.raises(Busy):
-            server.client().keys()
+            server.client().models()
         assert len(server.requests) == 6
 
     def test_not_for_an_hour(self) -> None:
-        server = Server().on("GET /v1/keys", self.busy("3600"))
+        server = Server().on("GET /v1/models", self.busy("3600"))
         with pytest.raises(Busy) as caught:
-            server.client().keys()
+            server.client().models()
         assert caught.value.retry_after == 3600
         assert server.pauses == []
 
@@ -152,9 +152,9 @@ class TestRetries:
         assert len(server.requests) == 1
 
     def test_other_errors_are_not_repeated(self) -> None:
-        server = Server().on("GET /v1/keys", refusal(503, "unavailable", "No."))
+        server = Server().on("GET /v1/models", refusal(503, "unavailable", "No."))
         with pytest.raises(Unavailable):
-            server.client().keys()
+            server.client().models()
         assert len(server.requests) == 1
 
 

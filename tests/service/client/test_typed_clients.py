@@ -249,7 +249,7 @@ class TestOperators:
         assert holds(asked("limits", key_id=made.id), client.limits(key_id=made.id))
         assert asked("change_limits", key_id=made.id, adapters=3).limits.adapters == 3
         assert asked("revoke_key", made.id).revoked_at is not None
-        assert made.id in [one.id for one in asked("keys")]
+        assert made.id in [one.id for one in asked.all("keys")]
         kept = asked("namespace", stocked)
         assert asked("change_namespace", stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
         assert asked("namespace", stocked).etag != kept.etag
@@ -264,7 +264,7 @@ class TestOperators:
             asked("adapter", "team/none")
         nobody = Asked("awaited" if asked.loop else "waiting", live.url, "sk-soup-none")
         with pytest.raises(Unauthenticated):
-            nobody("keys")
+            nobody.all("keys")
         nobody.close()
 
 

@@ -238,7 +238,7 @@ class TestDamage:
             assert "sample.embed_again" in actions
             wait_for(lambda: selected(world, body)["selector"] == before["selector"])
             assert selected(world, body)["selection"] == before["selection"]
-            assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors))
+            assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors.blob))
 
 
 def job_state(world: World, job: str) -> str:

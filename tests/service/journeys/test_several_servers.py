@@ -189,7 +189,7 @@ def test_a_server_with_blobs_of_its_own_is_refused(
     runtime.start()
     runtime.stop()
     with pytest.raises(
-        Unavailable, match=r"none is in .*own, which carries no mark: .* check SOUP_DATA and SOUP_BLOBS"
+        Unavailable, match=r"none is in .*own, which carries no mark: .* check SOUP_DATA, SOUP_BLOBS and SOUP_BLOBS_URL"
     ):
         Runtime(Settings(**{**settings, "blobs": tmp_path / "own"})).start()
 
