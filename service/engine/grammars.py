@@ -8,10 +8,8 @@ schema for which that does not suffice ends its own request. Reasons: docs/decis
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,8 +24,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Made = TypeVar("Made")
-KEPT_GRAMMARS = 32
 KEPT_TOKENIZERS = 16
+COMPILED_AT_ONCE = 4
+"""Schemas; one takes milliseconds, a hostile one up to some hundred megabytes and seconds."""
 ANY_OBJECT = '{"type":"object"}'
 """The schema of `json_object`."""
 WHITESPACE = r"(\n[ \t]{0,32}| )"
@@ -47,7 +46,10 @@ LIMITS = {
 
 
 class Grammar:
-    """A JSON schema, compiled for one tokenizer. `first` are the tokens that an answer may begin with: (vocabulary,).
+    """A JSON schema, compiled for one tokenizer and for one request.
+
+    All of its walks share the states that limits count, so that two requests would wear one out for each other.
+    `first` are the tokens that an answer may begin with: (vocabulary,).
 
     Raises InvalidParameter for a schema that cannot be followed.
     """
@@ -110,16 +112,12 @@ class Walk:
 
 
 class Grammars:
-    """The grammars and tokenizers in use, the last used ones, for threads that serve requests."""
+    """Makes grammars in the threads that serve requests; the tokenizers used last are kept."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._building = threading.Lock()  # of a tokenizer, which holds up every thread
-        self._grammars: OrderedDict[Any, Grammar] = OrderedDict()
+        self._compiling = threading.Semaphore(COMPILED_AT_ONCE)
         self._tokenizers: OrderedDict[Any, LLTokenizer] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._grammars)
 
     def grammar(self, base: BaseText, ends: tuple[int, ...], schema: str) -> Grammar:
         """The grammar of a checked schema for a base model whose answers end with one of `ends`.
@@ -131,27 +129,16 @@ class Grammars:
                 f"Base model '{base.entry.id}' has no token that ends a text, which answers in JSON need.", param=PARAM
             )
         of = (base.shape.fingerprint, ends)
-        key = (of, hashlib.sha256(schema.encode("utf-8", "surrogatepass")).hexdigest())
-
-        def make() -> Grammar:
-            with self._building:
-                tokenizer = self._kept(self._tokenizers, of, KEPT_TOKENIZERS, lambda: tokenizer_of(base, ends))
-            return Grammar(tokenizer, base.shape.vocab_size, schema)
-
-        return self._kept(self._grammars, key, KEPT_GRAMMARS, make)
-
-    def _kept(self, held: OrderedDict[Any, Made], key: Any, most: int, make: Callable[[], Made]) -> Made:
-        """What is held under a key, or made now, without the lock; what was not asked for the longest goes."""
-        with self._lock:
-            if key in held:
-                held.move_to_end(key)
-                return held[key]
-        made = make()
-        with self._lock:
-            held[key] = made
-            while len(held) > most:
+        with self._building:
+            held = self._tokenizers
+            if of not in held:
+                held[of] = tokenizer_of(base, ends)
+            held.move_to_end(of)
+            if len(held) > KEPT_TOKENIZERS:
                 held.popitem(last=False)
-        return made
+            tokenizer = held[of]
+        with self._compiling:
+            return Grammar(tokenizer, base.shape.vocab_size, schema)
 
 
 def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:

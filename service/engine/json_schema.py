@@ -10,6 +10,8 @@ common (`allOf`, or anything beside `$ref` or `anyOf`) multiplies with their alt
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from registry.errors import InvalidParameter, TooLarge
@@ -24,6 +26,10 @@ NOTES = frozenset(
      "readOnly", "title", "writeOnly")
 )  # fmt: skip
 """What says nothing of the answer, and where the schemas stand that `$ref` names."""
+REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
+"""What `$ref` may name: the whole, or what stands where schemas are looked at; not one inside of a note or a value."""
+UNSPELLED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that an answer cannot have: JSON writes them by `\\u`, which answers do without."""
 _VALUES = ("enum", "const")
 _ALONE = ("$ref", "anyOf", "oneOf", *_VALUES)
 _TYPED = frozenset(
@@ -74,10 +80,23 @@ def _check_keywords(schema: dict[str, Any], where: str) -> None:
     if alone is not None and other is not None:
         raise refusal(f"'{other}' beside '{alone}' in {where} is not supported")
     target = schema.get("$ref", "#")
-    if not (isinstance(target, str) and target.startswith("#")):
-        raise refusal(f"'$ref' in {where} names no schema of this one: it begins with '#'")
+    if not (isinstance(target, str) and REFERENCE.fullmatch(target)):
+        raise refusal(
+            f"'$ref' in {where} names no schema of this one: it is '#', '#/$defs/NAME' or '#/definitions/NAME'"
+        )
+    if any(UNSPELLED.search(text) for word in _VALUES if word in schema for text in _texts_of(schema[word])):
+        raise refusal(f"a control character in {where} is not supported")
     if "format" in schema and schema["format"] not in _FORMATS:
         raise refusal(f"the 'format' in {where} is not supported, only {', '.join(_FORMATS)}")
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Every string in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value if isinstance(value, list) else [*value, *value.values()]:
+            yield from _texts_of(one)
 
 
 def _schemas_in(schema: dict[str, Any], where: str) -> list[tuple[str, Any]]:

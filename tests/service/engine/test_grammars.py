@@ -20,7 +20,7 @@ from registry.base_model import BaseText, LoadedBase, load_base, load_text
 from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, SamplingParams
-from service.engine.grammars import ANY_OBJECT, KEPT_GRAMMARS, LIMITS, Grammar, Grammars, Walk
+from service.engine.grammars import ANY_OBJECT, LIMITS, Grammar, Grammars, Walk
 from service.engine.json_schema import MAX_CHARS, MAX_DEPTH, checked_schema
 from service.engine.sampler import Draw, Stream, choose
 from service.engine.served import ends_of
@@ -355,6 +355,11 @@ class TestRefusals:
             ({"$ref": "file:///etc/passwd"}, "'$ref' in schema names no schema of this one"),
             ({"$ref": 5}, "'$ref' in schema names no schema of this one"),
             ({"$ref": "#/$defs/gone"}, "gone"),
+            (
+                {"properties": {"a": {"$ref": "#/default"}}, "default": {"multipleOf": 7}},
+                "'$ref' in schema.properties.a names no",
+            ),
+            ({"$ref": "#/$defs/a/const", "$defs": {"a": {"const": {"allOf": []}}}}, "'$ref' in schema names no schema"),
             ({"$ref": "#"}, "cannot be followed"),
             ({"type": "string", "format": "iri"}, "the 'format' in schema is not supported, only date, "),
             ({"type": "string", "format": ["date"]}, "the 'format' in schema is not supported, only date, "),
@@ -370,7 +375,8 @@ class TestRefusals:
             ({"properties": []}, "'properties' in schema is no object"),
             ({"anyOf": {}}, "'anyOf' in schema is no list"),
             ({"required": "a", "type": "object"}, "cannot be followed"),
-            ({"const": "\x01"}, "nothing may follow"),
+            ({"const": "a\x01b"}, "a control character in schema is not supported"),
+            ({"enum": [1, {"a": ["\x7f"]}]}, "a control character in schema is not supported"),
         ],
     )
     def test_what_cannot_be_followed_is_refused_by_name(
@@ -422,16 +428,13 @@ class TestRefusals:
 
 
 class TestGrammars:
-    def test_those_asked_for_last_are_kept_and_no_more(self, base: LoadedBase) -> None:
-        grammars = Grammars()
-        first = compiled(grammars, base, {"const": 0})
-        for number in range(KEPT_GRAMMARS - 1):
-            compiled(grammars, base, {"const": -1 - number})
-        assert compiled(grammars, base, {"const": 0}) is first
-        second = compiled(grammars, base, {"const": "one more"})
-        assert len(grammars) == KEPT_GRAMMARS
-        assert compiled(grammars, base, {"const": 0}) is first
-        assert compiled(grammars, base, {"const": "one more"}) is second
+    def test_no_request_wears_a_schema_out_for_the_next_one(self, base: LoadedBase, grammars: Grammars) -> None:
+        """States that limits count are made by walking: as many answers as there are find the schema as it was."""
+        schema = {"type": "object", "properties": {"summary": {"type": "string", "maxLength": 4000}}}
+        first = [written(base, compiled(grammars, base, schema), seed) for seed in range(3)]
+        for seed in range(12):
+            written(base, compiled(grammars, base, schema), seed)
+        assert [written(base, compiled(grammars, base, schema), seed) for seed in range(3)] == first
 
     def test_bases_and_ends_have_grammars_of_their_own(self, base: LoadedBase, tmp_path: Path) -> None:
         grammars, schema = Grammars(), checked_schema({"type": "integer"})
