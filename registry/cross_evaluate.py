@@ -13,7 +13,7 @@ import numpy as np
 
 from registry.catalogue.evaluation_rows import NewEvaluation
 from registry.catalogue.rows import AdapterRow
-from registry.errors import DamagedBlob, Incompatible, Internal, NotFound, TooLarge
+from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
 from registry.files import decode_lines
 from registry.pools import check_not_empty, current_members
 from registry.progress import Progress
@@ -24,7 +24,9 @@ from registry.uncertainty import paired_difference
 
 MOST_ADAPTERS = 100
 """Of a pool that is evaluated: ten thousand pairs."""
-BROKEN = (DamagedBlob, Incompatible, Internal, NotFound)
+FEWEST = 2
+"""Passages of a sample that adapters are evaluated on: a single one does not tell how sure a difference is."""
+BROKEN = (DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound)
 """What is wrong with one adapter or sample, and keeps no other from being evaluated."""
 
 
@@ -40,7 +42,7 @@ class CrossEvaluated:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A pool's members, those of them with text of their own, and the pairs that are still to be computed."""
+    """A pool's members, those that stand for a sample with text, and the pairs that are still to be computed."""
 
     members: tuple[AdapterRow, ...]
     sampled: tuple[AdapterRow, ...]
@@ -68,7 +70,8 @@ def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
                 param="pool",
             )
         members = [row for one in found if (row := catalogue.adapters.known(one.id)) is not None]
-        sampled = [row for row in members if row.sample is not None and row.sample.has_text]
+        texts = [row for row in members if row.sample is not None and row.sample.has_text and _kept(row) >= FEWEST]
+        sampled = list({_sample(row): row for row in texts}.values())
         known = catalogue.evaluations.passages(
             {row.digest for row in members}, {_sample(row) for row in sampled}
         )  # fmt: skip
@@ -129,16 +132,23 @@ class _Work:
             return
         try:
             scores = self._base.score(self._texts, loadable(one, self._registry.blobs), progress=alive)
+            self._store(one, of, scores)
         except BROKEN as error:
             self.failed[one.ref] = error.message
-        else:
-            self._store(one, of, scores)
 
     def _read(self, of: AdapterRow, alive: Progress) -> None:
         """The text of a sample, and the base alone on it."""
         if self._of != _sample(of):
             texts = decode_lines(self._registry.blobs.read(_sample(of)))[: self._passages]
-            self._alone = self._base.score(texts, None, progress=alive)
+            alone = self._base.score(texts, None, progress=alive)
+            scored = sum(score.tokens > 0 for score in alone)
+            if scored < FEWEST:
+                raise InvalidParameter(
+                    f"Of the first {len(texts)} passages of the sample, {scored} can be scored, and an evaluation "
+                    f"takes {FEWEST}: push a sample with longer texts.",
+                    param="passages",
+                )
+            self._alone = alone
             self._of, self._texts = _sample(of), texts
 
     def _store(self, one: AdapterRow, of: AdapterRow, scores: Sequence[PassageScore]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load, save
 
 from registry import cross_evaluate as verb
 from registry.errors import Cancelled
@@ -13,7 +16,7 @@ from registry.names import digest_of, parse_ref
 from registry.registry import Caller
 from registry.select import pool_of
 from registry.spec import PoolRequest
-from tests.service.servers import BASE_ID, Soup, World
+from tests.service.servers import BASE_ID, Soup, World, adapter_weights
 
 TEXTS = {
     "law": [f"The court held that contract number {number} was void." for number in range(25)],
@@ -141,6 +144,29 @@ def test_an_adapter_that_cannot_be_run_is_named_and_keeps_no_other_from_it(stock
     found = evaluated(stocked, headers, passages=5)
     assert (found["pairs"], found["computed"], list(found["failed"])) == (4, 2, ["damaged/food@1"])
     assert {adapter for adapter, _ in known(stocked, headers)} == {"damaged/law@1"}
+
+
+def test_an_adapter_whose_outputs_overflow_keeps_no_other_from_it(stocked: World) -> None:
+    pushed(stocked, "huge/law", "law", 41)
+    huge = {
+        name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()
+    }
+    weights = {"adapter_model.safetensors": {"base64": base64.b64encode(save(huge)).decode()}}
+    made = stocked.push("huge/food", domain="food", sample={"texts": TEXTS["food"]}, files=weights)
+    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    headers = stocked.headers(stocked.key(["read", "write"], ["huge"]))
+    found = evaluated(stocked, headers, passages=5)
+    assert (found["pairs"], found["computed"], list(found["failed"])) == (4, 2, ["huge/food@1"])
+    assert {adapter for adapter, _ in known(stocked, headers)} == {"huge/law@1"}
+
+
+def test_text_that_several_adapters_have_is_one_sample(stocked: World) -> None:
+    for seed, name in enumerate(("a", "b"), 51):
+        made = stocked.push(f"shared/{name}", seed=seed, domain=name, sample={"texts": TEXTS["law"]})
+        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    headers = stocked.headers(stocked.key(["read", "write"], ["shared"]))
+    assert evaluated(stocked, headers, passages=5) == {"pairs": 2, "computed": 2, "known": 0, "failed": {}}
+    assert len(known(stocked, headers)) == 2
 
 
 def test_a_request_like_one_that_waits_gives_that_job(stocked: World, headers: dict[str, str]) -> None:
