@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
 from registry.names import temporary_name
 from registry.spec import HandRecipe, WeightedRef
+from service.http import problems
 from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
 
@@ -55,7 +57,10 @@ def _part(ref: str, weight: str, where: str) -> Part:
 
 def recipe_of(parts: Sequence[Part], namespace: str) -> SoupRequest:
     """What cooks these, under a name that nobody else has; raises InvalidParameter where nothing has a weight."""
-    mixed = [WeightedRef(ref=one.ref, weight=one.weight) for one in parts if one.weight > 0]
+    try:
+        mixed = [WeightedRef(ref=one.ref, weight=one.weight) for one in parts if one.weight > 0]
+    except ValidationError as error:
+        raise problems.from_validation(error.errors()) from None
     if not mixed:
         raise InvalidParameter("Name an adapter and give it a weight above zero.", param="mix-1")
     recipe = HandRecipe(ingredients=tuple(mixed))

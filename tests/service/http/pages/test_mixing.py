@@ -71,6 +71,7 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
     [
         ({}, 400, "Name an adapter"),
         ({"mix-1": "acme/law", "weight-1": "0"}, 400, "a weight above zero"),
+        ({"mix-1": "a" * 201, "weight-1": "1"}, 400, "at most 200"),
         ({"mix-1": "acme/law", "weight-1": "-1"}, 400, "zero or more"),
         ({"mix-1": "acme/law", "weight-1": "nan"}, 400, "zero or more"),
         ({"mix-1": "acme/law", "weight-1": HOSTILE}, 400, "zero or more"),
