@@ -155,6 +155,22 @@ def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: S
     assert browser.get(f"/trainings/{trained}.json").json()["gone"] is False
 
 
+def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, browser: Signed) -> None:
+    request = {"name": "acme/law", "domain": "x", "base_model": BASE_ID}
+    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
+    with stocked.registry.database.write() as catalogue:
+        id = catalogue.jobs.enqueue("train", arguments, namespace="acme", created_by="nobody", delay=3600.0).id
+    stocked.client.post(f"/v1/jobs/{id}/cancel")
+    with stocked.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET result = ? WHERE id = ?", ('{"adapter": "acme/law@1"}', id))
+    page = read(browser.page(f"/trainings/{id}"))
+    assert "pushed without a record of its training" in page
+    assert "is gone" not in page
+    stocked.client.delete("/v1/adapters/acme/law@1")
+    assert "The adapter is gone" in read(browser.page(f"/trainings/{id}"))
+    stocked.client.post("/v1/adapters/acme/law@1/restore")
+
+
 # --- what is read of a record -----------------------------------------------------------------------------
 
 
