@@ -6,12 +6,13 @@ Each is changed as the API's own routes change one, by itself: what one is refus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from registry.errors import InvalidName, InvalidParameter, PreconditionFailed, SoupError, TooLarge
+from registry.errors import InvalidName, InvalidParameter, NotFound, PreconditionFailed, Retired, SoupError, TooLarge
 from registry.names import NameRef, check_part, parse_ref
 from registry.spec import Card
 from service.http import problems
@@ -86,7 +87,7 @@ def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Respon
     try:
         act = _action(form, request, parts, who, count=len(refs))
     except SoupError as error:
-        return _page(request, selection(parts, who, Filters(), refs), form, error=error)
+        return _page(request, Selection(filters=Filters(), data=_still(parts, who, refs[:MOST])), form, error=error)
     outcomes, errors = [], []
     for one in refs:
         try:
@@ -118,6 +119,15 @@ def _found(parts: Parts, who: Principal, asked: Filters) -> list[ListedAdapter]:
         if page.next_cursor is None:
             return data
         cursor = page.next_cursor
+
+
+def _still(parts: Parts, who: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
+    """Those of some versions that are there: what a form named can be gone by the time it is sent."""
+    data = []
+    for one in refs:
+        with suppress(InvalidName, NotFound, Retired):
+            data.append(listed(adapter_named(parts, who, *_named(one))))
+    return data
 
 
 def _named(ref: str) -> tuple[str, str]:

@@ -129,6 +129,16 @@ def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
+def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Signed) -> None:
+    refs = f"{REFS[0]} acme/none@1 NOT!"
+    answer = browser.send("/models/edit", TICKED, refs=refs, do="tags")
+    assert (answer.status_code, "Name a tag" in read(answer.text)) == (400, True)
+    many = " ".join(f"acme/none@{number}" for number in range(1, 502))
+    answer = browser.send("/models/edit", TICKED, refs=many, do="tags", add="x")
+    assert (answer.status_code, "and these are 501" in read(answer.text)) == (400, True)
+    assert browser.send("/models/edit", TICKED, refs="", do="tags", add="x").status_code == 400
+
+
 @pytest.mark.parametrize("query", ["", "?q=", "?ref=acme/one@1&tag=draft", "?ref=acme/one", "?ref=base/tiny"])
 def test_what_names_nothing_or_not_one_version_is_refused(browser: Signed, query: str) -> None:
     assert browser.get(f"/models/edit{query}").status_code == 400
