@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from registry.spec import PoolRequest
 from service.cli.flags import Given
-from service.cli.output import columns, data_width, progress_bar
+from service.cli.output import columns, data_width, progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 
@@ -34,18 +35,15 @@ def matrix(
       soup matrix --show --json
     """
     pool = pool_of(given)
+    failed: dict[str, str] = {}
     if not show:
         with progress_bar("evaluating") as report:
             done = remote.client.evaluate_pool(pool=pool, passages=passages, wait=wait, progress=report)
         if done.get("object") == "job":
             remote.answer(done, done["id"], said=f"It goes on as a job: `soup jobs watch {done['id']}`.")
             return
-    base = None if pool is None else pool.base_model
-    spaces = None if pool is None else pool.namespaces
-    rows = [
-        row for namespace in spaces or (None,)
-        for row in remote.client.evaluations(base_model=base, namespace=namespace)
-    ]  # fmt: skip
+        failed = done["failed"]
+    rows = _known(remote, pool)
     rows.sort(key=lambda row: (row["domain"], row["difference"]))
     shown = [
         (row["domain"], row["adapter"], f"{row['difference']:+.4f}", f"{row['standard_error']:.4f}", row["passages"])
@@ -54,3 +52,25 @@ def matrix(
     header = ("domain", "adapter", "difference", "standard error", "passages")
     table = [columns(header, shown, within=data_width())] if rows else []
     remote.answer({"object": "list", "data": rows}, *table, said="" if rows else "Nothing is evaluated yet.")
+    for ref, why in failed.items():
+        talk(f"{ref}: {why}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _known(remote: Remote, pool: PoolRequest | None) -> list[dict[str, Any]]:
+    """What is known of the adapters of a pool on its samples; of all that the key sees where no pool is named."""
+    if pool is None:
+        return list(remote.client.evaluations())
+    spaces = pool.namespaces or (None,)
+    rows = remote.client.evaluations(base_model=pool.base_model, namespace=spaces[0] if len(spaces) == 1 else None)
+    meant = [
+        one for space in spaces
+        for one in remote.client.adapters(
+            base_model=pool.base_model, namespace=space, method=pool.method, tag=pool.tag,
+            kind=None if pool.include_soups else "adapter",
+        )
+    ]  # fmt: skip
+    digests = {one["digest"] for one in meant}
+    samples = {one["sample"]["digest"] for one in meant if one.get("sample")}
+    return [row for row in rows if row["digest"] in digests and row["sample"] in samples]

@@ -235,3 +235,22 @@ def test_the_command_prints_what_is_known(stocked: World, soup: Soup) -> None:
     assert "Nothing is evaluated yet." in soup("matrix", "--show", "--pool-namespace", "nobody")[2]
     code, out, said = soup("matrix", "--pool-namespace", "ended", "--passages", "6", "--no-wait")
     assert (code, out.startswith("job-"), "soup jobs watch" in said) == (0, True, True)
+
+
+def test_the_command_prints_what_its_pool_has_and_tells_what_failed(stocked: World, soup: Soup) -> None:
+    for seed, (space, domain) in enumerate((("left", "law"), ("right", "food")), 61):
+        made = stocked.push(
+            f"{space}/{domain}", seed=seed, domain=domain, sample={"texts": TEXTS[domain]}, card={"tags": [space]}
+        )
+        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    both = ("--pool-namespace", "left", "--pool-namespace", "right")
+    code, out, said = soup("matrix", *both, "--passages", "5")
+    assert (code, out.count("left/law@1"), out.count("right/food@1")) == (0, 2, 2), said
+    one = soup("matrix", "--show", *both, "--pool-tag", "left")[1]
+    assert (one.count("left/law@1"), one.count("right/food@1")) == (1, 0)
+    huge = {name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()}
+    weights = {"adapter_model.safetensors": {"base64": base64.b64encode(save(huge)).decode()}}
+    made = stocked.push("left/food", domain="food", sample={"texts": TEXTS["food"]}, files=weights)
+    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    code, out, said = soup("matrix", "--pool-namespace", "left", "--passages", "5")
+    assert (code, "left/food@1: " in said, "left/law@1" in out) == (1, True, True), said
