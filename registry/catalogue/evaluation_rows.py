@@ -31,6 +31,8 @@ class EvaluationRow(NewEvaluation):
     adapter: str
     adapter_version: int
     adapter_domain: str
+    own_sample: str | None
+    """The digest of the sample of that version of the adapter."""
     sample_of: str
     sample_version: int
     domain: str

@@ -57,6 +57,7 @@ class Evaluations(Repository[EvaluationRow]):
             select(
                 evaluations, (model.c.namespace + "/" + model.c.name).label("adapter"),
                 model.c.version.label("adapter_version"), model.c.domain.label("adapter_domain"),
+                model.c.sample_digest.label("own_sample"),
                 (sampled.c.namespace + "/" + sampled.c.name).label("sample_of"),
                 sampled.c.version.label("sample_version"), sampled.c.domain.label("domain"),
             )

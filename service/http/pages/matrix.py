@@ -9,6 +9,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
+from registry.catalogue.evaluation_rows import EvaluationRow
 from registry.cross_evaluate import pairs_of
 from registry.errors import InvalidParameter, SoupError
 from registry.names import check_part
@@ -29,7 +30,7 @@ from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST = 10_000
-"""Evaluations that are looked at, the newest."""
+"""Evaluations that the page looks at, the newest; the CSV has all."""
 DRAWN = 40
 """Adapters, and domains, of the heat map on the page; the CSV has all."""
 LEVELS = 4
@@ -58,6 +59,10 @@ class Matrix(Wire):
     """By ref, in the order of the domains that they have the sample of, where they have one."""
     domains: list[Sampled]
     evaluations: list[Evaluation]
+    cut: bool
+    """Whether there are more evaluations than these, the newest."""
+    own: dict[str, str]
+    """The digest of the sample of each adapter that has one."""
     missing: int | None
     """Pairs of the pool that are not evaluated yet; null where there is no pool, or too large a one."""
     pairs: int | None
@@ -72,7 +77,7 @@ def matrix(parts: AppParts, who: Reader, base_model: Text = None, namespace: Tex
 @pages.get(addresses.MATRIX_CSV)
 def matrix_csv(table: str, parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None) -> Response:
     """Its table: a row for each pair."""
-    return csv_of([_table(_matrix(parts, who, given(base_model), given(namespace)))], table)
+    return csv_of([_table(_matrix(parts, who, given(base_model), given(namespace), whole=True))], table)
 
 
 @pages.get(addresses.MATRIX)
@@ -103,29 +108,38 @@ def _pool(base_model: str | None, namespace: str | None) -> PoolRequest:
     return PoolRequest(base_model=base_model, namespaces=None if namespace is None else (namespace,))
 
 
-def _matrix(parts: Parts, who: Principal, base_model: str | None, namespace: str | None) -> Matrix:
+def _matrix(
+    parts: Parts, who: Principal, base_model: str | None, namespace: str | None, *, whole: bool = False
+) -> Matrix:  # fmt: skip
     """What is known, of the first base model where none is named; raises InvalidParameter for one that is not here."""
     names = sorted(parts.bases)
     if base_model is not None and base_model not in names:
         raise InvalidParameter(f"{base_model[:64]!r} is no base model of this server.", param="base_model")
     base = base_model or (names[0] if names else None)
-    found: list[Evaluation] = []
+    rows: list[EvaluationRow] = []
+    cursor: str | None = None
     pairs = missing = None
     if base is not None:
         fingerprint = parts.bases[base].shape.fingerprint
         with parts.registry.database.read() as catalogue:
-            page = catalogue.evaluations.list(
-                who.namespaces, base_fingerprint=fingerprint, namespace=namespace, limit=MOST
-            )
-        found = [evaluation_body(row) for row in page.rows]
+            while not rows or (whole and cursor is not None):
+                page = catalogue.evaluations.list(
+                    who.namespaces, base_fingerprint=fingerprint, namespace=namespace, limit=MOST, cursor=cursor
+                )
+                rows += page.rows
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
         pairs, missing = _left(parts, who, base, namespace)
+    found = [evaluation_body(row) for row in rows]
+    own = {f"{row.adapter}@{row.adapter_version}": row.own_sample for row in rows if row.own_sample is not None}
     domains = {one.sample_of: one.domain for one in found}
     listed = [Sampled(ref=ref, domain=domains[ref]) for ref in sorted(domains, key=lambda ref: (domains[ref], ref))]
     places = {one.ref: number for number, one in enumerate(listed)}
     adapters = sorted({one.adapter for one in found}, key=lambda ref: (places.get(ref, len(places)), ref))
     return Matrix(
         base_model=base, base_models=names, namespace=namespace, adapters=adapters, domains=listed, evaluations=found,
-        missing=missing, pairs=pairs,
+        cut=cursor is not None, own=own, missing=missing, pairs=pairs,
     )  # fmt: skip
 
 
@@ -164,7 +178,7 @@ def squares(found: Matrix) -> list[list[Square | None]]:
     return [
         [
             None if (one := known.get((adapter, of.ref))) is None
-            else Square(one, level(one.difference, one.standard_error, largest), adapter == of.ref)
+            else Square(one, level(one.difference, one.standard_error, largest), found.own.get(adapter) == one.sample)
             for of in found.domains[:DRAWN]
         ]
         for adapter in found.adapters[:DRAWN]

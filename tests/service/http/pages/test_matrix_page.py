@@ -98,6 +98,26 @@ def test_a_large_one_is_drawn_in_part(stocked: World, browser: Signed, monkeypat
     assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
 
 
+def test_where_there_are_more_than_the_page_looks_at_it_says_so_and_the_csv_has_all(
+    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(stocked, browser)
+    assert "Looked at are the newest" not in read(browser.page("/matrix"))
+    monkeypatch.setattr(matrix, "MOST", 3)
+    assert "Looked at are the newest 3 evaluations" in read(browser.page("/matrix"))
+    assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
+
+
+def test_an_adapter_is_outlined_on_its_own_sample_where_another_has_the_same(stocked: World) -> None:
+    for seed, name in enumerate(("a", "b"), 71):
+        made = stocked.push(f"twins/{name}", seed=seed, domain=name, sample={"texts": TEXTS["food"]})
+        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    browser = Signed(stocked, stocked.key(["read", "write"], ["twins"]))
+    evaluated(stocked, browser)
+    cells = [at for tag, at in elements(browser.page("/matrix")) if tag == "td"]
+    assert [at["class"].endswith(" own") for at in cells] == [True, True]
+
+
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
     assert [level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
         -LEVELS, -1, 0, 0, 0, 2, LEVELS
