@@ -21,6 +21,8 @@ from service.settings import Settings
 INFERENCE = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/perplexity"})
 """Calls that go by the adapter they are for. They change nothing, so that one that was not answered is sent again."""
 LARGE_JSON = 16 * 1024
+LOOKED_INTO = 1024 * 1024
+"""Bytes of a body that is looked into: reading JSON takes several times as many, and nobody checked whose it is."""
 MODEL_CHARACTERS = 200
 
 
@@ -80,8 +82,13 @@ class Call:
             raise too_many("values", most)
 
     async def model(self) -> str | None:
-        """The model that the held body names; None where it names none that could be one. The replica says why."""
+        """The model that the held body names; None where it names none that could be one. The replica says why.
+
+        None also for a body beyond LOOKED_INTO, which goes where there is the least to do.
+        """
         body = self.gathered or b""
+        if len(body) > LOOKED_INTO:
+            return None
         value = await to_thread.run_sync(_model_of, body) if len(body) > LARGE_JSON else _model_of(body)
         return value if isinstance(value, str) and 0 < len(value) <= MODEL_CHARACTERS else None
 
