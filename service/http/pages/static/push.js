@@ -108,18 +108,21 @@ for (const form of document.querySelectorAll("[data-push]")) {
     const answer = await fetch(path, { ...options, headers, signal: sending.signal });
     if (answer.ok) return answer.json();
     if (answer.status === 401) throw new Refused("Your session has ended: sign in on another page, then push again.");
-    const told = await answer.json();
-    const passing = [408, 416, 429, 503].includes(answer.status); // another try may do, where the server says how far it is
+    const told = await answer.json().catch(() => ({ error: { message: `Something before the server answered ${answer.status}.` } }));
+    const passing = [408, 416, 429, 502, 503, 504].includes(answer.status); // another try may do, where the server says how far it is
     if (passing) throw new TypeError(told.error.message);
     throw new Refused([told.error.message, ...(told.error.problems ?? []).slice(1)].join(" "));
   };
 
   const patiently = async (call) => {
-    for (let tries = 1; ; tries += 1) {
+    let tries = 0;
+    const onward = () => { tries = 0; };
+    for (;;) {
       try {
-        return await call();
+        tries += 1;
+        return await call(onward);
       } catch (error) {
-        if (!(error instanceof TypeError) || tries === TRIES) throw error;
+        if (!(error instanceof TypeError) || tries >= TRIES) throw error;
         await new Promise((done) => setTimeout(done, 500 * 2 ** tries));
       }
     }
@@ -129,7 +132,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
     const bytes = await file.arrayBuffer();
     const hashed = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
     const digest = `sha256:${[...hashed].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-    await patiently(async () => {
+    await patiently(async (onward) => {
       const held = await ask(`${form.dataset.uploads}?digest=${digest}`, {});
       if (held.there) return tell(name, bytes.byteLength);
       const wanted = JSON.stringify({ digest, size: bytes.byteLength });
@@ -142,6 +145,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
         const headers = { "content-range": `${at}-${until - 1}`, "content-type": "application/octet-stream" };
         await ask(place, { method: "PATCH", body: bytes.slice(at, until), headers });
         at = until;
+        onward();
       }
       await ask(`${place}?digest=${digest}`, { method: "PUT" });
       tell(name, bytes.byteLength);
