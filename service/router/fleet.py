@@ -153,13 +153,11 @@ class Fleet:
         known: dict[str, Member] = {}
         beaten: list[Member] = []
         for row in rows:
-            member = self._known.get(row.id)
-            new = member is None
-            if member is None:
-                if not row.alive:
-                    continue
-                member = Member(row, now)
-            if (member.heard(row, now) or new) and row.url is not None:
+            there = self._known.get(row.id)
+            if there is None and not row.alive:
+                continue
+            member = Member(row, now) if there is None else there
+            if (member.heard(row, now) or there is None) and row.url is not None:
                 beaten.append(member)
             known[row.id] = member
         self._known = known

@@ -248,7 +248,9 @@ def test_the_command_prints_what_its_pool_has_and_tells_what_failed(stocked: Wor
     assert (code, out.count("left/law@1"), out.count("right/food@1")) == (0, 2, 2), said
     one = soup("matrix", "--show", *both, "--pool-tag", "left")[1]
     assert (one.count("left/law@1"), one.count("right/food@1")) == (1, 0)
-    huge = {name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()}
+    huge = {
+        name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()
+    }
     weights = {"adapter_model.safetensors": {"base64": base64.b64encode(save(huge)).decode()}}
     made = stocked.push("left/food", domain="food", sample={"texts": TEXTS["food"]}, files=weights)
     stocked.client.get(f"/v1/jobs/{made['job']}/events")
