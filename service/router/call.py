@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -21,6 +22,7 @@ from service.settings import Settings
 INFERENCE = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/perplexity"})
 """Calls that go by the adapter they are for. They change nothing, so that one that was not answered is sent again."""
 LARGE_JSON = 16 * 1024
+UPLOADS = ("/v1/blobs/uploads", "/push/uploads")
 LOOKED_INTO = 1024 * 1024
 """Bytes of a body that is looked into: reading JSON takes several times as many, and nobody checked whose it is."""
 MODEL_CHARACTERS = 200
@@ -53,6 +55,17 @@ class Call:
     def is_inference(self) -> bool:
         """Whether it is sent by its adapter."""
         return self.scope["method"] == "POST" and self.scope["path"] in INFERENCE
+
+    @property
+    def uploader(self) -> str | None:
+        """Whose upload in parts it belongs to, by credentials; None where it belongs to none.
+
+        What came of one so far lies with one server where blobs are in a bucket.
+        """
+        if not self.scope["path"].startswith(UPLOADS):
+            return None
+        said = self.headers.get("authorization") or self.headers.get("cookie") or ""
+        return hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def is_repeatable(self) -> bool:

@@ -13,7 +13,7 @@ from service.router.directory import Asker, Destination, Directory
 from service.router.fleet import Fleet, Member
 from service.router.metrics import RouterMetrics
 from service.router.passing import Lost, Passage
-from service.router.ranking import by_key, by_load
+from service.router.ranking import by_key, by_load, ranked
 from service.settings import Settings
 
 log = logging.getLogger("soup.router")
@@ -77,7 +77,7 @@ class Choice:
 
     async def _try_all(self, call: Call, destination: Destination | None) -> None:
         """Try one replica after the other, until one answers."""
-        for member in self._order(destination):
+        for member in self._order(destination, call.uploader):
             call.replicas.append(member.row.id)
 
             async def leaves(member: Member = member) -> bool:
@@ -102,10 +102,11 @@ class Choice:
         if not (call.is_repeatable or (lost.refused and not call.was_read)):
             raise Unavailable(UNSURE, retry_after=RETRY_SECONDS) from lost
 
-    def _order(self, destination: Destination | None) -> list[Member]:
+    def _order(self, destination: Destination | None, uploader: str | None) -> list[Member]:
         """The replicas in the order in which they are tried; those that took no connection lately come last.
 
-        By key for an adapter, among those that serve its base model; by load for all else.
+        By key for an adapter, among those that serve its base model; an uploader's parts all to one; by load for all
+        else.
         """
         there = self._fleet.members
         if destination is not None:
@@ -113,7 +114,10 @@ class Choice:
             there = serving or there  # where none serves it, any says so
         loads = {id_: member.load for id_, member in there.items()}
         key = None if destination is None else destination.key
-        order = by_load(next(self._turns), loads) if key is None else by_key(key, loads)
+        if uploader is not None:
+            order = ranked(uploader, loads)
+        else:
+            order = by_load(next(self._turns), loads) if key is None else by_key(key, loads)
         return sorted((there[id_] for id_ in order), key=lambda member: member.is_suspect)
 
     async def _leaves(self, member: Member) -> bool:

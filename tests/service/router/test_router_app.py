@@ -104,6 +104,15 @@ def test_an_adapter_goes_to_its_first_and_the_base_to_whoever(tmp_path: Path, cl
         assert {client.get("/v1/models").json()["by"] for _ in range(30)} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("path", ["/v1/blobs/uploads/one", "/push/uploads/one"])
+def test_an_uploaders_parts_all_go_to_one(tmp_path: Path, clients: Any, path: str) -> None:
+    """With blobs in a bucket that server alone has what came of the upload so far."""
+    with routed(tmp_path, tell, tell, tell) as found:
+        client = clients(found)
+        asked = [client.patch(path, content=b"part"), client.get(path), client.put(path)] * 4
+        assert len({one.json()["by"] for one in asked}) == 1
+
+
 def test_an_alias_that_moves_is_followed(tmp_path: Path, clients: Any) -> None:
     with routed(tmp_path, tell, tell) as found:
         for number, order in enumerate("ab", start=1):
