@@ -152,6 +152,7 @@ class ObjectBlobs:
                 if sha.hexdigest() == hex_of(digest):
                     self._note(digest, there)
                     return self._cache.keep(path, digest) or _again(file)
+        self._forget(digest)  # so that what is sent again takes its place
         raise damaged(digest, size)
 
     def _parts(self, digest: str, size: int) -> Iterator[bytes]:
@@ -169,8 +170,7 @@ class ObjectBlobs:
             if name.endswith(hex_of(digest)):
                 self.aside.remove(name)
         self._cache.remove(digest)
-        with self._lock:
-            self._known.pop(digest, None)
+        self._forget(digest)
 
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
@@ -209,6 +209,10 @@ class ObjectBlobs:
     def _knows(self, digest: str, there: ObjectStamp) -> bool:
         with self._lock:
             return self._known.get(digest) == there
+
+    def _forget(self, digest: str) -> None:
+        with self._lock:
+            self._known.pop(digest, None)
 
     def _note(self, digest: str, there: ObjectStamp) -> None:
         with self._lock:

@@ -259,6 +259,17 @@ class TestStoresThatFail:
         proxy.fault = None
         assert faulty.read(HELLO) == b"hello"
 
+    def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(self, proxy, faulty):
+        digest = faulty.put_bytes(b"mine!")
+        place(faulty, digest).unlink()
+        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.where[5:]}/{digest[7:9]}")
+        with pytest.raises(DamagedBlob):
+            faulty.read(digest)
+        assert not faulty.is_whole(digest)
+        proxy.seen.clear()
+        assert faulty.put_bytes(b"mine!") == digest
+        assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
+
     def test_half_an_object_each_time_is_told_and_not_kept(self, proxy, faulty):
         proxy.fault = once(cut, 1000, of=f"GET /{faulty.where[5:]}/{HELLO[7:9]}")
         with pytest.raises(Unavailable, match="or not whole"):
