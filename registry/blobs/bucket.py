@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PART = 8 * 1024 * 1024
 """Bytes of one request: larger objects are sent as multipart uploads, and read by ranges."""
 AT_ONCE = 4
+HASTY_SECONDS = 3.0
+"""How long an answer of a store may take that is known to be away."""
 """Parts of one object that are on their way together."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
@@ -104,9 +106,12 @@ class Bucket:
         retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=seconds)}
         try:
             if url.startswith("file://"):
-                self._objects: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
+                self._usual: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
+                self._hasty = self._usual
             else:
-                self._objects = from_url(self.name, client_options=client, retry_config=retry)
+                self._usual = from_url(self.name, client_options=client, retry_config=retry)
+                client = {**client, "timeout": timedelta(seconds=min(HASTY_SECONDS, seconds / 2))}
+                self._hasty = from_url(self.name, client_options=client, retry_config={**retry, "max_retries": 0})
         except (BaseError, OSError, ValueError) as error:
             raise Unavailable(
                 f"{self.name} cannot be opened as an object store: see SOUP_BLOBS_URL, and the variables of the "
@@ -224,6 +229,11 @@ class Bucket:
     def pause(self, tries: int) -> None:
         """Wait before the next of several tries: longer each time, and not all at one moment."""
         time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**tries) * random.uniform(0.5, 1.0))  # noqa: S311
+
+    @property
+    def _objects(self) -> ObjectStore:
+        """The store as it is asked now: once and briefly while something is wrong with it."""
+        return self._usual if self.trouble is None else self._hasty
 
     def _stamp(self, key: str) -> ObjectStamp:
         found = self._api.head(self._objects, key)
