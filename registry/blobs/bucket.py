@@ -107,11 +107,12 @@ class Bucket:
         try:
             if url.startswith("file://"):
                 self._usual: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
-                self._hasty = self._usual
+                self._hasty: ObjectStore = self._usual
             else:
                 self._usual = from_url(self.name, client_options=client, retry_config=retry)
                 client = {**client, "timeout": timedelta(seconds=min(HASTY_SECONDS, seconds / 2))}
-                self._hasty = from_url(self.name, client_options=client, retry_config={**retry, "max_retries": 0})
+                retry = {**retry, "max_retries": 0}
+                self._hasty = from_url(self.name, client_options=client, retry_config=retry)
         except (BaseError, OSError, ValueError) as error:
             raise Unavailable(
                 f"{self.name} cannot be opened as an object store: see SOUP_BLOBS_URL, and the variables of the "
