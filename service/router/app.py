@@ -8,6 +8,7 @@ import time
 import uuid
 
 import anyio
+from anyio import to_thread
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -52,6 +53,7 @@ class Router:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
+        to_thread.current_default_thread_limiter().total_tokens = self._settings.database_pool
         async with anyio.create_task_group() as tasks:
             await tasks.start(self.fleet.watch)
             await send({"type": "lifespan.startup.complete"})

@@ -32,13 +32,15 @@ class Choice:
     def __init__(self, database: Database, settings: Settings, fleet: Fleet, metrics: RouterMetrics) -> None:
         self._fleet = fleet
         self._metrics = metrics
-        self._directory = Directory(database)
+        # of its connections one is left for the looks at the fleet
+        self._directory = Directory(database, threads=max(1, settings.database_pool - 1))
         self._held = HeldBytes(settings.max_json_bytes_held)
         self._passage = Passage()
         self._turns = count()
 
     async def close(self) -> None:
         """Close every connection."""
+        self._directory.close()
         await self._passage.close()
 
     async def asker(self, call: Call) -> Asker | None:
@@ -122,8 +124,4 @@ class Choice:
 
     async def _leaves(self, member: Member) -> bool:
         """Whether a replica has left, or is out, by what the database says now, and others are there."""
-        try:
-            await self._fleet.look()
-        except SoupError:
-            return False
-        return member.row.id not in self._fleet.members and bool(self._fleet.members)
+        return await self._fleet.looked() and member.row.id not in self._fleet.members and bool(self._fleet.members)

@@ -2,28 +2,32 @@
 
 Looked up as the servers do it, and kept for less than a second: an alias that moves is followed at once. None of it
 decides what the caller may do or gets: what is unknown here, or was a moment ago, goes to some replica, which looks it
-up by itself.
+up by itself. Nobody waits for long: a lookup that fails or takes more than a moment sends the request anywhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Generic, TypeVar
-
-import anyio
-from anyio import to_thread
 
 from registry.catalogue import Database, KeyRow
 from registry.catalogue.rows import Namespaces
-from registry.errors import InvalidName, NotFound, Retired
+from registry.errors import Busy, InvalidName, NotFound, Retired
 from registry.names import BaseRef, is_part, parse_ref
 
 KEPT_SECONDS = 0.5
 MOST_KEPT = 10_000
+LOOK_SECONDS = 1.0
+"""How long a request waits for a lookup; what that finds later is there for the next."""
+MOST_LOOKS = 1000
+"""Lookups that have not ended: while the database hangs no more are begun."""
 TOKENS = "tokens"
 """Whose bodies those of all tokens of an issuer count as: they are not verified here."""
 
@@ -56,13 +60,18 @@ class Destination:
 class Directory:
     """The lookups of one router, each a read of the database in a thread unless it was made a moment ago.
 
-    They raise Busy or Unavailable.
+    There are `threads` for them. They raise Busy or Unavailable.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database, *, threads: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
-        self._askers: _Recent[Asker | None] = _Recent(clock)
-        self._destinations: _Recent[Destination | None] = _Recent(clock)
+        self._threads = ThreadPoolExecutor(threads, "directory")
+        self._askers: _Recent[Asker | None] = _Recent(self._threads, clock)
+        self._destinations: _Recent[Destination | None] = _Recent(self._threads, clock)
+
+    def close(self) -> None:
+        """Begin no lookup more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def asker(self, authorization: str) -> Asker | None:
         """Who stands behind an Authorization header; None where no key does, which the replica will say.
@@ -116,28 +125,37 @@ def _asker_of(row: KeyRow) -> Asker:
 class _Recent(Generic[Kept]):
     """What was found lately, by its key. Asked on the event loop: what is not there, a thread finds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, threads: Executor, clock: Callable[[], float]) -> None:
+        self._threads = threads
         self._clock = clock
         self._found: dict[str, tuple[float, Kept]] = {}
-        self._finding: dict[str, anyio.Event] = {}
+        self._finding: dict[str, asyncio.Future[Kept]] = {}
 
     async def get(self, key: str, find: Callable[[], Kept]) -> Kept:
-        """What was found within KEPT_SECONDS, or is found now; of those who ask for the same at once one finds it."""
-        while True:
-            known = self._found.get(key)
-            if known is not None and self._clock() - known[0] < KEPT_SECONDS:
-                return known[1]
-            found = self._finding.get(key)
-            if found is None:
-                break
-            await found.wait()
-        self._finding[key] = anyio.Event()
+        """What was found within KEPT_SECONDS, or is found now; of those who ask for the same at once one finds it.
+
+        All of them get what came of that, an error too; raises Busy where it takes longer than LOOK_SECONDS.
+        """
+        known = self._found.get(key)
+        if known is not None and self._clock() - known[0] < KEPT_SECONDS:
+            return known[1]
+        look = self._finding.get(key)
+        if look is None:
+            if len(self._finding) >= MOST_LOOKS:
+                raise Busy(f"{MOST_LOOKS} lookups wait for the database; try again.", retry_after=1)
+            look = asyncio.get_running_loop().run_in_executor(self._threads, find)
+            self._finding[key] = look
+            look.add_done_callback(partial(self._keep, key))
         try:
-            now = self._clock()
-            value = await to_thread.run_sync(find)
-            if len(self._found) >= MOST_KEPT:
-                self._found = {}
-            self._found[key] = now, value
-        finally:  # where it was not found, the next of those who wait tries
-            self._finding.pop(key).set()
-        return value
+            return await asyncio.wait_for(asyncio.shield(look), LOOK_SECONDS)
+        except TimeoutError:
+            raise Busy("The database takes long to look something up; try again.", retry_after=1) from None
+
+    def _keep(self, key: str, look: asyncio.Future[Kept]) -> None:
+        """A look has ended."""
+        del self._finding[key]
+        if look.cancelled() or look.exception() is not None:
+            return
+        if len(self._found) >= MOST_KEPT:
+            self._found = {}
+        self._found[key] = self._clock(), look.result()

@@ -28,6 +28,8 @@ log = logging.getLogger("soup.router")
 POLL_SECONDS = 0.5
 GAP_SECONDS = 3 * POLL_SECONDS
 """Between two looks at the database that are further apart than this no beat counts as missed."""
+LOOK_SECONDS = 1.0
+"""How long a request waits for a look."""
 
 
 class Member:
@@ -88,6 +90,14 @@ class Member:
             scope.cancel()
 
 
+class _Look:
+    """A look at the database."""
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+        self.succeeded = False
+
+
 class Fleet:
     """The replicas that take requests. All of it on the event loop; `clock` is the tests' seam for time."""
 
@@ -100,9 +110,10 @@ class Fleet:
         self._looked_at: float | None = None
         self._heard = 0.0
         """When a replica that takes requests was last seen to beat: until then the database took writes."""
-        self._began: float | None = None
-        """When the last look that succeeded began."""
-        self._looking = anyio.Lock()
+        self._next = _Look()
+        """The one that has not begun."""
+        self._wanted = anyio.Event()
+        """Set where somebody waits for that."""
         self._answers = True
 
     @property
@@ -113,27 +124,36 @@ class Fleet:
     async def watch(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Look at the database for ever; started once the first look is over."""
         while True:
+            look, self._next, self._wanted = self._next, _Look(), anyio.Event()
             try:
-                await self.look()
-            except SoupError as error:
-                if self._answers:
-                    log.warning("the replicas are taken to be as they were: %s", error.message)
-                self._answers = False
-            except Exception:
-                log.exception("looking for replicas failed")
+                await self._look(look)
+            finally:
+                look.over.set()
             task_status.started()
             task_status = TASK_STATUS_IGNORED
-            await anyio.sleep(POLL_SECONDS)
+            with anyio.move_on_after(POLL_SECONDS):
+                await self._wanted.wait()
 
-    async def look(self) -> None:
-        """Read the replicas as they are now; raises Busy or Unavailable. Of those who ask at once one does it."""
-        asked = self._clock()
-        async with self._looking:
-            if self._began is not None and self._began >= asked:
-                return
-            began = self._clock()
+    async def looked(self) -> bool:
+        """Whether the database was looked at since now, within LOOK_SECONDS; all who ask at once share a look."""
+        look = self._next
+        self._wanted.set()
+        with anyio.move_on_after(LOOK_SECONDS):
+            await look.over.wait()
+        return look.succeeded
+
+    async def _look(self, look: _Look) -> None:
+        """Read the replicas as they are now, or say in the log why not."""
+        try:
             self.take(await to_thread.run_sync(self._read))
-            self._began = began
+        except SoupError as error:
+            if self._answers:
+                log.warning("the replicas are taken to be as they were: %s", error.message)
+            self._answers = False
+        except Exception:
+            log.exception("looking for replicas failed")
+        else:
+            look.succeeded = True
             if not self._answers:
                 log.info("the replicas are read again")
             self._answers = True

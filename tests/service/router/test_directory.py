@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy
+from service.router import directory as directory_module
 from service.router.directory import KEPT_SECONDS, TOKENS, Asker, Destination, Directory
 from tests.registry.catalogue_rows import add, new_database
 
@@ -24,7 +26,7 @@ class World:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.now = 0.0
-        self.directory = Directory(database, clock=lambda: self.now)
+        self.directory = Directory(database, threads=2, clock=lambda: self.now)
 
     def asker(self, header: str) -> Asker | None:
         return anyio.run(self.directory.asker, header)
@@ -48,7 +50,9 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     database = new_database(tmp_path)
-    yield World(database)
+    world = World(database)
+    yield world
+    world.directory.close()
     database.close()
 
 
@@ -121,19 +125,8 @@ def test_a_row_that_is_retired_is_nowhere(world: World) -> None:
     assert world.destination(Asker("a", None), "acme/law") is None
 
 
-def test_of_many_that_ask_at_once_one_looks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    find = world.directory._find
-
-    def counted(visible: object, model: str) -> Destination | None:
-        looked.append(model)
-        if len(looked) == 1:
-            raise Busy("The first does not find it.", retry_after=1)
-        return find(visible, model)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(world.directory, "_find", counted)
-    with world.database.write() as catalogue:
-        row = add(catalogue, "acme/law")
+async def ask_at_once(world: World, count: int = 10) -> list[Destination | str | None]:
+    """What each of so many that ask for the same is answered."""
     answers: list[Destination | str | None] = []
 
     async def ask() -> None:
@@ -142,11 +135,45 @@ def test_of_many_that_ask_at_once_one_looks(world: World, monkeypatch: pytest.Mo
         except Busy:
             answers.append("busy")
 
-    async def all_at_once() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(ask)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(ask)
+    return answers
 
-    anyio.run(all_at_once)
-    assert looked == ["acme/law"] * 2
-    assert sorted(map(str, answers)) == sorted(["busy"] + [str(Destination("tiny", row.digest))] * 9)
+
+def test_of_many_that_ask_at_once_one_looks_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it does not find it: the others would only wait one after the other for the same."""
+    looked: list[str] = []
+    find = world.directory._find
+
+    def counted(visible: object, model: str) -> Destination | None:
+        looked.append(model)
+        if len(looked) == 1:
+            raise Busy("The first does not find it.", retry_after=1)
+        world.now += KEPT_SECONDS  # so long it took
+        return find(visible, model)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.directory, "_find", counted)
+    with world.database.write() as catalogue:
+        row = add(catalogue, "acme/law")
+    assert anyio.run(ask_at_once, world) == ["busy"] * 10
+    assert len(looked) == 1
+    assert anyio.run(ask_at_once, world) == [Destination("tiny", row.digest)] * 10
+    assert len(looked) == 2
+    assert anyio.run(ask_at_once, world) == [Destination("tiny", row.digest)] * 10
+    assert len(looked) == 2, "what a slow look found is as new as its end"
+
+
+def test_nobody_waits_for_a_database_that_hangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(directory_module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(directory_module, "MOST_LOOKS", 1)
+    monkeypatch.setattr(world.directory, "_find", lambda *_: go_on.wait(60) and None)
+
+    async def ask() -> None:
+        assert await ask_at_once(world, 3) == ["busy"] * 3
+        with pytest.raises(Busy, match="1 lookups wait"):
+            await world.directory.destination(Asker("a", None), "acme/other")
+        go_on.set()
+
+    anyio.run(ask)

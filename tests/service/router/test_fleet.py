@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.catalogue.replica_rows import ReplicaRow
+from registry.errors import Unavailable
+from service.router import fleet as fleet_module
 from service.router.fleet import POLL_SECONDS, Fleet
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -153,3 +156,63 @@ def test_one_that_took_no_connection_is_suspect_until_its_next_beat(time: Time) 
     assert member.is_suspect
     time.look(beaten(ONE, 2))
     assert not member.is_suspect
+
+
+class Rows:
+    """A database that answers, fails or hangs as the test says; `read` counts."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.fails = False
+        self.go_on = threading.Event()
+
+    def read(self) -> list[ReplicaRow]:
+        self.reads += 1
+        assert self.go_on.wait(60)
+        if self.fails:
+            raise Unavailable("It is away.")
+        return [ONE]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_those_who_ask_for_a_look_share_one_that_begins_after_they_asked(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    fleet, rows = Fleet(None), Rows()  # type: ignore[arg-type]
+    monkeypatch.setattr(fleet, "_read", rows.read)
+    monkeypatch.setattr(fleet_module, "POLL_SECONDS", 60)
+    rows.go_on.set()
+    answers: list[bool] = []
+
+    async def ask() -> None:
+        answers.append(await fleet.looked())
+
+    async def all_at_once() -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(fleet.watch)
+            assert rows.reads == 1
+            rows.fails = fails
+            async with anyio.create_task_group() as asking:
+                for _ in range(6):
+                    asking.start_soon(ask)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(all_at_once)
+    assert answers == [not fails] * 6
+    assert rows.reads == 2
+    assert set(fleet.members) == {"one"}
+
+
+def test_nobody_waits_for_a_look_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, rows = Fleet(None), Rows()  # type: ignore[arg-type]
+    monkeypatch.setattr(fleet, "_read", rows.read)
+    monkeypatch.setattr(fleet_module, "LOOK_SECONDS", 0.05)
+
+    async def ask() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fleet.watch)
+            assert not await fleet.looked()
+            rows.go_on.set()
+            tasks.cancel_scope.cancel()
+
+    anyio.run(ask)
