@@ -95,6 +95,7 @@ def world(postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.Temp
         for one in (*replicas, router):
             one.wait()
         with client_of(router.url) as client:
+            until(lambda: client.get("/readyz").status_code == 200)  # a server is listed once it listens
             names = [f"acme/canary-{number}" for number in range(ADAPTERS)]
             digests = {
                 name: push(client, name, weights(tiny_base_dir, folder / "cache", seed))
