@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 PART = 8 * 1024 * 1024
 """Bytes of one request: larger objects are sent as multipart uploads, and read by ranges."""
 AT_ONCE = 4
+"""Parts of one object that are on their way together."""
 HASTY_SECONDS = 3.0
 """How long an answer of a store may take that is known to be away."""
-"""Parts of one object that are on their way together."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 """How S3, Azure and Google's store say so; an object that is missing says something else."""
