@@ -26,7 +26,7 @@ NOTES = frozenset(
      "readOnly", "title", "writeOnly")
 )  # fmt: skip
 """What says nothing of the answer, and where the schemas stand that `$ref` names."""
-REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
+REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/%]+")
 """What `$ref` may name: the whole, or what stands where schemas are looked at; not one inside of a note or a value."""
 UNSPELLED = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that an answer cannot have: JSON writes them by `\\u`, which answers do without."""

@@ -360,6 +360,7 @@ class TestRefusals:
                 "'$ref' in schema.properties.a names no",
             ),
             ({"$ref": "#/$defs/a/const", "$defs": {"a": {"const": {"allOf": []}}}}, "'$ref' in schema names no schema"),
+            ({"$ref": "#/$defs/a%2Fdefault", "$defs": {"a": {"default": {"multipleOf": 7}}}}, "names no schema"),
             ({"$ref": "#"}, "cannot be followed"),
             ({"type": "string", "format": "iri"}, "the 'format' in schema is not supported, only date, "),
             ({"type": "string", "format": ["date"]}, "the 'format' in schema is not supported, only date, "),
