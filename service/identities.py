@@ -7,7 +7,6 @@ key that an identity asked for too: they go on with its namespaces.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -17,11 +16,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from registry.catalogue import KeyRow
-from registry.errors import Busy, Forbidden, InvalidParameter, Unauthenticated, Unavailable
+from registry.errors import Busy, Forbidden, Unauthenticated, Unavailable
 from service.key_watch import KeyWatch
 from service.keys import Principal
-from service.oidc.grants import Grants, read_grants
-from service.oidc.issuer import Issuer, check_issuer
+from service.oidc.callers import identity_id, tokens_of
+from service.oidc.grants import Grants
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -133,37 +132,10 @@ class Identities:
             return True
 
 
-def identity_id(issuer: str, subject: str) -> str:
-    """The id of an identity: the same on every server, and after a restore."""
-    return "oidc-" + hashlib.sha256(f"{issuer}\n{subject}".encode()).hexdigest()[:24]
-
-
 def identities_of(settings: Settings, watch: KeyWatch) -> Identities | None:
-    """The identities that the settings ask for, None where they ask for none.
-
-    Raises InvalidParameter where they cannot go together, and Unavailable where the packages for it are missing.
-    """
-    if settings.oidc_issuer is None:
-        return None
-    if settings.no_auth:
-        raise InvalidParameter("Without keys no tokens are asked for: drop SOUP_OIDC_ISSUER, or --no-auth.")
-    check_issuer(settings.oidc_issuer)
-    if not settings.oidc_audience or settings.oidc_mapping is None:
-        raise InvalidParameter(
-            "SOUP_OIDC_ISSUER needs SOUP_OIDC_AUDIENCE, what its tokens are to be for, and SOUP_OIDC_MAPPING, the file "
-            "that says what they bring.",
-            param="oidc_issuer",
-        )
-    grants = read_grants(settings.oidc_mapping)
-    try:
-        from service.oidc.tokens import Tokens
-    except ModuleNotFoundError:
-        raise Unavailable(
-            "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
-        ) from None
-    issuer = Issuer(settings.oidc_issuer)
-    tokens = Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds)
-    return Identities(tokens, grants, watch, most=settings.oidc_max_identities)
+    """The identities that the settings ask for, None where they ask for none; raises as `tokens_of` does."""
+    found = tokens_of(settings)
+    return None if found is None else Identities(*found, watch, most=settings.oidc_max_identities)
 
 
 def _moment(seconds: Any) -> datetime:

@@ -28,8 +28,6 @@ from service.settings import Settings
 
 log = logging.getLogger("soup.router")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-NOBODY = ""
-"""As whose the answers under way of requests without a key count."""
 
 
 class Router:
@@ -91,7 +89,7 @@ class Router:
             if own is not None:
                 await call.say(own)
                 return
-            with self._places.taken(NOBODY if asker is None else asker.id):
+            with self._places.taken(await self._choice.place(call, asker)):
                 await self._choice.route(call, asker)
         except Cancelled:
             raise

@@ -8,6 +8,8 @@ from itertools import count
 from registry.catalogue import Database
 from registry.errors import SoupError, Unavailable
 from service.http.body_limits import HeldBytes
+from service.http.pages.cookies import SESSION, own_cookies
+from service.oidc.callers import tokens_of
 from service.router.call import Call
 from service.router.directory import Asker, Destination, Directory
 from service.router.fleet import Fleet, Member
@@ -33,7 +35,9 @@ class Choice:
         self._fleet = fleet
         self._metrics = metrics
         # of its connections one is left for the looks at the fleet
-        self._directory = Directory(database, threads=max(1, settings.database_pool - 1))
+        self._directory = Directory(
+            database, threads=max(1, settings.database_pool - 1), issuer=tokens_of(settings)
+        )  # fmt: skip
         self._held = HeldBytes(settings.max_json_bytes_held)
         self._passage = Passage()
         self._turns = count()
@@ -44,13 +48,32 @@ class Choice:
         await self._passage.close()
 
     async def asker(self, call: Call) -> Asker | None:
-        """Whose key a request has; None where none is known here, now."""
+        """Whose key or token a request has; None where none is known here, now."""
         header = call.headers.get("authorization")
         if header is None:
             return None
         try:
             return await self._directory.asker(header)
         except SoupError:  # the database does not answer: the replica says so
+            return None
+
+    async def place(self, call: Call, asker: Asker | None) -> str:
+        """As whose an answer counts while it is under way.
+
+        That of nobody known here is counted with all others from its address, which is a proxy's where one is before
+        the router: without this one of them could take every place of those who have signed in.
+        """
+        if asker is None and "authorization" not in call.headers:
+            asker = await self._browser(call)
+        return f"address {(call.scope.get('client') or ('',))[0]}" if asker is None else asker.id
+
+    async def _browser(self, call: Call) -> Asker | None:
+        token = next((value for name, value in own_cookies(call.scope) if name.endswith(SESSION)), None)
+        if token is None:
+            return None
+        try:
+            return await self._directory.session(token)
+        except SoupError:
             return None
 
     async def route(self, call: Call, asker: Asker | None) -> None:

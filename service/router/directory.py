@@ -15,12 +15,17 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.catalogue import Database, KeyRow
 from registry.catalogue.rows import Namespaces
-from registry.errors import Busy, InvalidName, NotFound, Retired
+from registry.errors import Busy, InvalidName, NotFound, Retired, Unauthenticated
 from registry.names import BaseRef, is_part, parse_ref
+from service.oidc.callers import identity_id
+from service.oidc.grants import Grants
+
+if TYPE_CHECKING:
+    from service.oidc.tokens import Tokens
 
 KEPT_SECONDS = 0.5
 MOST_KEPT = 10_000
@@ -28,8 +33,6 @@ LOOK_SECONDS = 1.0
 """How long a request waits for a lookup; what that finds later is there for the next."""
 MOST_LOOKS = 1000
 """Lookups that have not ended: while the database hangs no more are begun."""
-TOKENS = "tokens"
-"""Whose bodies those of all tokens of an issuer count as: they are not verified here."""
 
 Kept = TypeVar("Kept")
 
@@ -60,11 +63,16 @@ class Destination:
 class Directory:
     """The lookups of one router, each a read of the database in a thread unless it was made a moment ago.
 
-    There are `threads` for them. They raise Busy or Unavailable.
+    There are `threads` for them. `issuer` verifies tokens; where it is None they are nobody's. Raises Busy or
+    Unavailable.
     """
 
-    def __init__(self, database: Database, *, threads: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, database: Database, *, threads: int, issuer: tuple[Tokens, Grants] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._database = database
+        self._issuer = issuer
         self._threads = ThreadPoolExecutor(threads, "directory")
         self._askers: _Recent[Asker | None] = _Recent(self._threads, clock)
         self._destinations: _Recent[Destination | None] = _Recent(self._threads, clock)
@@ -74,19 +82,46 @@ class Directory:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def asker(self, authorization: str) -> Asker | None:
-        """Who stands behind an Authorization header; None where no key does, which the replica will say.
+        """Who stands behind an Authorization header; None where nobody does, which the replica will say.
 
-        Tokens of an issuer are one asker for all, who sees everything: where their requests go tells nobody anything,
-        since an answer to a refused one does not say who gave it.
+        A token of the issuer is verified as the servers do it; nothing is written about its caller here.
         """
         kind, _, secret = authorization.partition(" ")
         secret = secret.strip()
         if kind.lower() != "bearer":
             return None
-        if secret.count(".") == 2:
-            return Asker(TOKENS, None)
-        hashed = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-        return await self._askers.get(hashed, lambda: self._find_asker(hashed))
+        hashed = _hash(secret)
+        if secret.count(".") != 2:
+            return await self._askers.get(hashed, lambda: self._find_asker(hashed))
+        return None if self._issuer is None else await self._askers.get(hashed, lambda: self._find_caller(secret))
+
+    async def session(self, token: str) -> Asker | None:
+        """Whose session a browser holds; None where it is none, or none any more."""
+        hashed = _hash(token)
+        return await self._askers.get(f"session {hashed}", lambda: self._find_session(hashed))
+
+    def _find_session(self, hashed: str) -> Asker | None:
+        with self._database.read() as catalogue:
+            row = catalogue.sessions.find(hashed)
+        return None if row is None else self._find_asker(row.secret_sha256)
+
+    def _find_caller(self, token: str) -> Asker | None:
+        if self._issuer is None:
+            return None
+        tokens, grants = self._issuer
+        try:
+            claims = tokens.claims(token)
+        except Unauthenticated:
+            return None
+        granted = grants.of(claims)
+        if granted is None:
+            return None
+        id = identity_id(tokens.issuer.url, claims["sub"])
+        with self._database.read() as catalogue:
+            row = catalogue.keys.identity(id)
+        if row is not None and row.revoked_at is not None:
+            return None
+        return Asker(id, granted.namespaces, granted.namespaces is None and "admin" in granted.scopes)
 
     def _find_asker(self, hashed: str) -> Asker | None:
         with self._database.read() as catalogue:
@@ -112,6 +147,11 @@ class Directory:
         except (InvalidName, NotFound, Retired):
             return None
         return Destination(row.base_model, row.digest)
+
+
+def _hash(secret: str) -> str:
+    """What the database has of a key's secret, and of what a browser holds."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _has_ended(row: KeyRow) -> bool:

@@ -24,9 +24,10 @@ from sqlalchemy import text
 import migrations
 from registry.catalogue import Database
 from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
-from service.identities import Identities, identities_of, identity_id
+from service.identities import Identities, identities_of
 from service.key_watch import KeyWatch
 from service.keys import Principal, authenticate
+from service.oidc.callers import identity_id
 from service.oidc.grants import Granted, read_grants
 from service.oidc.issuer import FRESH, KEPT, LARGEST, Issuer
 from service.oidc.tokens import Tokens

@@ -12,7 +12,7 @@ import pytest
 from openai import AuthenticationError
 
 from service.client.client import SoupClient
-from service.identities import identity_id
+from service.oidc.callers import identity_id
 from tests.postgres import KINDS
 from tests.service.little_issuer import LittleIssuer, little_issuer
 from tests.service.servers import Live, World, open_live, open_world, write_bases

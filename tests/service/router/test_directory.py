@@ -13,9 +13,13 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy
+from service.oidc.callers import identity_id, tokens_of
 from service.router import directory as directory_module
-from service.router.directory import KEPT_SECONDS, TOKENS, Asker, Destination, Directory
+from service.router.directory import KEPT_SECONDS, Asker, Destination, Directory
+from service.sessions import token_hash
+from service.settings import Settings
 from tests.registry.catalogue_rows import add, new_database
+from tests.service.little_issuer import little_issuer
 
 SECRET = "sk-soup-" + "d" * 43
 
@@ -85,8 +89,40 @@ def test_an_expired_key_is_nobody_and_a_replaced_secret_is_one_for_its_grace(wor
     assert world.asker("Bearer over") is None
 
 
-def test_tokens_of_an_issuer_are_one_asker(world: World) -> None:
-    assert world.asker("Bearer a.b.c") == world.asker("Bearer d.e.f") == Asker(TOKENS, None)
+def test_a_token_is_somebody_where_its_issuer_is_known_and_says_so(world: World, tmp_path: Path) -> None:
+    with little_issuer() as issuer:
+        assert world.asker(f"Bearer {issuer.token('law-team')}") is None
+        settings = Settings(data=tmp_path, **issuer.settings(tmp_path))
+        world.directory.close()
+        world.directory = Directory(world.database, threads=2, issuer=tokens_of(settings), clock=lambda: world.now)
+        id_ = identity_id(issuer.url, "u-1")
+        assert world.asker(f"Bearer {issuer.token('law-team')}") == Asker(id_, ("law",))
+        admin = issuer.token("soup-admins", sub="u-2")
+        assert world.asker(f"Bearer {admin}") == Asker(identity_id(issuer.url, "u-2"), None, True)
+        for wrong in (issuer.token("strangers"), issuer.token("law-team", exp=1), admin[:-8] + "AAAAAAAA", "a.b.c"):
+            assert world.asker(f"Bearer {wrong}") is None
+        with world.database.write() as catalogue:
+            assert catalogue.keys.identity(id_) is None, "its row is made by the server"
+            catalogue.keys.add_identity(
+                id_, issuer=issuer.url, subject="u-1", name="ada", namespaces=("law",), scopes=frozenset({"infer"})
+            )
+        world.revoke(id_)
+        world.now += KEPT_SECONDS
+        assert world.asker(f"Bearer {issuer.token('law-team')}") is None
+
+
+def test_a_session_is_its_keys_while_that_is_one(world: World) -> None:
+    id_ = world.key()
+    with world.database.write() as catalogue:
+        catalogue.sessions.add(
+            token_hash("held"), secret_sha256=hashlib.sha256(SECRET.encode()).hexdigest(), key_id=id_,
+            expires_at=datetime.now(UTC) + timedelta(hours=1), most=1,
+        )  # fmt: skip
+    assert anyio.run(world.directory.session, "held") == Asker(id_, ("acme",))
+    assert anyio.run(world.directory.session, "made up") is None
+    world.revoke(id_)
+    world.now += KEPT_SECONDS
+    assert anyio.run(world.directory.session, "held") is None
 
 
 def test_a_name_is_what_it_is_to_whoever_asks(world: World) -> None:

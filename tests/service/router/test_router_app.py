@@ -7,6 +7,8 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import httpx2
 import pytest
 
 from registry.catalogue.replica_rows import ReplicaLoad
+from service.sessions import token_hash
 from tests.registry.catalogue_rows import add
 from tests.service.cluster import client_of, until
 from tests.service.router.scripted import (
@@ -280,6 +283,34 @@ class TestWhatIsHeld:
             answer = clients(found).post("/v1/completions", content=body)
             assert answer.json() == {"by": "a"}
             assert found.replicas[0].seen[-1][1] == body
+
+
+class TestPlaces:
+    def test_who_has_no_key_leaves_room_for_browsers_that_signed_in(self, tmp_path: Path) -> None:
+        """Answers of nobody known count by address, with a key or session that is made up as without any."""
+        with routed(tmp_path, stream_until_released, max_connections=16) as found, ExitStack() as stack:
+            session = "s" * 43
+            with found.database.write() as catalogue:
+                hashed = hashlib.sha256(SECRET.encode()).hexdigest()
+                key = catalogue.keys.by_secret(hashed)
+                assert key is not None
+                catalogue.sessions.add(
+                    token_hash(session), secret_sha256=hashed, key_id=key.id,
+                    expires_at=datetime.now(UTC) + timedelta(hours=1), most=1,
+                )  # fmt: skip
+            client = stack.enter_context(httpx2.Client(base_url=found.url, trust_env=False))
+
+            def begin_one(**headers: str) -> int:
+                return stack.enter_context(client.stream("GET", "/v1/models", headers=headers)).status_code
+
+            strangers: list[dict[str, str]] = [
+                {}, {"authorization": "Bearer a.b.c"}, {"authorization": "Bearer nobody"},
+                {"cookie": "soup-session=" + "x" * 43}, {"authorization": f"Basic {SECRET}"},
+            ]  # fmt: skip
+            statuses = [begin_one(**strangers[number % len(strangers)]) for number in range(10)]
+            assert statuses == [200] * 8 + [429] * 2
+            assert begin_one(cookie=f"soup-session={session}") == 200
+            assert begin_one(authorization=f"Bearer {SECRET}") == 200
 
 
 def test_who_refused_is_not_said_so_that_nobody_learns_what_exists(tmp_path: Path, clients: Any) -> None:
