@@ -47,6 +47,7 @@ class Call:
         """Those that were tried."""
         self._receive = receive
         self._settings = settings
+        self._account: Account | None = None
         self._whole = anyio.Event()
         if not self.has_body:
             self._whole.set()
@@ -73,7 +74,11 @@ class Call:
         return self.gathered is not None or (self.scope["method"] in ("GET", "HEAD") and not self.was_read)
 
     async def gather(self, account: Account, key: str) -> None:
-        """Read the whole body; raises TooLarge, Busy, TooSlow, and Cancelled where the client is gone."""
+        """Read the whole body; raises TooLarge, Busy, TooSlow, and Cancelled where the client is gone.
+
+        It is held until the answer begins, or `drop` is called.
+        """
+        self._account = account
         most, body, count = self._settings.max_json_bytes, bytearray(), JsonCount()
         if not self.has_body:
             self.gathered = b""
@@ -86,6 +91,22 @@ class Call:
             self._check_values(count, piece)
             body += piece
         self.gathered = bytes(body)
+
+    def begin(self, status: int) -> None:
+        """The answer begins: nobody else gets the body from now on."""
+        self.status = status
+        self.drop()
+
+    def drop(self) -> None:
+        """Hold the body no longer."""
+        self.gathered = None
+        if self._account is not None:
+            self._account.close()
+
+    async def held(self) -> AsyncIterator[bytes]:
+        """The held body, for who does not keep it once it was sent."""
+        if self.gathered:
+            yield self.gathered
 
     def _check_values(self, count: JsonCount, piece: bytes) -> None:
         """Raises TooLarge for JSON of more values than any call takes: reading it would cost too much."""

@@ -81,15 +81,14 @@ class Choice:
 
         A body is held, and looked into, for a key that exists: any other request is refused by the first replica.
         """
-        account = self._held.account()
         try:
             destination = None
             if call.is_inference and asker is not None:
-                await call.gather(account, asker.id)
+                await call.gather(self._held.account(), asker.id)
                 destination = await self._destination(call, asker)
             await self._try_all(call, destination)
         finally:
-            account.close()
+            call.drop()
 
     async def _destination(self, call: Call, asker: Asker) -> Destination | None:
         model = await call.model()

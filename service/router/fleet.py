@@ -40,7 +40,7 @@ class Member:
         self.changed = now
         """When its row was first seen as it is, by the router's clock."""
         self.sent = 0
-        """Requests of this router that it has not answered."""
+        """Inference of this router that it has not answered: what its engine computes."""
         self._others = 0
         self._failed: datetime | None = None
         self._waiting: set[anyio.CancelScope] = set()
@@ -73,15 +73,18 @@ class Member:
         self._failed = self.row.seen_at
 
     @contextmanager
-    def waiting(self) -> Iterator[anyio.CancelScope]:
-        """While something is asked of it: a scope that is cancelled where the replica is out."""
+    def waiting(self, *, counts: bool) -> Iterator[anyio.CancelScope]:
+        """While something is asked of it: a scope that is cancelled where the replica is out.
+
+        It `counts` as load where it is inference; an upload or a stream of a job's events keeps no place in the engine.
+        """
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
-            self.sent += 1
+            self.sent += counts
             try:
                 yield scope
             finally:
-                self.sent -= 1
+                self.sent -= counts
                 self._waiting.discard(scope)
 
     def give_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
@@ -14,6 +15,12 @@ from service.router.headers import to_client, to_replica
 
 TIMEOUTS = {"connect": 2.0, "pool": 2.0, "write": 60.0, "read": None}
 """Seconds. How long an answer takes is the replica's affair: one that has stopped beating is given up (`fleet`)."""
+_TIMES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+NOTICED = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TIMES.items() if hasattr(socket, name)),
+)
+"""Of a connection: a machine that is gone without a word is noticed in 20 seconds, though no answer was due."""
 IDLE_SECONDS = 4.0
 """How long a connection to a replica is kept that nobody uses: the replica closes one after five."""
 KEPT_CONNECTIONS = 256
@@ -38,7 +45,7 @@ class Passage:
         limits = httpx2.Limits(
             max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS, keepalive_expiry=IDLE_SECONDS
         )
-        self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
+        self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False, socket_options=NOTICED)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -50,7 +57,7 @@ class Passage:
         Raises Lost where the replica is, with `call.status` set where some of the answer was sent. An answer
         that the replica cannot give now (503) counts as none where it `leaves` and another may be asked.
         """
-        with member.waiting() as scope:
+        with member.waiting(counts=call.is_inference) as scope:
             try:
                 response = await self._transport.handle_async_request(_request(call, member))
                 try:
@@ -73,7 +80,8 @@ def _request(call: Call, member: Member) -> httpx2.Request:
     scope, held = call.scope, call.gathered
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
-    body = held if held is not None else call.body() if call.has_body else None
+    # not the bytes: httpx2 keeps what it is given for as long as the answer takes
+    body = call.body() if held is None and call.has_body else call.held() if held else None
     headers = to_replica(scope, call.request_id, length=None if held is None else len(held))
     extensions = {"target": target, "timeout": TIMEOUTS}
     return httpx2.Request(
@@ -92,7 +100,7 @@ async def _answer(call: Call, response: httpx2.Response, member: Member) -> None
     shown = not call.is_inference or response.status_code < 400
     headers = to_client(response.headers.raw, member.row.id if shown else None)
     call.streams = response.headers.get("content-type", "").startswith("text/event-stream")
-    call.status = response.status_code
+    call.begin(response.status_code)
     await call.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for piece in _whole_events(first, pieces) if call.streams else _all(first, pieces):
         await call.send({"type": "http.response.body", "body": piece, "more_body": True})

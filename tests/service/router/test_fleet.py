@@ -87,7 +87,7 @@ def test_while_the_database_takes_no_writes_nobody_is_out_and_nothing_given_up(
     """Its disk is full, or it is a standby: rows are read and stay as they were; then one beats before the other."""
 
     async def asked() -> bool:
-        with time.fleet.members["one"].waiting() as scope:
+        with time.fleet.members["one"].waiting(counts=True) as scope:
             for rows in ((ONE, beaten(TWO, before)), (replace(ONE, alive=False), replace(TWO, alive=False))):
                 time.pass_by(before if rows[0] is ONE else outage, *rows)
                 assert set(time.fleet.members) == {"one", "two"}
@@ -120,7 +120,7 @@ def test_a_clock_of_the_database_that_is_set_puts_nobody_out(time: Time) -> None
 
 def test_what_waits_for_one_that_is_out_is_given_up_and_for_one_that_left_is_not(time: Time) -> None:
     async def given_up(*rows: ReplicaRow) -> bool:
-        with time.fleet.members["one"].waiting() as scope:
+        with time.fleet.members["one"].waiting(counts=True) as scope:
             time.pass_by(7, *rows, beating=TWO)
             await checkpoint()
         return scope.cancelled_caught
@@ -136,10 +136,10 @@ def test_load_is_what_was_sent_from_here_and_what_others_sent(time: Time) -> Non
     member = time.fleet.members["one"]
 
     async def ask() -> None:
-        with member.waiting(), member.waiting():
+        with member.waiting(counts=True), member.waiting(counts=True), member.waiting(counts=False):
             time.look(beaten(ONE, 2, requests=5))
             assert (member.load.requests, member.load.places) == (5, 4)
-            with member.waiting():
+            with member.waiting(counts=True):
                 assert member.load.requests == 6
         assert member.load.requests == 3
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,10 +14,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
 from registry.catalogue.replica_rows import ReplicaLoad
+from service.router.passing import Passage
 from service.sessions import token_hash
 from tests.registry.catalogue_rows import add
 from tests.service.cluster import client_of, until
@@ -212,6 +216,26 @@ class TestStreams:
             clients(found).get("/v1/adapters/a/b/files/c")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other times")
+def test_a_machine_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    """An answer may take as long as it takes: it is the connection that is asked whether somebody is there."""
+
+    async def options() -> list[int]:
+        passage = Passage()
+        request = httpx2.Request("GET", str(found.router.fleet.members["a"].row.url))
+        response = await passage._transport.handle_async_request(request)
+        one = response.extensions["network_stream"].get_extra_info("socket")
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        values = [one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+        values += [one.getsockopt(socket.IPPROTO_TCP, name) for name in names]
+        await response.aclose()
+        await passage.close()
+        return values
+
+    with routed(tmp_path, tell) as found:
+        assert anyio.run(options) == [1, 5, 5, 3, 20_000]
+
+
 def test_back_pressure_passes_and_is_not_tried_elsewhere(tmp_path: Path, clients: Any) -> None:
     async def full(_me: Any, _scope: Any, _receive: Any, send: Any) -> None:
         await begin(send, 429, retry_after="7")
@@ -261,6 +285,13 @@ def test_one_that_falls_silent_is_given_up_and_the_next_asked(tmp_path: Path, cl
             thread.join()
 
 
+def copies(of: bytes) -> set[int]:
+    """The bytes objects in this process that are equal to these."""
+    gc.collect()
+    held = (one for holder in gc.get_objects() for one in gc.get_referents(holder))
+    return {id(one) for one in held if type(one) is bytes and len(one) == len(of) and one == of}
+
+
 class TestWhatIsHeld:
     def test_a_body_too_large_is_refused_here(self, tmp_path: Path, clients: Any) -> None:
         with routed(tmp_path, tell, max_json_bytes=2000, max_json_values=200) as found:
@@ -270,6 +301,19 @@ class TestWhatIsHeld:
             assert chunks.status_code == 413
             assert complete(client, "tiny", prompt=[[]] * 300).status_code == 413
             assert not found.replicas[0].seen
+
+    def test_a_body_is_held_until_its_answer_begins(self, tmp_path: Path, clients: Any) -> None:
+        """A stream may be long, and cannot be begun anew: its body is let go, here and in the client library."""
+        with routed(tmp_path, stream_until_released) as found:
+            body = b'{"model": "tiny", "stream": true, "prompt": "' + b"m" * 100_003 + b'"}'
+            with clients(found).stream("POST", "/v1/completions", content=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                assert found.router._choice._held.total == 0
+                assert found.replicas[0].seen[-1][1] == body
+                assert len(copies(body)) == 2, "the client's and the replica's, both in this process"
+                found.replicas[0].released.set()
+                assert [line for line in lines if line] == ["data: [DONE]"]
 
     def test_nothing_is_held_for_who_has_no_key(self, tmp_path: Path, clients: Any) -> None:
         """Their body passes as it comes: the replica refuses them before it reads any."""
