@@ -147,8 +147,11 @@ def _collected(work: _Work) -> Collected:
 def _prune(work: _Work) -> Collected:
     """Take away rows that are older than their table keeps them.
 
-    Usage stays as long as it may say that an unnamed soup is in use.
+    Usage stays as long as it may say that an unnamed soup is in use. Buckets of rates hold nothing after a minute, and
+    are not counted.
     """
+    with work.turn() as catalogue:
+        catalogue.pruning.rate_buckets(ROWS)
     keep = work.registry.retention
     soups = max([keep.unnamed_soup_days, *_days_of_soups(work).values()])
     return Collected(

@@ -1,4 +1,4 @@
-"""Old rows of tables that grow for as long as a server is used: ended jobs, usage by day, and the audit.
+"""Old rows of tables that grow for as long as a server is used: ended jobs, usage by day, the audit, and worn rates.
 
 Nothing names these rows but the list of who asked for a job. A collection says from which day on they are old.
 """
@@ -9,8 +9,12 @@ from datetime import datetime
 
 from sqlalchemy import Connection, and_, delete, literal, select, tuple_
 
+from registry.catalogue.database_clock import database_clock
+from registry.catalogue.replica_tables import rate_buckets
 from registry.catalogue.tables import audit, job_askers, jobs, usage
 
+A_DAY = 86_400_000_000
+"""In microseconds."""
 DAY = tuple(usage.primary_key.columns)
 
 
@@ -39,3 +43,14 @@ class Pruning:
         old = select(audit.c.id).where(audit.c.at < before).order_by(audit.c.at).limit(limit)
         ids = list(self._connection.scalars(old))
         return self._connection.execute(delete(audit).where(audit.c.id.in_(ids))).rowcount
+
+    def rate_buckets(self, limit: int) -> int:
+        """Buckets of rates that nobody took from for a day, by the database's clock: a minute empties each.
+
+        One that somebody holds is left.
+        """
+        key = tuple(rate_buckets.primary_key.columns)
+        old = rate_buckets.c.at < database_clock(self._connection) - A_DAY
+        some = select(*key).where(old).order_by(*key).limit(limit).with_for_update(skip_locked=True)
+        names = [tuple(row) for row in self._connection.execute(some)]
+        return self._connection.execute(delete(rate_buckets).where(tuple_(*key).in_(names))).rowcount

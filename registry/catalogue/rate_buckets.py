@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from registry.catalogue.database_clock import database_clock
@@ -18,6 +18,7 @@ from registry.catalogue.replica_tables import rate_buckets
 BucketName = tuple[str, str]
 """Whose it is, and of what: requests or tokens."""
 SECOND = 1_000_000
+KEY = (rate_buckets.c.subject, rate_buckets.c.measure)
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,27 @@ class RateBuckets:
         self._connection = connection
 
     def held(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
-        """The buckets of these names, new ones empty, which nobody else changes until the transaction ends."""
-        found = self._read(names)
-        missing = sorted(set(names) - found.keys())
+        """The buckets of these names, new ones empty, which nobody else changes until the transaction ends.
+
+        Rows that are missing are made first: made after others are locked, two transactions could wait for each other.
+        """
+        found: dict[BucketName, HeldBucket] = {}
+        while found.keys() != set(names):  # again only where one was removed in between
+            self._make(names)
+            found = self._locked(names)
+        return found
+
+    def _make(self, names: Collection[BucketName]) -> None:
+        there = {(row.subject, row.measure) for row in self._connection.execute(select(*KEY).where(_among(names)))}
+        missing = sorted(set(names) - there)
         if missing:
             rows = [{"subject": subject, "measure": measure, "used": 0.0, "at": 0} for subject, measure in missing]
             insert = postgresql.insert if self._connection.dialect.name == "postgresql" else sqlite.insert
             self._connection.execute(insert(rate_buckets).on_conflict_do_nothing(), rows)
-            found = self._read(names)
-        return found
 
-    def _read(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
-        key = (rate_buckets.c.subject, rate_buckets.c.measure)
-        query = select(rate_buckets, database_clock(self._connection).label("now")).where(
-            tuple_(*key).in_(sorted(names))
-        )
-        rows = self._connection.execute(query.order_by(*key).with_for_update())
+    def _locked(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
+        query = select(rate_buckets, database_clock(self._connection).label("now")).where(_among(names))
+        rows = self._connection.execute(query.order_by(*KEY).with_for_update())
         # whoever had to wait for a row may have read the clock before the row was written
         return {
             (row.subject, row.measure): HeldBucket(
@@ -69,3 +75,7 @@ class RateBuckets:
         ]
         if values:
             self._connection.execute(update(rate_buckets).where(*its), values)
+
+
+def _among(names: Collection[BucketName]) -> ColumnElement[bool]:
+    return tuple_(*KEY).in_(sorted(names))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sqlalchemy import event
+
 from registry.catalogue import Database
 
 NAMES = [("Key 'a'", "tokens"), ("Key 'a'", "requests"), ("Namespace 'b'", "tokens")]
@@ -43,3 +47,33 @@ def test_a_clock_that_was_ahead_takes_nothing_back(database: Database) -> None:
         ahead = catalogue.rate_buckets.held(NAMES[:1])[NAMES[0]]
         assert (ahead.used, ahead.seconds) == (3.0, 0.0)
         assert ahead.moment == held[NAMES[0]].moment + 10**12
+
+
+def test_new_buckets_are_made_before_any_is_held(database: Database) -> None:
+    """One that holds a bucket while it makes another could wait for one that made that and waits for this."""
+    with database.beside() as catalogue:
+        catalogue.rate_buckets.held(NAMES[:1])
+    said: list[str] = []
+
+    def listener(*args: Any) -> None:
+        said.append(args[2].split()[0])
+
+    event.listen(database.engine, "before_cursor_execute", listener)
+    with database.beside() as catalogue:
+        assert catalogue.rate_buckets.held(NAMES).keys() == set(NAMES)
+    event.remove(database.engine, "before_cursor_execute", listener)
+    assert said[-3:] == ["SELECT", "INSERT", "SELECT"]
+
+
+def test_buckets_of_which_nobody_takes_for_a_day_go(database: Database) -> None:
+    with database.beside() as catalogue:
+        catalogue.rate_buckets.put(dict.fromkeys(NAMES, 1.0), catalogue.rate_buckets.held(NAMES))
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE rate_buckets SET at = at - 86400000000 WHERE measure = 'tokens'")
+    with database.write() as catalogue:
+        assert catalogue.pruning.rate_buckets(1) == 1
+        assert catalogue.pruning.rate_buckets(10) == 1
+        assert catalogue.pruning.rate_buckets(10) == 0
+    with database.beside() as catalogue:
+        held = catalogue.rate_buckets.held(NAMES)
+        assert [held[name].used for name in NAMES] == [0.0, 1.0, 0.0]
