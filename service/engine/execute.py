@@ -180,6 +180,8 @@ class Executor:
             [logprob], [top] = chosen_log_probs(scores, [token]), top_tokens(scores, params.logprobs)
         walk = draft.walks[sequence.index]
         delta = choice.push(token, logprob, top, complete=walk is not None and walk.take(token))
+        if walk is not None and delta.finish_reason is None:
+            _ = walk.allowed  # found out here, so that where it cannot be this request ends and no other
         sequence.ids.append(token)
         self._count(sequence.work.key[1], draft)
         if draft.request.on_token is not None:

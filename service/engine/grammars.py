@@ -40,7 +40,7 @@ LIMITS = {
     "step_lexer_fuel": 50_000,  # 4 ms
     "step_max_items": 20_000,  # 1 ms
     "max_items_in_row": 2_000,  # about 500 optional properties
-    "max_lexer_states": 10_000,  # 20 MB
+    "max_lexer_states": 50_000,  # MAX_LENGTHS characters take 45,000
     "max_grammar_size": 200_000,
 }
 
@@ -48,7 +48,8 @@ LIMITS = {
 class Grammar:
     """A JSON schema, compiled for one tokenizer and for one request.
 
-    All of its walks share the states that limits count, so that two requests would wear one out for each other.
+    All of its walks share the states that limits count: for a schema that may be followed there are enough of them for
+    every walk, and of a hostile one no other request finds fewer.
     `first` are the tokens that an answer may begin with: (vocabulary,).
 
     Raises InvalidParameter for a schema that cannot be followed.
@@ -86,18 +87,29 @@ class Grammar:
 
 
 class Walk:
-    """The place of one answer in a grammar. `allowed` are the tokens that may follow: bool (vocabulary,)."""
+    """The place of one answer in a grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher: LLMatcher | None = None  # a request that waits holds none
         self._position = 0
-        self.allowed = grammar.first
+        self._allowed: Tensor | None = grammar.first
+
+    @property
+    def allowed(self) -> Tensor:
+        """Which tokens may follow: bool (vocabulary,).
+
+        Found out when it is first asked for; raises InvalidParameter for none, or where the limits do not suffice.
+        """
+        if self._allowed is None:
+            assert self._matcher is not None
+            self._allowed = self._grammar.allowed(self._matcher, self._position)
+        return self._allowed
 
     def take(self, token: int) -> bool:
         """Go on by a token that was allowed; whether the answer is complete, and nothing may follow.
 
-        Raises InvalidParameter where it takes more work than the limits leave to find out what may.
+        Raises InvalidParameter where this takes more work than the limits leave.
         """
         matcher = self._grammar.begin() if self._matcher is None else self._matcher
         self._matcher = matcher
@@ -107,7 +119,7 @@ class Walk:
         if matcher.is_stopped():
             self._matcher = None
             return True
-        self.allowed = self._grammar.allowed(matcher, self._position)
+        self._allowed = None
         return False
 
 

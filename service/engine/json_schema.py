@@ -21,6 +21,8 @@ MAX_CHARS = 65_536
 """Of the schema as JSON."""
 MAX_DEPTH = 32
 """Schemas inside of each other."""
+MAX_LENGTHS = 5_000
+"""Characters of all strings whose length is bounded: the compiler makes about nine states for each of them."""
 NOTES = frozenset(
     ("$comment", "$schema", "$defs", "definitions", "default", "deprecated", "description", "discriminator", "examples",
      "readOnly", "title", "writeOnly")
@@ -45,6 +47,12 @@ def checked_schema(schema: dict[str, Any]) -> str:
     The order of properties stays: it is the order of the answer.
     """
     _check(schema, "schema", MAX_DEPTH)
+    if (lengths := _lengths(schema)) > MAX_LENGTHS:
+        raise TooLarge(
+            f"The JSON schema bounds strings of {lengths} characters together by 'minLength' and 'maxLength'; at most "
+            f"{MAX_LENGTHS} are taken.",
+            param=PARAM,
+        )
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if len(text) > MAX_CHARS:
         raise TooLarge(f"The JSON schema has {len(text)} characters; at most {MAX_CHARS} are taken.", param=PARAM)
@@ -88,6 +96,14 @@ def _check_keywords(schema: dict[str, Any], where: str) -> None:
         raise refusal(f"a control character in {where} is not supported")
     if "format" in schema and schema["format"] not in _FORMATS:
         raise refusal(f"the 'format' in {where} is not supported, only {', '.join(_FORMATS)}")
+
+
+def _lengths(schema: Any) -> int:
+    """The characters that strings in a checked schema have at most, where that is bounded, else at least."""
+    if not isinstance(schema, dict):
+        return 0
+    own = [schema[word] for word in ("minLength", "maxLength") if isinstance(schema.get(word), int)]
+    return max(own, default=0) + sum(_lengths(inner) for _, inner in _schemas_in(schema, ""))
 
 
 def _texts_of(value: object) -> Iterator[str]:

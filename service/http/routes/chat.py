@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import GenerateRequest, SamplingParams
-from service.http.answer_grammars import grammar_for
+from service.http.answer_grammars import following, schema_of
 from service.http.answers.chat import ChatAnswers
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
@@ -53,8 +53,10 @@ def _prepare(
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = model_for(parts, who, body.model, [one.text for one in body.messages if one.role == "user"])
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
-    asked = _asked(parts, body, model, ids, who)
-    return ChatAnswers(body, model, len(ids)), admit(request, parts, who, [(model, asked)])
+    schema = schema_of(body.response_format)
+    ends = () if model.base.turn_id is None else (model.base.turn_id,)
+    admitted = admit(request, parts, who, [(model, _asked(body, model, ids, who, ends))])
+    return ChatAnswers(body, model, len(ids)), following(parts, model, schema, admitted, ends=ends)
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:
@@ -80,13 +82,11 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
 
 
 def _asked(
-    parts: Parts, body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], who: Principal
+    body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], who: Principal, ends: tuple[int, ...]
 ) -> GenerateRequest:
-    """The request to the engine: an answer ends where the template ends a turn, too."""
+    """The request to the engine: an answer `ends` where the template ends a turn, too."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    ends = () if model.base.turn_id is None else (model.base.turn_id,)
     params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
     return GenerateRequest(
         model.base_id, ids, adapter=model.handle, params=params, namespace=who.sharing, owner=who.key_id,
-        grammar=grammar_for(parts, model, body.response_format, ends=ends),
     )  # fmt: skip

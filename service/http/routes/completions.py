@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.engine import GenerateRequest, SamplingParams
-from service.http.answer_grammars import grammar_for
+from service.http.answer_grammars import following, schema_of
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
@@ -62,8 +62,9 @@ def _prepare(
     parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = model_for(parts, who, body.model, [one for one in body.prompts if isinstance(one, str)])
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
-    answers = CompletionAnswers(body, model, prompts)
-    return answers, admit(request, parts, who, [(model, one) for one in _asked(parts, body, model, prompts, who)])
+    schema = schema_of(body.response_format)
+    admitted = admit(request, parts, who, [(model, one) for one in _asked(body, model, prompts, who)])
+    return CompletionAnswers(body, model, prompts), following(parts, model, schema, admitted)
 
 
 def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:
@@ -77,14 +78,13 @@ def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> P
 
 
 def _asked(
-    parts: Parts, body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
+    body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
 ) -> list[GenerateRequest]:
     """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
     scored = body.echo and body.logprobs is not None
     logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
     drawing = body.drawing | {"n": body.generated}
     params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
-    grammar = grammar_for(parts, model, body.response_format)
     return [
         GenerateRequest(
             model.base_id,
@@ -93,7 +93,6 @@ def _asked(
             params=params,
             namespace=who.sharing,
             owner=who.key_id,
-            grammar=grammar,
         )
         for prompt in prompts
     ]

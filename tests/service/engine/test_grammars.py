@@ -392,6 +392,9 @@ class TestRefusals:
 
     def test_the_bounds_of_a_schema(self, base: LoadedBase, grammars: Grammars) -> None:
         compiled(grammars, base, nested(MAX_DEPTH))
+        long = {"properties": {"a": {"type": "string", "maxLength": 5000}, "b": {"type": "string", "minLength": 1}}}
+        with pytest.raises(TooLarge, match=r"strings of 5001 characters together by .* at most 5000"):
+            checked_schema(long)
         with pytest.raises(TooLarge, match="more than 32 schemas"):
             checked_schema(nested(MAX_DEPTH + 1))
         fits = {"enum": ["a" * (MAX_CHARS - len('{"enum":[""]}'))]}
@@ -436,6 +439,17 @@ class TestGrammars:
         for seed in range(12):
             written(base, compiled(grammars, base, schema), seed)
         assert [written(base, compiled(grammars, base, schema), seed) for seed in range(3)] == first
+
+    def test_nor_does_one_choice_for_the_next(self, base: LoadedBase, grammars: Grammars) -> None:
+        """As long strings as may be asked for, written to their ends, each with other characters."""
+        names = [f"p{number}" for number in range(5)]
+        schema = {
+            "type": "object", "required": names, "additionalProperties": False,
+            "properties": {name: {"type": "string", "maxLength": 996 + at} for at, name in enumerate(names)},
+        }  # fmt: skip
+        grammar = compiled(grammars, base, schema)
+        alone = [written(base, compiled(grammars, base, schema), seed, free=9000, most=9000) for seed in range(4)]
+        assert [written(base, grammar, seed, free=9000, most=9000) for seed in range(4)] == alone
 
     def test_bases_and_ends_have_grammars_of_their_own(self, base: LoadedBase, tmp_path: Path) -> None:
         grammars, schema = Grammars(), checked_schema({"type": "integer"})

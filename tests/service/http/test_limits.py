@@ -170,6 +170,23 @@ def test_what_the_engine_refuses_costs_no_tokens(world: World, clock: Clock) -> 
     assert refused.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_no_tokens(
+    world: World, clock: Clock, path: str
+) -> None:
+    one = someone(world, "team", tokens_per_minute=1000, requests_per_minute=2)
+    schema = {"type": "integer", "minimum": 2, "maximum": 1}
+    said = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    body = {
+        "model": "tiny", "max_tokens": 20, **said,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }  # fmt: skip
+    for _ in range(2):
+        refused = one.post(path, body)
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
+    assert one.post(path, body).status_code == 429
+
+
 def test_a_client_that_goes_away_pays_for_what_was_computed(
     live: Live, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
