@@ -14,13 +14,10 @@ from adaptersoup.values import Cell, Perplexity, Shown, Soup, Table
 from registry.errors import InvalidParameter, NotFound
 from registry.names import temporary_name
 from registry.progress import Progress
-from service.pictures import heat_map
 from service.plots import Picture
 from service.plots.measured import Measured
 from service.plots.panels import Intervals, paneled
-from service.plots.results import INTERVAL
-
-TITLE = "What each strategy takes off the base's mean NLL"
+from service.plots.results import INTERVAL, strategies_picture
 
 
 class Compared(BaseModel):
@@ -95,11 +92,7 @@ class Comparison(Shown):
             caption = f"Mean NLL a token against the base, {INTERVAL}; left is better; filled: it did not abstain"
             return Picture(self.domains[0], paneled(self.domains[0], [], [Intervals(caption, rows)]))
         values = {(row.strategy, row.domain): -row.difference for row in self.rows}
-        drawn = heat_map(
-            TITLE, rows=list(self.means), columns=self.domains, values=values, left="strategy",
-            below="domain; blue is better than the base, orange worse", cell=(84, 34),
-        )  # fmt: skip
-        return Picture(TITLE, drawn)
+        return strategies_picture(list(self.means), self.domains, values)
 
 
 def compare(

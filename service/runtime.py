@@ -258,11 +258,17 @@ class Runtime:
 
 
 def check_role(settings: Settings) -> None:
-    """Raises InvalidParameter for a server that would do nothing."""
+    """Raises InvalidParameter for a server that would do nothing, or whose jobs nobody could do."""
     if settings.role == "worker" and not (settings.job_workers or settings.training_workers):
         raise InvalidParameter(
             "SOUP_ROLE is 'worker', which runs jobs alone, and SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0: set "
             "one of them, or another role.",
+            param="role",
+        )
+    if settings.role != "all" and settings.database_url is None:
+        raise InvalidParameter(
+            f"SOUP_ROLE is '{settings.role}', a part of several servers, and SQLite has one: set SOUP_DATABASE_URL, or "
+            "the role 'all'.",
             param="role",
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from service.pictures import LETTER, STYLE, svg, text_at
 from service.plots.measured import Measured
+from service.plots.ticks import tick_places, tick_step
 
 WIDTH, LABELS, NUMBERS = 760, 280, 130
 """Pixels of the picture, of the labels' part on the left, and of the numbers' part on the right."""
@@ -109,7 +110,7 @@ def _bars(rows: Sequence[Bar], top: float) -> Iterator[str]:
 
 def _intervals(rows: Sequence[Measured], top: float) -> Iterator[str]:
     low, high = min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows))
-    step = _step((high - low) / TICKS)
+    step = tick_step((high - low) / TICKS)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     bottom = top + ROW * len(rows)
 
@@ -119,7 +120,7 @@ def _intervals(rows: Sequence[Measured], top: float) -> Iterator[str]:
     for tick in range(first, last + 1):
         x, kind = at(tick * step), "grid" if tick else "axis"
         yield f'<line class="{kind}" x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}"/>'
-        yield text_at(x, bottom + 15, f"{tick * step:+.{_decimals(step)}f}" if tick else "0", anchor="middle")
+        yield text_at(x, bottom + 15, f"{tick * step:+.{tick_places(step)}f}" if tick else "0", anchor="middle")
     for number, row in enumerate(rows):
         y = top + ROW * number
         yield _label(row.label, y)
@@ -142,14 +143,3 @@ def _short(text: str, room: float) -> str:
 
 def _letters(room: float) -> int:
     return int(room / LETTER)
-
-
-def _step(rough: float) -> float:
-    """From one tick to the next, at least so much: 1, 2 or 5 times a power of ten."""
-    rough = max(rough, 1e-7)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
-
-
-def _decimals(step: float) -> int:
-    return max(0, -math.floor(math.log10(step) + 1e-9))

@@ -9,7 +9,7 @@ from typing import Any
 
 from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
 from registry.student_t import COVERAGE, reach_of
-from service.pictures import Series, curves
+from service.pictures import Series, curves, heat_map
 from service.plots.measured import Measured, differences
 from service.plots.panels import Bar, Bars, Intervals, Panel, paneled
 from service.plots.picture import Picture
@@ -167,6 +167,18 @@ def training_picture(title: str, record: Mapping[str, Any]) -> Picture:
     }  # fmt: skip
     series = [Series(name, [(step, loss) for step, loss in points]) for name, points in histories.items() if points]
     return Picture(title, curves(title, series, across="step", up="mean loss in nats"))
+
+
+def strategies_picture(
+    strategies: Sequence[str], domains: Sequence[str], taken_off: Mapping[tuple[str, str], float]
+) -> Picture:
+    """What strategies take off the base's mean NLL a token, by (strategy, domain), as a heat map."""
+    title = "What each strategy takes off the base's mean NLL"
+    drawn = heat_map(
+        title, rows=strategies, columns=domains, values=taken_off, left="strategy",
+        below="domain; blue is better than the base, orange worse", cell=(84, 34),
+    )  # fmt: skip
+    return Picture(title, drawn)
 
 
 def _picture(title: str, sentences: Sequence[str], panels: Sequence[Panel]) -> Picture:

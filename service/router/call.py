@@ -24,7 +24,7 @@ INFERENCE = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embedding
 LARGE_JSON = 16 * 1024
 UPLOADS = ("/v1/blobs/uploads", "/push/uploads")
 LOOKED_INTO = 1024 * 1024
-"""Bytes of a body that is looked into: reading JSON takes several times as many, and nobody checked whose it is."""
+"""Bytes of a body that is looked into: reading JSON takes several times as many, for each that comes at once."""
 MODEL_CHARACTERS = 200
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.plots.measured import Measured
+from service.plots.ticks import tick_places, tick_step
 
 MOST_MARKS = 50
 Chart = TypeVar("Chart")
@@ -106,17 +107,9 @@ def drawn_intervals(rows: Sequence[Measured]) -> dict[str, Intervals]:
     return in_rooms(lambda room: intervals(rows, room))
 
 
-def tick_step(rough: float) -> float:
-    """From one tick to the next, at least so much: 1, 2 or 5 times a power of ten."""
-    rough = max(rough, 1e-7)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
-
-
 def tick_text(value: float, step: float) -> str:
     """A number of an axis, with its sign and as many places as a step needs."""
-    places = max(0, -math.floor(math.log10(step)))
-    return "0" if value == 0 else f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+    return "0" if value == 0 else f"{value:+.{tick_places(step)}f}".replace("-", "\N{MINUS SIGN}")
 
 
 # --- shares -----------------------------------------------------------------------------------------

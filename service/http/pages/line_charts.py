@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.http.pages.charts import ON_DESK, Room, Tick, in_rooms, tick_step
+from service.http.pages.charts import ON_DESK, Room, Tick, in_rooms
+from service.plots.ticks import tick_step
 
 LEFT, BOTTOM, MARGIN = 52.0, 40.0, 12.0
 """Pixels for the numbers beside and below, and to the other two edges."""

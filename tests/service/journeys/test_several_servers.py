@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -323,6 +323,14 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
 def test_a_worker_without_work_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0"):
         Runtime(Settings(role="worker", job_workers=0, training_workers=0))
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_a_part_of_several_servers_is_refused_where_there_can_be_one(
+    role: Literal["api", "worker"], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter, match=f"SOUP_ROLE is '{role}', a part of several servers"):
+        Runtime(Settings(role=role, data=tmp_path))
 
 
 def test_a_rate_holds_over_all_servers(servers: tuple[World, World]) -> None:

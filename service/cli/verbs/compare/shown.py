@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.cli.output import columns, data_width
-from service.pictures import heat_map
 from service.plots import Picture
+from service.plots.results import strategies_picture
 
 Json = dict[str, Any]
 
@@ -108,14 +108,7 @@ def picture(found: Sequence[Json]) -> Picture:
     rows = means(found)
     values = {(one["strategy"], domain): -value for one in rows for domain, value in one["by_domain"].items()}
     domains = list(dict.fromkeys(one["domain"] for one in found))
-    title = "What each strategy takes off the base's mean NLL"
-    return Picture(
-        title,
-        heat_map(
-            title, rows=[one["strategy"] for one in rows], columns=domains, values=values, left="strategy",
-            below="domain; blue is better than the base, orange worse", cell=(84, 34),
-        ),
-    )  # fmt: skip
+    return strategies_picture([one["strategy"] for one in rows], domains, values)
 
 
 def _signed(value: float | None) -> str:
