@@ -89,6 +89,7 @@ class Calls:
     cancel_job = Call(calls.cancel_job)
 
     models = Call(each(inference_calls.models, ModelCard))
+    base_model = Call(one(inference_calls.base_model, ModelCard))
     evaluate = Call(calls.evaluate)
     generate = Call(calls.generate)
     complete = Call(calls.complete)

@@ -106,6 +106,7 @@ class SoupClient(Sync):
     wait_embedded = Call(job_calls.wait_embedded)
 
     models = Call(inference_calls.models)
+    base_model = Call(inference_calls.base_model)
     perplexity = Call(inference_calls.perplexity)
     complete = Call(inference_calls.complete)
     stream = Chunks(inference_calls.stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.client.answers import given
+from service.client.answers import given, part
 from service.client.steps import Json, Steps, Streamed, data_of, json_of, streamed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -14,6 +14,11 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 def models() -> Steps[list[Json]]:
     """What `model` may be: base models and adapters, in OpenAI's list."""
     return (yield from data_of("GET", "/v1/models"))
+
+
+def base_model(base_id: str) -> Steps[Json]:
+    """A base model by its id, with how it is built. Raises NotFound for one that the server does not have."""
+    return (yield from json_of("GET", f"/v1/models/{part(base_id)}"))
 
 
 def perplexity(model: str, texts: Sequence[str], *, baseline: str | None = None) -> Steps[Json]:

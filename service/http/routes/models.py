@@ -8,12 +8,13 @@ from fastapi import APIRouter, Depends
 
 from registry.catalogue.rows import ListedRow
 from registry.names import BaseRef, parse_ref
+from registry.spec import BaseShape
 from service.base_models import ServedBaseModel
 from service.http.app_parts import AppParts
 from service.http.auth import needs
 from service.http.bodies import CheckedRoute
 from service.http.named_models import base_named
-from service.http.schemas.models import EncoderCard, ModelCard, ModelList
+from service.http.schemas.models import ArchitectureCard, EncoderCard, ModelCard, ModelList
 from service.keys import Principal
 from service.parts import Parts
 
@@ -82,11 +83,20 @@ def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
         max_model_len=shape.context,
         packed=parts.engine.packed(base.entry.id),
         fingerprint=shape.fingerprint,
+        architecture=_architecture(shape),
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
             for one in base.encoders().values()
         ],
     )
+
+
+def _architecture(shape: BaseShape) -> ArchitectureCard:
+    heads, size = (None, None) if shape.kv is None else shape.kv
+    return ArchitectureCard(
+        model_type=shape.model_type, layers=shape.num_layers, hidden_size=shape.hidden_size, key_value_heads=heads,
+        head_size=size,
+    )  # fmt: skip
 
 
 def _adapter_card(parts: Parts, row: ListedRow, name: str) -> ModelCard:

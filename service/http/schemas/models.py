@@ -18,6 +18,18 @@ class EncoderCard(Wire):
     dimensions: int
 
 
+class ArchitectureCard(Wire):
+    """How a base model is built, for programs that write its adapters in another form."""
+
+    model_type: str
+    """The family, as transformers calls it."""
+    layers: int
+    hidden_size: int
+    key_value_heads: int | None
+    """Null, as `head_size`, where keys and values are not of one size in all layers."""
+    head_size: int | None
+
+
 class ModelCard(Wire):
     """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders.
 
@@ -41,6 +53,7 @@ class ModelCard(Wire):
     """Of base models: whether sequences run together, packed in one pass, or one by one, which is slower with many. It
     is found out when the base model is loaded, and null before."""
     fingerprint: str | None = None
+    architecture: ArchitectureCard | None = None
     encoders: list[EncoderCard] | None = None
 
 

@@ -1,0 +1,132 @@
+"""A LoRA as a GGUF file, as llama.cpp loads adapters: its metadata, its names of tensors and its order of rows.
+
+Called by `soup export --llamacpp`; needs the extra `gguf`, whose tables say how llama.cpp calls a module. llama.cpp
+adds (alpha / rank) B A x with one alpha for the file and the rank of each tensor, so that LoRAs whose modules differ in
+alpha have the difference in B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.adapters.loadable import Tensors
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.errors import Incompatible
+from registry.spec import LoraConfig
+
+ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+"""llama.cpp's architecture by transformers' `model_type`, of the families whose modules the two cut alike.
+
+GPT-NeoX is not among them: llama.cpp orders the rows of its fused queries, keys and values by part, not by head.
+"""
+INTERLEAVED = frozenset({gguf.MODEL_ARCH.LLAMA})
+"""Where llama.cpp turns neighbouring numbers of a head by one angle; transformers turns those half a head apart."""
+TURNED = (".q_proj", ".k_proj")
+OUTPUT = "output"
+"""llama.cpp's name of the output layer, which it does not have where it is the embedding."""
+
+
+@dataclass(frozen=True)
+class GgufBase:
+    """What has to be known of a base model to write its LoRAs."""
+
+    model_type: str
+    layers: int
+    head: int | None
+    """The size of a head of queries and keys; None where they have no one size."""
+
+
+def gguf_file(config: LoraConfig, tensors: Tensors, base: GgufBase, *, name: str) -> bytes:
+    """The GGUF file of a LoRA in fp32, called `name` in it.
+
+    Raises Incompatible for a family or a module that llama.cpp does not have, or has otherwise.
+    """
+    arch = _architecture(base)
+    if arch in INTERLEAVED and base.head is None:
+        raise Incompatible("llama.cpp orders queries and keys by heads of one size, and this base model's differ.")
+    named = _llama_names(config, base, arch)
+    alpha, factors = _one_alpha(config)
+    with TemporaryDirectory(prefix="soup-gguf-") as folder:
+        path = Path(folder) / "adapter.gguf"
+        writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+        writer.add_type(gguf.GGUFType.ADAPTER)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+        writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+        writer.add_name(name)
+        for key, values in _factors(tensors, named, factors, head=base.head if arch in INTERLEAVED else None):
+            writer.add_tensor(key, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path.read_bytes()
+
+
+def _architecture(base: GgufBase) -> gguf.MODEL_ARCH:
+    try:
+        return ARCHITECTURES[base.model_type]
+    except KeyError:
+        raise Incompatible(
+            f"LoRAs are written for llama.cpp where the base model is of the family {', '.join(ARCHITECTURES)}, and "
+            f"this one's is of the family {base.model_type!r}."
+        ) from None
+
+
+def _llama_names(config: LoraConfig, base: GgufBase, arch: gguf.MODEL_ARCH) -> dict[str, str]:
+    """llama.cpp's name of each module of the LoRA by its path."""
+    table = gguf.get_tensor_name_map(arch, base.layers)
+    found = {path: table.get_name(path) for path in config.modules()}
+    without = sorted(path for path, name in found.items() if name is None or name == OUTPUT)
+    if without:
+        raise Incompatible(
+            f"llama.cpp loads LoRAs on the modules of layers that it has a name for, and this one has a LoRA on "
+            f"{', '.join(without[:3])}{f' and {len(without) - 3} more' if len(without) > 3 else ''}."
+        )
+    return {path: name for path, name in found.items() if name is not None}
+
+
+def _one_alpha(config: LoraConfig) -> tuple[float, dict[str, float]]:
+    """An alpha for all modules, and what B of each has to be multiplied with for it: 1 where all have the same."""
+    own = {path: _in_fp32(config.scaling(module) * module.rank) for path, module in config.modules().items()}
+    alpha = max(own.values())
+    return alpha, {path: one / alpha for path, one in own.items()}
+
+
+def _in_fp32(number: float) -> float:
+    """The number as the file keeps it."""
+    return float(np.float32(number))
+
+
+def _factors(
+    tensors: Tensors, named: Mapping[str, str], factors: Mapping[str, float], *, head: int | None
+) -> Iterator[tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]]:
+    """Names and values of A (rank, inputs) and B (outputs, rank) as llama.cpp has them."""
+    for path, name in named.items():
+        a, b = (tensors[f"{PREFIX}{path}{end}"].to(torch.float32) for end in (LORA_A, LORA_B))
+        if head is not None and path.endswith(TURNED):
+            b = _interleaved(b, head)
+        if factors[path] != 1:
+            b = b * factors[path]
+        yield f"{name}.weight.lora_a", a.contiguous().numpy()
+        yield f"{name}.weight.lora_b", b.contiguous().numpy()
+
+
+def _interleaved(rows: Tensor, head: int) -> Tensor:
+    """Rows (heads x head, rank) with the two halves of each head interleaved: 0, head/2, 1, head/2 + 1, ..."""
+    halves = rows.reshape(-1, 2, head // 2, rows.shape[1])  # (heads, 2, head/2, rank)
+    return halves.transpose(1, 2).reshape(rows.shape)
