@@ -5,6 +5,7 @@ What this package exports is imported without torch, which `adapterhub` alone ne
 
 from registry.formats.atomic_directory import (
     CONFIG_FILE,
+    GGUF_FILE,
     check_place,
     move_into_place,
     new_directory_beside,
@@ -30,6 +31,7 @@ __all__ = [
     "CARD_FILE",
     "CONFIG_FILE",
     "EMBEDDINGS_FILE",
+    "GGUF_FILE",
     "SAMPLES_FILE",
     "SOUP_FILE",
     "WEIGHTS_FILE",

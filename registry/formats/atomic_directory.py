@@ -15,6 +15,8 @@ from registry.errors import Conflict
 from registry.files import exchange, make_directory, sync_directory
 
 CONFIG_FILE = "adapter_config.json"
+GGUF_FILE = "adapter_model.gguf"
+"""Where an adapter was exported for llama.cpp, in the place of configuration and weights."""
 
 
 def place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
@@ -50,7 +52,8 @@ def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") ->
     found = list(path.iterdir()) if path.is_dir() else []
     if found and not replace:
         raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
-    if found and (not (path / CONFIG_FILE).is_file() or any(entry.is_dir() for entry in found)):
+    of_one = any((path / name).is_file() for name in (CONFIG_FILE, GGUF_FILE))
+    if found and (not of_one or any(entry.is_dir() for entry in found)):
         raise Conflict(
             f"{path} holds something else than one adapter, and is never replaced: choose another directory."
         )

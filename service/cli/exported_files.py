@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from registry.errors import Incompatible, Unavailable
-from registry.formats import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, AdapterDirectory
+from registry.formats import CARD_FILE, CONFIG_FILE, GGUF_FILE, WEIGHTS_FILE, AdapterDirectory
 from registry.formats.directory import config_json
 from registry.formats.peft.writing import is_pefts
 from registry.spec import LoraConfig
@@ -21,7 +21,6 @@ Program = Literal["peft", "vllm", "lorax", "llamacpp"]
 NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
 ENGINES: frozenset[Program] = frozenset({"vllm", "lorax"})
 """Those that get one rank and one scale for all modules."""
-GGUF_FILE = "adapter_model.gguf"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What `--max-lora-rank` can be; a larger LoRA is refused by vLLM."""
 

@@ -34,9 +34,14 @@ HEAVY = {"torch", "transformers", "numpy", "sqlalchemy", "fastapi", "scipy", "sk
 CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
 NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
-OPTIONS = {"oidc": "service.oidc.tokens", "otel": "service.open_telemetry", "hub": "service.client.hub_download"}
-"""Extras that a setting of a server or a source of `soup push` needs, and the module that alone imports what they
-bring."""
+OPTIONS = {
+    "oidc": "service.oidc.tokens",
+    "otel": "service.open_telemetry",
+    "hub": "service.client.hub_download",
+    "gguf": "registry.adapters.lora_gguf",
+}
+"""Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the module that
+alone imports what they bring."""
 STARTS = {
     "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
     **{

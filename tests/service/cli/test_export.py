@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import gguf
 import huggingface_hub.constants
 import peft
 import pytest
@@ -16,7 +18,10 @@ from safetensors.torch import load_file
 
 from registry.adapters.lora_uniform import is_uniform, uniform
 from registry.base_model import load_base
+from registry.errors import Incompatible, Unavailable
+from registry.formats import read_directory
 from registry.spec import BaseEntry, LoraConfig
+from service.cli.exported_files import exported
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Soup, World
 
@@ -72,6 +77,53 @@ def test_what_it_says_of_loading(soup: Soup, stocked: World, tmp_path: Path) -> 
     assert (said["files"], said["path"]) == (["README.md", CONFIG, WEIGHTS], str(tmp_path / "a b"))
 
 
+@pytest.mark.parametrize("name", ["law", "both"])
+def test_llama_cpp_gets_a_file_that_adds_what_the_lora_adds(
+    soup: Soup, stocked: World, tmp_path: Path, name: str
+) -> None:
+    """Of a fused c_attn, whose weights transformers keeps transposed and llama.cpp does not."""
+    to = tmp_path / "out"
+    code, _, err = soup("export", f"acme/{name}@1", to, "--llamacpp")
+    assert (code, f"llama-server --model BASE.gguf --lora {to}/adapter_model.gguf over tiny" in err) == (0, True), err
+    assert soup("export", f"acme/{name}", to, "--llamacpp", "--force")[0] == 0
+    assert sorted(one.name for one in to.iterdir()) == ["README.md", "adapter_model.gguf"]
+    assert soup("export", f"acme/{name}", tmp_path / "peft", "--peft")[0] == 0
+    reader = gguf.GGUFReader(to / "adapter_model.gguf")
+    assert reader.fields["general.architecture"].contents() == "gpt2"
+    alpha = reader.fields["adapter.lora.alpha"].contents()
+    found = {one.name: torch.from_numpy(one.data.copy()) for one in reader.tensors}
+    stored = load_file(tmp_path / "peft" / WEIGHTS)
+    config = read_directory(tmp_path / "peft").config
+    assert isinstance(config, LoraConfig)
+    assert len(found) == len(stored) == 4
+    for layer, (path, module) in enumerate(config.modules().items()):
+        a, b = (stored[f"base_model.model.{path}.lora_{part}.weight"] for part in "AB")
+        down, up = (found[f"blk.{layer}.attn_qkv.weight.lora_{part}"] for part in "ab")
+        torch.testing.assert_close(alpha / up.shape[1] * up @ down, config.scaling(module) * b @ a)
+
+
+def test_what_llama_cpp_needs_is_asked_for_before_anything_is_pulled(
+    soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "registry.adapters.lora_gguf", raising=False)
+    code, out, err = soup("export", "acme/nothing", tmp_path / "out", "--llamacpp")
+    assert (code, out) == (1, "")
+    assert err == "Error: `soup export --llamacpp` needs gguf: pip install 'adaptersoup[gguf]'.\n"
+
+
+def test_a_base_model_that_is_no_longer_the_adapters_is_refused(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    assert soup("pull", "acme/law", tmp_path / "law")[0] == 0
+    folder = read_directory(tmp_path / "law")
+    told = stocked.client.get(f"/v1/models/{stocked.base_id}").json()
+    for change, kind, says in (
+        ({"fingerprint": "sha256:" + "0" * 64}, Incompatible, "'tiny' has sha256:0000"),
+        ({"architecture": None}, Unavailable, "does not say how 'tiny' is built"),  # of a server before this one
+    ):
+        with pytest.raises(kind, match=says):
+            exported(folder, "llamacpp", name="acme/law", base_model=lambda _, change=change: told | change)
+
+
 def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_path: Path) -> None:
     assert soup("export", "acme/law", tmp_path / "law", "--peft")[0] == 0
     assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(stocked, seed=1)
@@ -86,7 +138,7 @@ def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_pa
     [
         ("acme/pfeiffer", ["--vllm"], 3, "vLLM loads LoRAs that are not pruned, and this adapter is of the kind"),
         ("acme/pfeiffer", ["--peft"], 3, "PEFT loads LoRAs and prefixes that are not pruned"),
-        ("acme/law", ["--llamacpp"], 3, "llama.cpp loads LoRAs as GGUF files, which are not written here"),
+        ("acme/pfeiffer", ["--llamacpp"], 3, "llama.cpp loads LoRAs that are not pruned, and this adapter"),
         ("acme/law", ["--peft", "--vllm"], 2, "Say for which program"),
         ("acme/law", [], 2, "Say for which program"),
         ("acme/nothing", ["--peft"], 1, "There is no adapter acme/nothing"),

@@ -509,6 +509,9 @@ def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
     card = stocked.world.client.get("/v1/models/tiny").json()
     known = stocked.world.runtime.bases["tiny"].encoders()
     assert card["fingerprint"] == stocked.world.runtime.bases["tiny"].shape.fingerprint
+    assert card["architecture"] == {
+        "model_type": "gpt2", "layers": 2, "hidden_size": 32, "key_value_heads": 2, "head_size": 16,
+    }  # fmt: skip
     assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
         digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
     }
