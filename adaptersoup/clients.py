@@ -2,15 +2,18 @@
 
     with Client("http://127.0.0.1:8000", "sk-soup-...") as soup:
         cooked = soup.cook(texts)
-        for piece in soup.stream(cooked, "This agreement"):
-            print(piece.choices[0].text, end="")
+        with soup.stream(cooked, "This agreement") as pieces:
+            for piece in pieces:
+                print(piece.choices[0].text, end="")
 
     async with AsyncClient("http://127.0.0.1:8000", "sk-soup-...") as soup:
         cooked = await soup.cook(texts)
-        async for piece in soup.stream(cooked, "This agreement"):
-            print(piece.choices[0].text, end="")
+        async with soup.stream(cooked, "This agreement") as pieces:
+            async for piece in pieces:
+                print(piece.choices[0].text, end="")
 
-Both have the same calls, which are `Calls`; errors are those of `registry.errors`.
+Both have the same calls, which are `Calls`; errors are those of `registry.errors`. What is left early without `with` is
+generated to its end, or until Python collects it. A client that was closed raises Unavailable.
 """
 
 from __future__ import annotations

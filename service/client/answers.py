@@ -39,6 +39,12 @@ BY_STATUS: dict[int, type[SoupError]] = {
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+def check_open(client: httpx2.Client | httpx2.AsyncClient) -> None:
+    """Raises Unavailable where the client was closed before."""
+    if client.is_closed:
+        raise Unavailable("This client is closed: make another one.")
+
+
 @contextmanager
 def translated(base_url: str) -> Iterator[None]:
     """Errors of the transport as ours, in a sentence that says what to do."""

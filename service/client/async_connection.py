@@ -7,15 +7,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 import httpx2
 
-from service.client.answers import error_of, heard, options_of, translated
+from service.client.answers import check_open, error_of, heard, options_of, translated
 from service.client.steps import Aside, Exchange, Fetch, Hear, Listing, Pause, Sizes, Step, Steps, Streamed
 
 T = TypeVar("T")
+
+
+class AsyncStream(Generic[T]):
+    """What comes in pieces, gone through with `async for`; `async with` ends it on the server too, as `Stream` does."""
+
+    def __init__(self, pieces: AsyncGenerator[T]) -> None:
+        self._pieces = pieces
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._pieces)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it, here and on the server; again is nothing."""
+        await self._pieces.aclose()
 
 
 class AsyncConnection:
@@ -68,8 +94,11 @@ class AsyncConnection:
             if cursor is None:
                 return
 
-    async def events(self, found: Streamed[T]) -> AsyncGenerator[T]:
+    def events(self, found: Streamed[T]) -> AsyncStream[T]:
         """Events as they come; ends at `[DONE]` or with the stream. An error in it is raised."""
+        return AsyncStream(self._events(found))
+
+    async def _events(self, found: Streamed[T]) -> AsyncGenerator[T]:
         async with self._open(found.method, found.path, found.json) as response:
             async for event in httpx2.EventSource(response):
                 said = heard(event)
@@ -79,6 +108,7 @@ class AsyncConnection:
 
     async def _done(self, step: Step) -> Any:
         if isinstance(step, Exchange):
+            check_open(self._http)
             with translated(self.base_url):
                 return await self._http.request(
                     step.method, step.path, json=step.json, content=step.body, params=step.params, headers=step.headers
@@ -86,7 +116,7 @@ class AsyncConnection:
         if isinstance(step, Pause):
             await self.pause(step.seconds)
         elif isinstance(step, Hear):
-            async with aclosing(self.events(Streamed("GET", step.path, None, step.heard))) as said:
+            async with self.events(Streamed("GET", step.path, None, step.heard)) as said:
                 async for over in said:
                     if over:
                         break
@@ -102,6 +132,7 @@ class AsyncConnection:
     @asynccontextmanager
     async def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
         """An answer whose body is read as it comes."""
+        check_open(self._http)
         with translated(self.base_url):
             async with self._http.stream(method, path, json=json) as response:
                 if response.is_error:

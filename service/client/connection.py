@@ -8,15 +8,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 import httpx2
 
-from service.client.answers import error_of, heard, options_of, translated
+from service.client.answers import check_open, error_of, heard, options_of, translated
 from service.client.steps import Aside, Exchange, Fetch, Hear, Listing, Pause, Sizes, Step, Steps, Streamed
 
 T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """What comes in pieces, gone through with `for`; `with` ends it, on the server too, where not all is wanted."""
+
+    def __init__(self, pieces: Generator[T]) -> None:
+        self._pieces = pieces
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, here and on the server; again is nothing."""
+        self._pieces.close()
 
 
 class Connection:
@@ -68,8 +94,11 @@ class Connection:
             if cursor is None:
                 return
 
-    def events(self, found: Streamed[T]) -> Generator[T]:
+    def events(self, found: Streamed[T]) -> Stream[T]:
         """Events as they come; ends at `[DONE]` or with the stream. An error in it is raised."""
+        return Stream(self._events(found))
+
+    def _events(self, found: Streamed[T]) -> Generator[T]:
         with self._open(found.method, found.path, found.json) as response:
             for event in httpx2.EventSource(response):
                 said = heard(event)
@@ -79,6 +108,7 @@ class Connection:
 
     def _done(self, step: Step) -> Any:
         if isinstance(step, Exchange):
+            check_open(self._http)
             with translated(self.base_url):
                 return self._http.request(
                     step.method, step.path, json=step.json, content=step.body, params=step.params, headers=step.headers
@@ -86,7 +116,7 @@ class Connection:
         if isinstance(step, Pause):
             self.pause(step.seconds)
         elif isinstance(step, Hear):
-            with closing(self.events(Streamed("GET", step.path, None, step.heard))) as said:
+            with self.events(Streamed("GET", step.path, None, step.heard)) as said:
                 any(said)
         elif isinstance(step, Fetch):
             with self._open("GET", step.path, None) as response:
@@ -100,6 +130,7 @@ class Connection:
     @contextmanager
     def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> Iterator[httpx2.Response]:
         """An answer whose body is read as it comes."""
+        check_open(self._http)
         with translated(self.base_url), self._http.stream(method, path, json=json) as response:
             if response.is_error:
                 response.read()

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from service.client.steps import Listing, Steps, Streamed
 
 if TYPE_CHECKING:
-    from service.client.async_connection import AsyncConnection
-    from service.client.connection import Connection
+    from service.client.async_connection import AsyncConnection, AsyncStream
+    from service.client.connection import Connection, Stream
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -122,9 +122,9 @@ class Chunks(_Described, Generic[P, T]):
         super().__init__(describe)
 
     @overload
-    def __get__(self, client: Sync, owner: type) -> Callable[P, Generator[T]]: ...
+    def __get__(self, client: Sync, owner: type) -> Callable[P, Stream[T]]: ...
     @overload
-    def __get__(self, client: Async, owner: type) -> Callable[P, AsyncGenerator[T]]: ...
+    def __get__(self, client: Async, owner: type) -> Callable[P, AsyncStream[T]]: ...
     @overload
     def __get__(self, client: None, owner: type) -> Self: ...
     def __get__(self, client: object, owner: type) -> Any:

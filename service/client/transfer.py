@@ -34,7 +34,7 @@ from service.client import adapter_calls
 from service.client.client import SoupClient
 from service.client.known import same_there
 from service.client.samples import read_texts
-from service.client.steps import Json, Sizes, Steps
+from service.client.steps import Aside, Json, Sizes, Steps
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 """What is pulled: nothing else a server may name is ever written to disk."""
@@ -95,7 +95,7 @@ def pushing(
     folder: Path | AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None
 ) -> Steps[Json]:
     """The steps of `push_folder`."""
-    local = folder if isinstance(folder, AdapterDirectory) else read_directory(folder)
+    local = folder if isinstance(folder, AdapterDirectory) else (yield from _directory(folder))
     manifest = yield from _sent(local, described(local, name, more), more, progress)
     return (yield from adapter_calls.push(manifest))
 
@@ -156,7 +156,7 @@ def pulling(
     ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
 ) -> Steps[AdapterDirectory]:
     """The steps of `pull_folder`."""
-    check_place(target, replace=replace, how="replace it with --force")
+    yield Aside(lambda: check_place(target, replace=replace, how="replace it with --force"))
     row = yield from adapter_calls.adapter(ref)
     pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
     files = {str(file["name"]): str(file["digest"]) for file in (yield from adapter_calls.files(pinned))}
@@ -168,11 +168,16 @@ def pulling(
         for name in PULLED:
             if name in files:
                 yield from adapter_calls.download(pinned, name, beside / name, digest=files[name], progress=progress)
-        read_directory(beside)
-        move_into_place(beside, target, replace=replace)
+        yield from _directory(beside)
+        move_into_place(beside, target, replace=replace)  # not aside: one that is cancelled would remove what is moved
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return read_directory(target)
+    return (yield from _directory(target))
+
+
+def _directory(path: Path) -> Steps[AdapterDirectory]:
+    found: AdapterDirectory = yield Aside(lambda: read_directory(path))
+    return found
 
 
 def name_of(path: Path) -> str:
@@ -190,7 +195,7 @@ def _texts(local: AdapterDirectory, more: Additions) -> Sequence[str] | Embeddin
 
 
 def _sample(local: AdapterDirectory, more: Additions) -> Steps[SampleSource | None]:
-    texts = _texts(local, more)
+    texts = yield Aside(lambda: _texts(local, more))
     if isinstance(texts, EmbeddingsNote):
         assert local.embeddings is not None
         file = yield from _file(local.embeddings, None)
@@ -198,8 +203,14 @@ def _sample(local: AdapterDirectory, more: Additions) -> Steps[SampleSource | No
     return None if texts is None else (yield from adapter_calls.sample(texts))
 
 
+def _inline(path: Path, most: int) -> str | None:
+    """The bytes of a file as base64; None for one of more than `most`."""
+    return None if path.stat().st_size > most else base64.b64encode(path.read_bytes()).decode()
+
+
 def _file(path: Path, progress: Progress | None) -> Steps[FileSource]:
     sizes: Sizes = yield Sizes()
-    if path.stat().st_size <= sizes.inline:
-        return FileSource(base64=base64.b64encode(path.read_bytes()).decode())
+    inline: str | None = yield Aside(lambda: _inline(path, sizes.inline))
+    if inline is not None:
+        return FileSource(base64=inline)
     return FileSource(digest=(yield from adapter_calls.upload(path, progress=progress)))

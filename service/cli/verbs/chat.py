@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,9 +104,8 @@ class Talk:
         said = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*said, *self.messages, {"role": "user", "content": text}]
         parts: list[str] = []
-        stream = self.remote.client.stream_chat(self.model, asked, **self.sampling)
         try:
-            with closing(stream):
+            with self.remote.client.stream_chat(self.model, asked, **self.sampling) as stream:
                 for part in _pieces(stream):
                     parts.append(part)
                     if not self.remote.json:

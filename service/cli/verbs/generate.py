@@ -33,11 +33,12 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     chosen = {"max_tokens": max_tokens, **drawing.sampling()}
     if stream:
-        for chunk in remote.client.stream(model, text, **chosen):
-            if remote.json:
-                as_json(chunk, lines=True)
-            else:
-                write("".join(choice["text"] for choice in chunk.get("choices") or ()))
+        with remote.client.stream(model, text, **chosen) as chunks:
+            for chunk in chunks:
+                if remote.json:
+                    as_json(chunk, lines=True)
+                else:
+                    write("".join(choice["text"] for choice in chunk.get("choices") or ()))
         if not remote.json:
             data("")
         return

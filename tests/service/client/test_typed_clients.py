@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,14 @@ from pydantic import BaseModel
 
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
 from registry.errors import Cancelled, Conflict, InvalidParameter, NotFound, Retired, Unauthenticated, Unavailable
-from registry.formats import AdapterContents, read_directory, write_directory
+from registry.formats import (
+    CONFIG_FILE,
+    SAMPLES_FILE,
+    WEIGHTS_FILE,
+    AdapterContents,
+    read_directory,
+    write_directory,
+)
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 from service.client.client import SoupClient
@@ -220,23 +228,70 @@ class TestInference:
             said = list(typed.stream_chat("m", [{"role": "user", "content": "?"}]))
         assert [one.choices[0].delta.content for one in said] == ["Hi"]
 
-    def test_whoever_reads_no_further_ends_it_on_the_server(self, asked: Asked, live: Live, stocked: str) -> None:
+    def test_whoever_breaks_off_within_with_ends_it_on_the_server(self, asked: Asked, live: Live, stocked: str) -> None:
         before = live.world.runtime.engine.counters()["requests"]
+        stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)  # which is held: nothing collects it
 
         async def first() -> Any:
-            stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)
-            piece = await anext(stream)
-            await stream.aclose()
-            return piece
+            async with stream as pieces:
+                return await anext(pieces)
 
         if asked.loop:
             piece = asked.loop.run_until_complete(first())
         else:
-            stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)
-            piece = next(stream)
-            stream.close()
+            with stream as pieces:
+                piece = next(pieces)
         assert piece.choices[0].text is not None
         until(lambda: live.world.runtime.engine.counters()["requests"] == before + 1)  # the server hears of it soon
+
+
+class TestClosed:
+    """A client is closed once; what is asked of it afterwards is refused in our words, and nothing is sent."""
+
+    def test_one_that_waits(self, live: Live) -> None:
+        client = Client(live.url, live.world.admin)
+        begun, asked = client.keys(), client.stream("base/tiny", "0 1")
+        client.close()
+        client.close()
+        for call in (client.models, lambda: list(begun), lambda: next(asked)):
+            with pytest.raises(Unavailable, match="This client is closed: make another one"):
+                call()
+
+    def test_one_that_is_awaited(self, live: Live) -> None:
+        async def closed() -> None:
+            client = AsyncClient(live.url, live.world.admin)
+            await client.aclose()
+            with pytest.raises(Unavailable, match="This client is closed: make another one"):
+                await client.models()
+            with pytest.raises(Unavailable, match="This client is closed"):
+                await anext(client.stream("base/tiny", "0 1"))
+
+        asyncio.run(closed())
+
+
+class TestEventLoop:
+    def test_directories_are_read_in_threads_beside_it(
+        self, live: Live, stocked: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever a push and a pull read there; texts as well."""
+        opened: list[tuple[str, bool]] = []
+        real, loops = Path.open, threading.get_ident()
+
+        def noted(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+            if mode.startswith("r"):
+                opened.append((path.name, threading.get_ident() == loops))
+            return real(path, mode, *given, **named)
+
+        async def both() -> None:
+            async with AsyncClient(live.url, live.world.admin) as client:
+                await client.push(folders / "court", name=f"{stocked}/again")
+                await client.pull(f"{stocked}/court", tmp_path / "court")
+
+        monkeypatch.setattr(Path, "open", noted)
+        asyncio.run(both())
+        ours = [(name, on_loop) for name, on_loop in opened if name in {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}]
+        assert {name for name, on_loop in ours if not on_loop} == {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}
+        assert [name for name, on_loop in ours if on_loop] == []
 
 
 class TestOperators:
