@@ -71,7 +71,7 @@ class Asking:
     """Whether what is found is changed."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, where filters choose.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 
     def agreed(self, what: str, rows: Sequence[Json]) -> bool:
         """Whether to go on with these, which are shown; without --yes a terminal is asked, else it is a usage error."""
@@ -85,6 +85,11 @@ class Asking:
                 raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {_counted(rows)} {what}.")
             typer.confirm(f"{_counted(rows)} will be {what}. Go on?", abort=True, err=True)
         return True
+
+    def confirm_on_a_terminal(self, question: str) -> None:
+        """Ask about names that somebody typed, where somebody can be asked; ends the command on no."""
+        if not self.yes and sys.stdin.isatty():
+            typer.confirm(question, abort=True, err=True)
 
 
 def _each(value: str | list[str]) -> list[str]:

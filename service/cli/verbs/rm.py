@@ -29,13 +29,13 @@ def rm(
 ) -> None:
     """Retire adapters or soups.
 
-    They are no longer found, selected or served; soups made of them stay. With filters in the place of names all that
-    `soup ls` finds by them, once somebody has agreed.
+    They are no longer found, selected or served; soups made of them stay, and --undo brings them back. On a terminal it
+    asks before. With filters in the place of names all that `soup ls` finds by them, once somebody has agreed.
 
     \b
     Examples:
       soup rm team/law@1
-      soup rm team/old team/older
+      soup rm team/old team/older --yes
       soup rm --tag draft --namespace team --dry-run
       soup rm --undo team/law@1
     """
@@ -53,6 +53,8 @@ def rm(
             return
     elif asking.dry_run:
         raise typer.BadParameter("--dry-run says what filters find; names are what they are.")
+    elif not undo:
+        asking.confirm_on_a_terminal(f"Retire {', '.join(refs)}?")
     changed, failed = [], Failures()
     for ref in refs:
         with failed.of(ref):

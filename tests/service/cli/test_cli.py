@@ -463,6 +463,24 @@ class TestLooking:
         assert (code, out) == (1, "team/law@1\nteam/law@2\n")
         assert err.startswith("team/unknown: Error:")
 
+    def test_rm_asks_whoever_can_answer(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a terminal, about names too; a script's stdin is none, whatever it holds."""
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER]}))
+        for typed, flags, done in (("n\n", [], False), ("y\n", [], True), ("", ["--yes"], True)):
+            before = len(server.requests)
+            monkeypatch.setattr(sys, "stdin", Terminal(typed))
+            code, out, err = soup("rm", "team/law", *flags)
+            assert (code, out.strip()) == ((0, "team/law@1") if done else (1, ""))  # the space of the prompt
+            assert ("Retire team/law?" in err) == (not flags)
+            assert len(server.requests) - before == done
+        monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+        assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
+
     def test_rm_undo(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/adapters/team/law@1/restore", ok(ADAPTER))
         assert soup("rm", "--undo", "team/law@1")[:2] == (0, "team/law@1\n")
