@@ -96,6 +96,8 @@ def create_app(runtime: Runtime) -> FastAPI:
     docs_page.install(app, base=next(speaking, examples.BASE))
     door = None if settings.role == "worker" else site.install(app, runtime)
     problems.install(app)
+    if door is not None:
+        site.tell_browsers_of_nothing(app)
     # the last one added is the outermost
     if settings.role == "worker":
         app.add_middleware(WorkerLayer)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from registry.errors import SoupError, Unauthenticated
@@ -20,20 +22,36 @@ SCRIPTED = "hx-request"
 """Header of a request that a page's script makes for a part of a page."""
 
 
+def is_looked_at(scope: Scope) -> bool:
+    """Whether whoever asks for a path takes a page for an answer, as browsers do, and has no key as programs do."""
+    headers = Headers(scope=scope)
+    takes_pages = "text/html" in headers.get("accept", "") and "authorization" not in headers
+    return takes_pages and scope["method"] in {"GET", "HEAD"}
+
+
 class Door:
     """The pages' part of Gate."""
 
-    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+    def __init__(self, sessions: Sessions, settings: Settings, routes: Sequence[BaseRoute]) -> None:
         self._sessions = sessions
         self._settings = settings
+        self._routes = routes
 
     def takes(self, scope: Scope) -> bool:
-        """Whether a request is for a page, and comes without a key of its own."""
-        return addresses.is_page(scope["path"]) and "authorization" not in Headers(scope=scope)
+        """Whether a request comes without a key of its own, and is for a page or a browser's for nothing at all."""
+        if addresses.is_page(scope["path"]):
+            return "authorization" not in Headers(scope=scope)
+        return self._is_nothing(scope)
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether it is for whoever has not signed in as well."""
-        return addresses.is_open(scope["method"], scope["path"])
+        """Whether it is for whoever has not signed in as well: that there is nothing at a path is told to anybody."""
+        if addresses.is_open(scope["method"], scope["path"]):
+            return True
+        return not addresses.is_page(scope["path"]) and held(scope, SESSION, self._settings) is None
+
+    def _is_nothing(self, scope: Scope) -> bool:
+        """Whether a browser asks to see a path where nothing is."""
+        return is_looked_at(scope) and all(route.matches(scope)[0] is Match.NONE for route in self._routes)
 
     def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """The headers with which the browser sends the cookies that it has from here."""

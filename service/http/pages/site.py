@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 
+from registry.errors import NotFound
 from service.http.pages import (
     adapter,
     addresses,
@@ -28,13 +31,14 @@ from service.http.pages import (
     trainings,
     usage,
 )
-from service.http.pages.door import Door
-from service.http.pages.page import PageRoute
+from service.http.pages.door import Door, is_looked_at
+from service.http.pages.page import PageRoute, shown
 from service.sessions import Sessions
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
 
+NOWHERE = 404
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
@@ -58,4 +62,18 @@ def install(app: FastAPI, runtime: Runtime) -> Door | None:
     app.state.sessions = sessions
     for router in PAGES:
         app.include_router(router)
-    return Door(sessions, settings)
+    return Door(sessions, settings, app.router.routes)
+
+
+def tell_browsers_of_nothing(app: FastAPI) -> None:
+    """Have a browser that looks where nothing is find a page; others are told as before, by the handler there is."""
+    others = app.exception_handlers[HTTPException]
+
+    async def told(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == NOWHERE and is_looked_at(request.scope):
+            return shown(request, "error.html", error=NotFound("There is nothing at this path."))
+        answer = others(request, error)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    app.add_exception_handler(HTTPException, told)

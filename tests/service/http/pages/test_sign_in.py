@@ -36,6 +36,35 @@ def test_whoever_has_not_signed_in_goes_to_where_one_does(world: World) -> None:
     assert (scripted.status_code, scripted.headers["hx-redirect"]) == (401, "/sign-in?next=%2Fmodels%3Fq%3Dlaw")
 
 
+LOOKING = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+"""What browsers say of what they take."""
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/models/law", "/v1/nothing", "/acme/law/resolve", "/nothing.json"])
+def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader: str, path: str) -> None:
+    stranger, signed = Signed(world), Signed(world, reader)
+    for browser, on, place in ((stranger, "Sign in", "/sign-in"), (signed, "Go to the first page", "/")):
+        found = browser.get(path, headers=LOOKING)
+        assert (found.status_code, found.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert found.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "There is nothing at this path." in read(found.text)
+        assert f'<a href="{place}">{on}</a>' in found.text
+        assert (">Models</a>" in found.text) == (browser is signed)
+        assert browser.client.head(path, headers=LOOKING).status_code == 404
+
+
+def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader: str) -> None:
+    browser, key = Signed(world, reader), {"authorization": f"Bearer {reader}"}
+    for headers, status, code in (
+        ({}, 401, "unauthenticated"), (key, 404, "not_found"), (key | LOOKING, 404, "not_found"),
+    ):  # fmt: skip
+        found = browser.get("/nothing", headers=headers)
+        assert (found.status_code, found.json()["error"]["code"]) == (status, code)
+    assert browser.client.post("/nothing", headers=LOOKING).json()["error"]["code"] == "unauthenticated"
+    assert browser.get("/v1/adapters", headers=LOOKING).json()["error"]["code"] == "unauthenticated"  # no session's
+    assert browser.get("/v1/adapters/acme/law", headers=LOOKING | key).json()["error"]["code"] == "not_found"
+
+
 def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) -> None:
     browser = Signed(world)
     answer = browser.sign_in(reader, next="/models?q=law")
