@@ -55,6 +55,8 @@ ENGINE_CSV = "/engine/{table}.csv"
 CSV = ".csv"
 TWIN = ".json"
 
+KEPT = frozenset({COOK})
+"""Whose form is filled in again by a script, once whoever sent it without a session has signed in."""
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
     *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, BULK, BULK + TWIN),

@@ -73,6 +73,8 @@ class Door:
             return problems.response_of(error)
         query = scope.get("query_string", b"").decode("latin-1")
         asked = path + (f"?{query}" if query else "") if scope["method"] == "GET" else ""
+        if path in addresses.KEPT:
+            asked = path
         place = addresses.SIGN_IN + (f"?next={quote(asked, safe='')}" if asked not in {"", addresses.HOME} else "")
         if SCRIPTED in Headers(scope=scope):
             return problems.response_of(error, {"hx-redirect": place})

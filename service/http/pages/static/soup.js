@@ -47,6 +47,34 @@ for (const field of document.querySelectorAll("[data-drop]")) {
   }
 }
 
+// A page that answers a form, and is not to be had again: loading it anew shows the page of this address, and sends
+// nothing a second time.
+for (const answer of document.querySelectorAll("[data-instead]")) history.replaceState(null, "", answer.dataset.instead);
+
+// A form that takes long to fill in: what was sent stays in this tab until it was taken, so that it is there again where
+// the session had ended. It is taken once another page than its own, or the one to sign in, is seen.
+const KEPT = "soup-kept";
+if (!["/cook", "/sign-in"].includes(location.pathname)) sessionStorage.removeItem(KEPT);
+for (const form of document.querySelectorAll("[data-keep]")) {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
+  if (kept && !form.elements[form.dataset.keep].value) {
+    for (const [name, value] of kept) {
+      const field = form.elements[name];
+      if (field?.type === "checkbox") field.checked = true;
+      else if (field) field.value = value;
+    }
+    document.querySelector("[data-kept]").hidden = false;
+  }
+  form.addEventListener("submit", () => {
+    const given = [...new FormData(form)].filter(([name]) => name !== "form");
+    try {
+      sessionStorage.setItem(KEPT, JSON.stringify(given));
+    } catch {
+      sessionStorage.removeItem(KEPT); // more than a browser keeps
+    }
+  });
+}
+
 // The playground: every model is asked by a request of its own, and its answer shown as it is written.
 for (const form of document.querySelectorAll("[data-ask]")) {
   const place = document.querySelector("[data-answers]");

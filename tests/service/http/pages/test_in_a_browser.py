@@ -211,6 +211,40 @@ def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, s
     look_at(page, page.path)
 
 
+def test_a_text_to_cook_outlives_the_session(chrome: Browser, stocked: Live) -> None:
+    text = "\n\n".join(f"The court held contract {number} void." for number in range(20))
+    world = stocked.world
+    with chrome.page(stocked.url) as page:
+        writer = {"name": "w", "scopes": ["read", "write"], "namespaces": ["acme"]}
+        first, second = (world.client.post("/v1/keys", json=writer).json() for _ in range(2))
+        page.open("/sign-in?next=/cook")
+        page.call("Input.insertText", text=first["secret"])
+        page.press("Enter")
+        page.until("location.pathname === '/cook' && document.readyState === 'complete'")
+        page.fill("#sample", text)
+        page.fill("#name", "acme/kept")
+        page.click("#effort-instant")
+        world.client.delete(f"/v1/keys/{first['id']}")
+        page.click(".cook button")
+        page.until("location.pathname === '/sign-in' && document.readyState === 'complete'")
+        assert page.path == "/sign-in?next=%2Fcook"
+        page.fill("#key", second["secret"])
+        page.press("Enter")
+        page.until("location.pathname === '/cook' && document.readyState === 'complete'")
+        assert page.evaluate("document.querySelector('#sample').value") == text
+        others = "[document.querySelector('#name').value, document.querySelector('#effort-instant').checked]"
+        assert page.evaluate(others) == ["acme/kept", True]
+        assert "is here again" in page.text("[data-kept]")
+        assert findings(page) == []
+        page.click(".cook button")
+        page.until("location.pathname.startsWith('/jobs/job-') && document.readyState === 'complete'")
+        assert page.evaluate("sessionStorage.length") == 0  # once it was taken
+        page.open("/cook")
+        assert page.evaluate("document.querySelector('#sample').value + document.cookie") == ""
+        assert not page.evaluate("document.querySelector('[data-kept]').checkVisibility()")
+        assert page.said == []
+
+
 def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked: Live) -> None:
     with stocked.world.registry.database.write() as catalogue:
         id = catalogue.jobs.enqueue(
@@ -321,6 +355,10 @@ def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
         admin.until("document.querySelector('#secret') !== null && document.readyState === 'complete'")
         assert admin.text(".verdict").startswith("sk-soup-")
         assert findings(admin) == []
+        admin.evaluate("window.before = 1")
+        admin.call("Page.reload")  # the page of keys: the form is not sent again, and the secret is gone
+        admin.until("window.before === undefined && document.readyState === 'complete'")
+        assert (admin.path, admin.text(".verdict")) == ("/keys", "")
         admin.evaluate(
             "[...document.querySelectorAll('summary')].find(one => one.innerText.includes('reader')).click()"
         )
