@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from registry.errors import InvalidParameter, TooLarge
+from service.engine.endless_schema import is_endless
 
 PARAM = "response_format"
 MAX_CHARS = 65_536
@@ -47,6 +48,8 @@ def checked_schema(schema: dict[str, Any]) -> str:
     The order of properties stays: it is the order of the answer.
     """
     _check(schema, "schema", MAX_DEPTH)
+    if is_endless(schema):
+        raise refusal("whatever satisfies it would have no end, since it requires itself")
     if (lengths := _lengths(schema)) > MAX_LENGTHS:
         raise TooLarge(
             f"The JSON schema bounds strings of {lengths} characters together by 'minLength' and 'maxLength'; at most "
