@@ -19,6 +19,13 @@ help:  ## list the targets
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Where .venv is a link, it is another checkout's, and so is the editable install in it: nothing is installed there from
+# here. What is run from this folder is this folder's code all the same.
+LINK := $(shell readlink $(VENV))
+ifneq ($(LINK),)
+$(VENV)/.runtime $(VENV)/.dev $(VENV)/.demo:
+	@echo "$(VENV) is a link to $(LINK), into which nothing is installed from here: do it there, or remove the link"; exit 1
+else
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing the pinned dependencies into $(VENV): 1.5 GB and a few minutes with the CPU build of torch, more with CUDA (docs/how-to/install.md)"
 	$(PIP) torch==2.13.0
@@ -34,6 +41,7 @@ $(VENV)/.demo: $(VENV)/.runtime
 	@echo "installing what unpacks the demo's model and draws its picture (20 MB)"
 	$(PIP) -e '.[demo]'
 	@touch $@
+endif
 
 setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
 
