@@ -6,6 +6,9 @@ its weights not read. Called by `loading`.
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from registry.names import Digest
 from registry.spec import BaseEntry, BaseKind, BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
+_NO_PART = frozenset({"_name_or_path"})
+"""What a configuration says that is not the model's: where it was read."""
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """What transformers raises for numbers that make no model."""
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
@@ -87,16 +92,50 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
 
     Raises Unavailable where transformers cannot build the model from `config`.
     """
-    model = _built(config, base_id, kind)
+    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_PART}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    seen = _seen(_Looked(type(config), text, kind, config=config, base_id=base_id))
     return BaseShape(
         fingerprint=fingerprint,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
+        context=seen.context,
         vocab_size=config.vocab_size,
-        linears=_linears(model),
+        linears=dict(seen.linears),
         kind=kind,
+        kv=seen.kv,
+    )
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A model that is looked at: two are the same where their configurations say the same, wherever those lie."""
+
+    family: type
+    text: str
+    kind: BaseKind
+    config: Any = field(compare=False)
+    base_id: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What only the built model says of its shape."""
+
+    context: int
+    linears: dict[str, tuple[int, int]]
+    kv: tuple[int, int] | None
+
+
+@lru_cache(maxsize=64)
+def _seen(looked: _Looked) -> _Seen:
+    """Kept, since two passes on the meta device take longer than all else of a shape, and a load asks for it twice."""
+    config, kind = looked.config, looked.kind
+    model = _built(config, looked.base_id, kind)
+    return _Seen(
+        context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
+        linears=_linears(model),
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
 

@@ -119,6 +119,19 @@ def test_loaded_base_is_frozen_and_described(folder):
     assert shape_of(entry(folder)) == shape
 
 
+def test_a_configuration_that_changes_has_another_shape_and_a_copy_elsewhere_the_same(folder, tmp_path):
+    shape = shape_of(entry(folder))
+    shape.linears.clear()  # nobody else's
+    copy = shape_of(entry(shutil.copytree(folder, tmp_path / "copy")))
+    assert len(copy.linears) > 1
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_head": 4, "n_layer": 3}))
+    changed = shape_of(entry(folder))
+    assert (copy.kv, changed.kv) == ((2, 16), (4, 8))
+    assert len(changed.linears) > len(copy.linears)
+    assert changed.fingerprint != copy.fingerprint
+
+
 def test_dtype_changes_the_model_and_not_the_fingerprint(folder):
     base = load_base(entry(folder, dtype="bfloat16"))
     assert base.model.dtype == torch.bfloat16
