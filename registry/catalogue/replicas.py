@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     case,
     delete,
     insert,
@@ -44,12 +43,18 @@ class Replicas(Repository[ReplicaRow]):
 
     values = TypeAdapter(ReplicaRow)
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._now = database_clock(connection)
-        silent = self._now - type_coerce(replicas.c.seen_at, BigInteger)
-        self._alive: ColumnElement[bool] = silent <= MISSED * replicas.c.beat
-        self._silent = silent
+    @property
+    def _now(self) -> ColumnElement[int]:
+        return database_clock(self._connection)
+
+    @property
+    def _silent(self) -> ColumnElement[int]:
+        """Microseconds since a replica was last heard of."""
+        return self._now - type_coerce(replicas.c.seen_at, BigInteger)
+
+    @property
+    def _alive(self) -> ColumnElement[bool]:
+        return self._silent <= MISSED * replicas.c.beat
 
     def check(self, bases: Mapping[str, str]) -> None:
         """Raises Incompatible where a replica that is there has another state of one of these bases.
