@@ -1,15 +1,17 @@
 """A start of the server without what its base models never use: torch's compiler, tensors spread over machines, SciPy.
 
-Called by `soup serve` before anything imports transformers, whose modules for models import all of these, which takes
-longer than the rest of a start. None is gone. The compiler is loaded when something asks for any part of it but the
-decorators that keep a function from being compiled. Torch knows of its distributed package as before, only transformers
-takes this process for one that has none: a server runs each base model on one device. And SciPy is there for others,
-only the losses of object detectors do without (docs/decisions/0028-light-start.md).
+Called by `soup serve`, and run for its processes that train and compute gradients (`LIGHTLY`), before anything imports
+transformers, whose modules for models import all of these, which takes longer than the rest of a start. None is gone.
+The compiler is loaded when something asks for any part of it but what keeps functions from being compiled. Torch knows
+of its distributed package as before, only transformers takes this process for one that has none: a process runs each
+base model on one device. And SciPy is there for others, only the losses of object detectors do without
+(docs/decisions/0028-light-start.md).
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import sys
 import threading
@@ -18,9 +20,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+LIGHTLY = "service.light_start"
+"""The module that runs another one's `main` after a light start: `python -m service.light_start MODULE`."""
 COMPILER = "torch._dynamo"
-UNCOMPILED = ("disable", "assume_constant_result", "allow_in_graph")
-"""Decorators that tell the compiler what to leave alone; where nothing is compiled they change nothing."""
+UNCOMPILED = ("disable", "assume_constant_result", "allow_in_graph", "graph_break")
+"""What tells the compiler what to leave alone: decorators, and a word that optimisers say at each step.
+
+Where nothing is compiled they change nothing.
+"""
 
 
 @contextmanager
@@ -111,3 +118,14 @@ class _PutOff(ModuleType):
             return vars(self)[name]
         except KeyError:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
+
+
+def main() -> None:
+    """Run a program of ours: the module that the first argument names."""
+    with light_start():
+        program = importlib.import_module(sys.argv[1])
+    program.main()
+
+
+if __name__ == "__main__":
+    main()

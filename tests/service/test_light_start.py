@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service.light_start import LIGHTLY
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,51 @@ def test_a_light_start_leaves_out_what_is_not_used_and_computes_the_same(tiny_ba
     ).splitlines()
     assert loaded == "[]"
     assert run(SCORE.format(start=""), tiny_base_dir).splitlines()[0] == light
+
+
+TRAINING = """
+import json, sys
+{start}
+from pathlib import Path
+from registry.base_model import load_base
+from registry.spec import BaseEntry
+from training.request import TrainingRun
+from training.spec import TrainingSpec
+from training.train import train
+base, folder = load_base(BaseEntry(id="tiny", source=sys.argv[1])), Path(sys.argv[2])
+texts = folder / "texts.jsonl"
+texts.write_text("".join(json.dumps({{"text": f"The court held {{n}} times."}}) + chr(10) for n in range(80)))
+spec = TrainingSpec.model_validate({{"recipe": {{"steps": 2, "batch": 2, "block": 16}}}})
+run = TrainingRun(spec=spec, train=texts, out=folder / "out", domain="law", base_id="tiny")
+print(train(run, base).record["valid_perplexity"].hex())
+heavy = {{"torch._dynamo.convert_frame", "torch.distributed.tensor", "scipy.optimize", "sklearn"}}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_a_training_after_a_light_start_needs_no_compiler_and_computes_the_same(tiny_base_dir, tmp_path):
+    """Its optimiser, too: what it says to the compiler at each step loads none."""
+    folders = [tmp_path / name for name in ("light", "plain")]
+    for folder in folders:
+        folder.mkdir()
+    start = "from service.light_start import light_start\nwith light_start(): pass"
+    light, loaded = run(TRAINING.format(start=start), tiny_base_dir, folders[0]).splitlines()
+    assert loaded == "[]"
+    assert run(TRAINING.format(start=""), tiny_base_dir, folders[1]).splitlines()[0] == light
+
+
+@pytest.mark.parametrize(
+    ("program", "works"),
+    [("service.jobs.train_process", "training.worker"), ("service.jobs.gradient_process", "training.gradient_worker")],
+)
+def test_processes_that_compute_for_a_server_start_lightly(program, works):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", LIGHTLY, program],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert works in done.stderr
+    assert "torch._dynamo.convert_frame" not in done.stderr
 
 
 def test_what_was_left_out_is_there_for_whoever_asks():
