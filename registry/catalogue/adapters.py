@@ -15,7 +15,6 @@ from typing import Any, Unpack
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, update
 
-from registry.catalogue.aliases import Aliases
 from registry.catalogue.listing import CONFIG, NEWER, Listing, adapter_of, has_learnt_from, superseded, unreadable
 from registry.catalogue.removals import Removals
 from registry.catalogue.repository import Repository, matching, now, seen_by
@@ -219,14 +218,11 @@ class Adapters(Repository[AdapterRow]):
 
     def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
         """Whether a row is of the name, and of the version or alias that the ref says, if any."""
-        version = ref.version
-        if ref.alias is not None:
-            alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
-            if alias is None:
-                return false()
-            version = alias.version
         named = _named(ref.namespace, ref.name)
-        return named if version is None else and_(named, adapters.c.version == version)
+        if ref.alias is not None:  # in the same statement: what an alias means is one question to the database
+            its = (aliases.c.namespace == ref.namespace, aliases.c.name == ref.name, aliases.c.alias == ref.alias)
+            return and_(named, adapters.c.version == select(aliases.c.version).where(*its).scalar_subquery())
+        return named if ref.version is None else and_(named, adapters.c.version == ref.version)
 
     def live_versions(self, namespace: str, name: str, *, limit: int | None = None) -> builtins.list[AdapterRow]:
         """Every live version of a name, or the newest of them, newest first."""

@@ -152,6 +152,16 @@ class Database:
             connection.rollback()
 
     @contextmanager
+    def glance(self) -> Iterator[Catalogue]:
+        """As `read`, for what one statement finds: on PostgreSQL each sees the state of its own moment.
+
+        No transaction is begun and ended there, which are two of three messages to the database.
+        """
+        with self._told("read") as told, self._transaction("glance", told) as connection:
+            yield self._catalogue(connection)
+            connection.rollback()
+
+    @contextmanager
     def write(self) -> Iterator[Catalogue]:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
         with self._told("write") as told, self._turn, self._transaction("write", told) as connection:

@@ -1,8 +1,9 @@
 """PostgreSQL: how transactions begin there, and which of its errors are nobody's fault.
 
-Called by `database` only. A read is REPEATABLE READ, READ ONLY: one state of everything. Writes take turns by an
-advisory lock that ends with the transaction, in every process that shares the database: what holds on SQLite, where
-a write is BEGIN IMMEDIATE, then holds here too, without retries or deadlocks. Writes are a few rows in milliseconds.
+Called by `database` only. A read is REPEATABLE READ, READ ONLY: one state of everything; for a glance no transaction
+is begun. Writes take turns by an advisory lock that ends with the transaction, in every process that shares the
+database: what holds on SQLite, where a write is BEGIN IMMEDIATE, then holds here too, without retries or deadlocks.
+Writes are a few rows in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from registry.catalogue.rows import Mode
-from registry.errors import Busy, InvalidParameter, SoupError, Unavailable
+from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
 LOCK = 0x736F7570
 """Class of our advisory locks ('soup'); the second key is the schema the tables are in."""
@@ -76,7 +77,14 @@ def prepare(engine: Engine, busy_seconds: float) -> Callable[[], None]:
 
     event.listen(engine, "connect", check_encoding)
     event.listen(engine, "begin", begin)
+    event.listen(engine, "before_cursor_execute", _only_glances)
     return lambda: None  # a server that is another one does not know our connections
+
+
+def _only_glances(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    """Raises Internal where a glance would write, which would be committed at once."""
+    if connection.get_execution_options().get("soup_mode") == "glance" and not statement.startswith("SELECT"):
+        raise Internal("A glance at the database reads, and was given a statement that may write.")
 
 
 def _turn(lock_timeout: int, idle_timeout: int) -> str:
@@ -98,6 +106,8 @@ def _beside(busy_seconds: float) -> str:
 
 def transaction_options(mode: Mode) -> dict[str, Any]:
     """What a connection is told before its transaction, whatever the database's own defaults are."""
+    if mode == "glance":
+        return {"isolation_level": "AUTOCOMMIT"}
     if mode == "read":
         return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
     return {"isolation_level": "READ COMMITTED"}

@@ -27,8 +27,11 @@ Namespaces = tuple[str, ...] | None
 """Namespaces that are visible; None for all."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]
-Mode = Literal["read", "write", "beside", "commit"]
-"""What a transaction does; `beside` writes without its turn, `commit` is the end of one that writes."""
+Mode = Literal["read", "glance", "write", "beside", "commit"]
+"""What a transaction does.
+
+A `glance` reads by single statements, `beside` writes without its turn, `commit` is the end of one that writes.
+"""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Row = TypeVar("Row")
 

@@ -19,6 +19,7 @@ from registry.errors import Busy, InvalidParameter, SoupError, Unavailable
 RETRY_AFTER = 5
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNUSABLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+READS = ("read", "glance")
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 
@@ -58,7 +59,7 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
         return Unavailable(
             f"The database file is damaged ({error.orig}): stop the server and put back a backup ('soup restore')."
         )
-    if code in UNUSABLE or (code == sqlite3.SQLITE_READONLY and mode != "read"):  # a read that writes is our mistake
+    if code in UNUSABLE or (code == sqlite3.SQLITE_READONLY and mode not in READS):  # a read that writes is our mistake
         return Unavailable(f"The database file cannot be used ({error.orig}): look at its disk and at its rights.")
     return None
 
@@ -105,5 +106,5 @@ def _prepare_connection(connection: sqlite3.Connection, _: object) -> None:
 def _begin(connection: Connection) -> None:
     """Begin as the transaction's mode asks; without one (migrations, checks) as a plain transaction."""
     mode = connection.get_execution_options().get("soup_mode")
-    connection.exec_driver_sql(f"PRAGMA query_only={int(mode == 'read')}")
+    connection.exec_driver_sql(f"PRAGMA query_only={int(mode in READS)}")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if mode in ("write", "migrate") else "BEGIN")

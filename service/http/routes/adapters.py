@@ -100,7 +100,7 @@ def get_by_digest(digest: str, parts: AppParts, who: Reader) -> Adapter:
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
-    with parts.registry.database.read() as catalogue:
+    with parts.registry.database.glance() as catalogue:
         return adapter_body(catalogue.adapters.resolve(who.namespaces, ref))
 
 

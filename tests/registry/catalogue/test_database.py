@@ -64,6 +64,18 @@ class TestTransactions:
             add(catalogue)
         assert count(database) == 1
 
+    def test_a_glance_finds_what_is_stored_and_cannot_write(self, database):
+        with database.write() as catalogue:
+            row = add(catalogue)
+        for _ in range(2):  # the second time on the same connection
+            with database.glance() as catalogue:
+                assert catalogue.adapters.known(row.id) == row
+        with pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"), database.glance() as catalogue:
+            catalogue.aliases.put("acme", "law", "prod", 1)
+        with database.write() as catalogue:  # on the same connection
+            assert catalogue.aliases.list("acme", "law") == []
+            catalogue.aliases.put("acme", "law", "prod", 1)
+
     def test_a_read_sees_one_state(self, database):
         with database.read() as catalogue:
             assert catalogue.adapters.list(None, limit=9).rows == ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from psycopg.pq import TransactionStatus
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import IntegrityError
 
@@ -42,6 +44,20 @@ def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(p
                 connection = catalogue.adapters._connection
                 assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == isolation
                 assert connection.execute(text("SHOW transaction_read_only")).scalar_one() == read_only
+    database.close()
+
+
+def test_a_glance_begins_no_transaction(url: str) -> None:
+    database = Database(url)
+    for _ in range(2):
+        with database.glance() as catalogue:
+            assert catalogue.keys.by_secret("0" * 64) is None
+            driver: Any = catalogue.keys._connection.connection.driver_connection
+            assert driver.info.transaction_status == TransactionStatus.IDLE
+        with database.read() as catalogue:  # on the same connection, which is told anew
+            assert catalogue.keys.by_secret("0" * 64) is None
+            driver = catalogue.keys._connection.connection.driver_connection
+            assert driver.info.transaction_status == TransactionStatus.INTRANS
     database.close()
 
 
