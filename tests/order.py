@@ -10,6 +10,7 @@ import pytest
 
 LONGEST = (
     "project/test_demo_run.py",
+    "project/test_notebooks.py",
     "project/test_docs_run.py",
     "service/jobs/test_jobs.py",
     "service/jobs/test_trainings.py",
@@ -17,6 +18,8 @@ LONGEST = (
     "service/journeys/test_selection.py",
     "service/cli/test_cli_journey.py",
     "service/engine/test_mixed.py",
+    "project/test_extras.py",
+    "service/http/pages/test_screenshots.py",
     "project/test_lm_adapters.py",
     "service/journeys/test_journey.py",
     "service/journeys/test_several_servers.py",
