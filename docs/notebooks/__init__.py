@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,20 @@ def code_of(notebook: Json) -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def run(path: Path) -> list[list[Json]]:
-    """The outputs of each cell of code, run in the notebook's folder; raises RuntimeError with what a failure says."""
-    cells = json.dumps(code_of(json.loads(path.read_text(encoding="utf-8"))))
+def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
+    """The outputs of each cell of code, run in the notebook's folder; raises RuntimeError with what a failure says.
+
+    Each text of `instead` has to be in the code once, and is replaced: amounts, where nobody looks at the numbers.
+    """
+    cells = code_of(json.loads(path.read_text(encoding="utf-8")))
+    for old, new in instead.items():
+        times = sum(cell.count(old) for cell in cells)
+        if times != 1:
+            raise RuntimeError(f"{path.name} has {old!r} {times} times, and once is expected.")
+        cells = [cell.replace(old, new) for cell in cells]
     done = subprocess.run(
-        [sys.executable, "-m", "docs.notebooks.cells"], input=cells, cwd=path.parent, capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
+        [sys.executable, "-m", "docs.notebooks.cells"], input=json.dumps(cells), cwd=path.parent, capture_output=True,
+        text=True, check=False, env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{path.name} fails:\n{done.stderr[-3000:]}")
