@@ -81,16 +81,17 @@ def pieces(describe: Callable[P, Streamed[Json]], kind: type[T]) -> Callable[P, 
 
 def push(
     folder: Path | str, *, name: str, domain: str | None = None, texts: Sequence[str] | None = None,
-    tags: Sequence[str] = (), base: str | None = None, progress: Progress | None = None,
+    tags: Sequence[str] = (), base: str | None = None, owner: str | None = None, progress: Progress | None = None,
 ) -> Steps[Adapter]:  # fmt: skip
     """Push an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
 
     `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without them no
-    selector can rank it. What is there already is not sent again. The value's `job` embeds the texts: `wait_job` it
-    before asking for a selection that is to have the adapter. Raises InvalidManifest and others.
+    selector can rank it. `owner` is who answers for it, a label that gives no right. What is there already is not sent
+    again. The value's `job` embeds the texts: `wait_job` it before asking for a selection that is to have the adapter.
+    Raises InvalidManifest and others.
     """
     more = transfer.Additions(
-        domain=domain, base=base, texts=None if texts is None else checked(texts), tags=tags
+        domain=domain, base=base, texts=None if texts is None else checked(texts), tags=tags, owner=owner
     )  # fmt: skip
     return body_of(Adapter, (yield from transfer.pushing(Path(folder), name=name, more=more, progress=progress)))
 
@@ -112,8 +113,8 @@ def adapter(model: Model) -> Steps[Adapter]:
 def adapters(*, limit: int | None = None, **filters: str | Sequence[str] | None) -> Steps[Adapters]:
     """Stored adapters and soups, newest first.
 
-    Filters are base_model, method, domain, namespace, name, tag (one, or several that all hold), kind, tuned_on, and
-    q: words that are there, or begin one that is, in name, domain, tags and card.
+    Filters are base_model, method, domain, owner, namespace, name, tag (one, or several that all hold), kind,
+    tuned_on, and q: words that are there, or begin one that is, in name, domain, tags and card.
     """
     found = adapter_calls.adapters(limit=limit, **filters).of(lambda row: body_of(Listed, row))
     return Adapters((yield from found.whole()))

@@ -116,15 +116,17 @@ class Store:
 
     def push(
         self, folder: Path | str, *, name: str, domain: str | None = None, texts: Sequence[str] | None = None,
-        tags: Sequence[str] = (), base: str | None = None, progress: Progress | None = None,
+        tags: Sequence[str] = (), base: str | None = None, owner: str | None = None,
+        progress: Progress | None = None,
     ) -> Adapter:  # fmt: skip
         """Store an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
 
         `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
-        them no selector can rank it. What is there already is not stored again. Raises InvalidManifest and others.
+        them no selector can rank it. `owner` is who answers for it, a label that gives no right. What is there already
+        is not stored again. Raises InvalidManifest and others.
         """
         pushed = self.client.push(
-            folder, name=name, domain=domain, texts=texts, tags=tags, base=base, progress=progress
+            folder, name=name, domain=domain, texts=texts, tags=tags, base=base, owner=owner, progress=progress
         )  # fmt: skip
         if pushed.job is not None:
             self._embedding.append(pushed.job)

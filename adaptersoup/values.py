@@ -209,9 +209,10 @@ class Perplexity(Shown, PerplexityAnswer):
 
 def _table(adapters: Iterable[ListedAdapter]) -> Table:
     rows = (
-        (one.ref, one.kind, one.domain, one.config.method, one.parameters, ", ".join(one.card.tags)) for one in adapters
+        (one.ref, one.kind, one.domain, one.config.method, one.parameters, ", ".join(one.card.tags), one.owner)
+        for one in adapters
     )
-    return Table(("adapter", "kind", "domain", "method", "parameters", "tags"), tuple(rows))
+    return Table(("adapter", "kind", "domain", "method", "parameters", "tags", "owner"), tuple(rows))
 
 
 def _text(cell: Cell) -> str:

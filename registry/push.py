@@ -109,6 +109,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         base_fingerprint=base.shape.fingerprint,
         config=config,
         domain=manifest.domain,
+        owner=manifest.owner,
         card=manifest.card,
         provenance=manifest.provenance,
         weights_blob=sha256_digest(data),
@@ -216,13 +217,13 @@ def _stored(registry: Registry, data: bytes) -> str | None:
 
 def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
     """What a push of known bytes said otherwise than what is stored, which stays as it is."""
-    said = manifest.model_fields_set & {"domain", "card", "provenance"}
+    said = manifest.model_fields_set & {"domain", "owner", "card", "provenance"}
     changed = [field for field in sorted(said) if getattr(row, field) != getattr(new, field)]
     if not brings and new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
         changed.append("sample")
     if not changed:
         return ()
-    return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
+    return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card, domain and owner).",)
 
 
 def _record_sample(

@@ -127,7 +127,7 @@ def _equal(filters: AdapterFilters) -> list[ColumnElement[bool]]:
     """The filters that columns are equal to; raises InvalidName for a name that nothing can have."""
     found = matching(
         adapters, base_model=filters.get("base_model"), method=filters.get("method"), domain=filters.get("domain"),
-        kind=filters.get("kind"), namespace=filters.get("namespace"),
+        owner=filters.get("owner"), kind=filters.get("kind"), namespace=filters.get("namespace"),
     )  # fmt: skip
     if (sample := filters.get("tuned_on")) is not None:
         found.append(has_learnt_from(sample))

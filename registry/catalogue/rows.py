@@ -56,6 +56,8 @@ class DescribedAdapter:
     base_fingerprint: str
     config: SkipValidation[AdapterConfig]
     domain: str
+    owner: str | None = None
+    """Who answers for the name, which all of its versions have."""
     card: Card
     weights_blob: str
     dtype: str
@@ -110,6 +112,7 @@ class AdapterFilters(TypedDict, total=False):
     base_model: str | None
     method: str | None
     domain: str | None
+    owner: str | None
     kind: str | None
     namespace: str | None
     name: str | None

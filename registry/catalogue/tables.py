@@ -105,6 +105,7 @@ adapters = Table(
     Column("method", String(32), nullable=False),
     Column("config", JSON, nullable=False),
     Column("domain", String(200), nullable=False),
+    Column("owner", String(200)),  # who answers for the name: every version has the same
     Column("card", JSON, nullable=False),
     Column("provenance", JSON, nullable=False),
     Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
@@ -132,7 +133,7 @@ adapters = Table(
     ),
 )
 LIVE = adapters.c.retired_at.is_(None)
-for by in ("namespace", "name", "domain", "base_model", "method", "kind"):  # lists are of the live, by id
+for by in ("namespace", "name", "domain", "base_model", "method", "kind", "owner"):  # lists are of the live, by id
     Index(f"ix_adapters_live_{by}", adapters.c[by], adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 Index("ix_adapters_live", adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 adapter_tags = Table(

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from registry.names import Digest, Part, canonical_json
 from registry.spec.config import AdapterConfig
-from registry.spec.frozen import Frozen, Words, without_nul
+from registry.spec.frozen import Frozen, Words, printable, without_nul
 
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
@@ -163,6 +163,8 @@ NewProvenance = Annotated[Provenance, AfterValidator(_short_provenance)]
 
 Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(without_nul)]
 """What text an adapter is for, in people's words."""
+Owner = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+"""Who answers for an adapter, such as a team or a mail address: a label, which gives nobody a right."""
 BaseId = Annotated[str, Field(max_length=64)]
 """What a server calls a base model."""
 
@@ -188,6 +190,8 @@ class Manifest(Frozen):
     """PEFT's `adapter_config.json` of a LoRA or a prefix as it is."""
     files: dict[str, FileSource]
     sample: SampleSource | None = None
+    owner: Owner | None = None
+    """Who answers for the name, and so for all its versions; without it the name keeps the one it has."""
     card: NewCard = Card()
     provenance: NewProvenance = Provenance()
 

@@ -14,6 +14,20 @@ def without_nul(text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """The text as it is; raises ValueError where a reader would see something else than what it holds.
+
+    That is where it has control or format characters (Unicode's category C, the bidirectional ones too), a blank other
+    than the space, or one at its beginning or its end.
+    """
+    wrong = next((one for one in text if not one.isprintable()), None)
+    if wrong is not None:
+        raise ValueError(f"must not hold the character U+{ord(wrong):04X}, which is not shown as itself")
+    if text != text.strip():
+        raise ValueError("must not begin or end with a blank")
+    return text
+
+
 Words = Annotated[str, AfterValidator(without_nul)]
 
 

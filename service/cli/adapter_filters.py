@@ -25,6 +25,7 @@ class _Filters:
     q: str | None = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
     domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
+    owner: Annotated[str | None, typer.Option(help="Only of this owner: who answers for them.")] = None
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
     name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
     namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
@@ -75,8 +76,11 @@ class Asking:
 
     def agreed(self, what: str, rows: Sequence[Json]) -> bool:
         """Whether to go on with these, which are shown; without --yes a terminal is asked, else it is a usage error."""
-        shown = [(row["ref"], row["kind"], row["domain"], (row.get("card") or {}).get("tags") or ()) for row in rows]
-        talk(columns(("name", "kind", "domain", "tags"), shown, within=table_width()))
+        shown = [
+            (row["ref"], row["kind"], row["domain"], (row.get("card") or {}).get("tags") or (), row.get("owner"))
+            for row in rows
+        ]
+        talk(columns(("name", "kind", "domain", "tags", "owner"), shown, within=table_width()))
         if self.dry_run:
             talk(f"{_counted(rows)} would be {what}.")
             return False

@@ -37,7 +37,7 @@ VERBS = {
     "ls": "List adapters and soups.",
     "show": "Show one adapter or soup.",
     "open": "Open the page of a model in the browser.",
-    "edit": "Change card and domain of adapters and soups.",
+    "edit": "Change card, domain and owner of adapters and soups.",
     "alias": "List, set and remove aliases of versions.",
     "rm": "Retire adapters or soups.",
     "purge": "Remove versions for good.",

@@ -102,8 +102,8 @@ def sample(texts: Sequence[str]) -> Steps[SampleSource]:
 def adapters(*, limit: int | None = None, **filters: str | Sequence[str] | None) -> Listing[Json]:
     """Adapters the key sees, newest first, without provenance.
 
-    Filters are base_model, method, domain, namespace, name, tag (one, or several that all hold), kind, tuned_on,
-    and q: words that are there, or begin one that is, in name, domain, tags and card.
+    Filters are base_model, method, domain, owner, namespace, name, tag (one, or several that all hold), kind,
+    tuned_on, and q: words that are there, or begin one that is, in name, domain, tags and card.
     """
     return listing("/v1/adapters", filters, limit)
 
@@ -114,11 +114,16 @@ def adapter(ref: str) -> Steps[Json]:
 
 
 def update_adapter(
-    ref: str, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
-) -> Steps[Json]:
-    """Change card or domain; with `if_match` (an etag) only if nobody else has meanwhile."""
-    body = {"card": None if card is None else card.model_dump(mode="json"), "domain": domain}
-    return (yield from json_of("PATCH", _adapter_path(ref), json=given(body), headers=matching(if_match)))
+    ref: str, *, card: Card | None = None, domain: str | None = None, owner: str | None = None,
+    if_match: str | None = None,
+) -> Steps[Json]:  # fmt: skip
+    """Change card or domain, or the owner of all versions of the name, whom an empty text takes away.
+
+    With `if_match` (an etag) only if nobody else has changed it meanwhile.
+    """
+    body = given({"card": None if card is None else card.model_dump(mode="json"), "domain": domain})
+    body |= {} if owner is None else {"owner": owner or None}
+    return (yield from json_of("PATCH", _adapter_path(ref), json=body, headers=matching(if_match)))
 
 
 def aliases(ref: str) -> Steps[list[Json]]:

@@ -61,4 +61,5 @@ def _said_alike(row: Json, manifest: Manifest) -> bool:
         return False
     alike = all(getattr(manifest, name) == value for name, value in stored.items())
     base = manifest.base_model in (None, row["base_model"])
-    return alike and base and manifest.base_fingerprint in (None, row["base_fingerprint"])
+    owner = manifest.owner in (None, row.get("owner"))
+    return alike and base and owner and manifest.base_fingerprint in (None, row["base_fingerprint"])

@@ -47,6 +47,8 @@ class Additions:
     domain: str | None = None
     base: str | None = None
     """A base model's id."""
+    owner: str | None = None
+    """Who answers for the adapter; nobody where it is empty."""
     texts: Sequence[str] | None = None
     tags: Sequence[str] = ()
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
@@ -77,6 +79,7 @@ def push_folder(
     name: str,
     domain: str | None = None,
     base: str | None = None,
+    owner: str | None = None,
     texts: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, str | int | float | bool | None] | None = None,
@@ -84,10 +87,12 @@ def push_folder(
 ) -> Json:
     """Push an adapter directory as `name`, a PEFT directory of a LoRA as it is.
 
-    `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
-    its card. Raises InvalidManifest where nobody says the domain.
+    `domain`, `base` (a base model's id), `owner` and `texts` replace what the directory says, tags and metadata join
+    those of its card. Raises InvalidManifest where nobody says the domain.
     """
-    more = Additions(domain=domain, base=base, texts=texts, tags=tags, metadata=metadata or {})
+    more = Additions(
+        domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {}
+    )  # fmt: skip
     return client.run(pushing(folder, name=name, more=more, progress=progress))
 
 
@@ -130,6 +135,7 @@ def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
         recorded_base=local.recorded_base,
         config=local.config,
         files={},
+        owner=local.owner if more.owner is None else more.owner or None,
         card=more.card(local.card),
         provenance=local.provenance,
     )

@@ -47,7 +47,13 @@ def folders(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def store(place: Path, tiny_base_dir: Path, folders: Path) -> Iterator[Store]:
     with Store(place, tiny_base_dir, base_id="tiny", **QUICK) as store:
         for domain in WORDS:
-            store.push(folders / domain, name=f"team/{domain}", texts=passages(domain, 30), tags=[domain])
+            store.push(
+                folders / domain,
+                name=f"team/{domain}",
+                texts=passages(domain, 30),
+                tags=[domain],
+                owner=f"{domain} team",
+            )
         yield store
 
 
@@ -57,8 +63,17 @@ class TestNotebook:
         assert [one.ref for one in found] == ["team/code@1", "team/court@1", "team/kitchen@1"]
         assert found[0].card.tags == ("code",)
         assert [one.name for one in store.adapters(tag="court")] == ["court"]
+        assert [one.name for one in store.adapters(owner="court team")] == ["court"]
         assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
-        assert str(found).splitlines()[0].split() == ["ADAPTER", "KIND", "DOMAIN", "METHOD", "PARAMETERS", "TAGS"]
+        assert str(found).splitlines()[0].split() == [
+            "ADAPTER",
+            "KIND",
+            "DOMAIN",
+            "METHOD",
+            "PARAMETERS",
+            "TAGS",
+            "OWNER",
+        ]
 
     def test_a_selection_right_after_pushing_has_all_that_was_pushed(self, store: Store) -> None:
         found = store.select(passages("court", 20, seed=1))

@@ -161,7 +161,9 @@ class TestAgain:
         brought = verbs.push(sample={"texts": passages("law", 120)}, card={"description": "late"})
         assert (brought.created, brought.row.id, brought.row.sample_state) == (False, row.id, "pending")
         assert brought.job is not None
-        assert brought.warnings == ("Known as acme/law@1: its card stayed as stored (PATCH changes card and domain).",)
+        assert brought.warnings == (
+            "Known as acme/law@1: its card stayed as stored (PATCH changes card, domain and owner).",
+        )
         assert verbs.embed(brought.row).sample_state == "ready"
 
     def test_a_sample_that_failed_is_tried_again(self, verbs):

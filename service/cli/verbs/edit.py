@@ -1,4 +1,4 @@
-"""`soup edit`: what people say about adapters and soups: tags, description, license, metadata, domain."""
+"""`soup edit`: what people say about adapters and soups: tags, description, license, metadata, domain, owner."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from registry.errors import PreconditionFailed
-from registry.spec import Card
+from registry.spec import Card, Owner
 from service.cli.adapter_filters import Asking, Matching, check_one_way, found_by
 from service.cli.failures import Failures
 from service.cli.flags import key_values, usage_error
@@ -18,6 +18,7 @@ from service.client import SoupClient
 
 TRIES = 3
 """Times that a card which somebody else changes meanwhile is read again."""
+OWNER: TypeAdapter[str | None] = TypeAdapter(Owner | None)
 _NAMES = {"tags": "--add-tag", "metadata": "--metadata", "license": "--license", "description": "--description"}
 
 
@@ -36,6 +37,12 @@ class Changes:
     new_domain: Annotated[
         str | None, typer.Option("--set-domain", help="Domain label, instead of the one there is.", metavar="DOMAIN")
     ] = None
+    new_owner: Annotated[
+        str | None,
+        typer.Option(
+            "--set-owner", help="Who answers for the name, with all its versions: a label, no right.", metavar="OWNER"
+        ),
+    ] = None
 
     def card(self, card: Card) -> Card:
         """A card with the changes; raises a usage error for what no card takes."""
@@ -52,6 +59,13 @@ class Changes:
             return Card.model_validate(values)
         except ValidationError as error:
             raise usage_error(error, _NAMES) from None
+
+    def check_owner(self) -> None:
+        """Raises a usage error for an owner that no adapter takes."""
+        try:
+            OWNER.validate_python(self.new_owner or None)
+        except ValidationError as error:
+            raise usage_error(error, {"": "--set-owner"}) from None
 
     def any(self) -> bool:
         """Whether something is to be another."""
@@ -70,7 +84,7 @@ def edit(
     matching: Matching,
     asking: Asking,
 ) -> None:
-    """Change card and domain of adapters and soups.
+    """Change card, domain and owner of adapters and soups.
 
     Prints the versions that are another now. With filters in the place of names all that `soup ls` finds by them, once
     somebody has agreed. Bytes and digests stay; pools that hold them are fitted again.
@@ -79,11 +93,13 @@ def edit(
     Examples:
       soup edit team/law --add-tag reviewed --remove-tag draft
       soup edit team/law@2 --description "Contracts of 2026." --license cc-by-4.0 --metadata by=ana
+      soup edit --domain law --set-owner legal@team.example --yes
       soup edit --namespace team --tag v1 --remove-tag v1 --add-tag v2 --dry-run
     """
     if not changes.any():
         raise typer.BadParameter("Say what is to be another, such as --add-tag or --description.")
     changes.card(Card())
+    changes.check_owner()
     check_one_way(refs or (), matching)
     failed = Failures()
     rows = _named(remote.client, refs, failed) if refs else found_by(remote.client, matching)
@@ -113,17 +129,25 @@ def _named(client: SoupClient, refs: list[str], failed: Failures) -> list[dict[s
 
 def _is_another(row: dict[str, Any], changes: Changes) -> bool:
     card = Card.model_validate(row["card"])
-    return changes.card(card) != card or changes.new_domain not in (None, row["domain"])
+    owner = (row.get("owner") or "") if changes.new_owner is None else changes.new_owner
+    another = changes.new_domain not in (None, row["domain"]) or owner != (row.get("owner") or "")
+    return another or changes.card(card) != card
 
 
 def _change(client: SoupClient, row: dict[str, Any], changes: Changes) -> dict[str, Any]:
     """Change one version, again where somebody else was quicker; raises what the server refuses it for."""
     for left in reversed(range(TRIES)):
-        card = changes.card(Card.model_validate(row["card"]))
+        before = Card.model_validate(row["card"])
+        card = changes.card(before)
         try:
-            return client.update_adapter(row["ref"], card=card, domain=changes.new_domain, if_match=row["etag"])
+            return client.update_adapter(
+                row["ref"], card=None if card == before else card, domain=changes.new_domain, owner=changes.new_owner,
+                if_match=row["etag"],
+            )  # fmt: skip
         except PreconditionFailed:
             if not left:
                 raise
             row = client.adapter(str(row["ref"]))
+            if not _is_another(row, changes):  # another version of the name was given the owner just now
+                return row
     raise AssertionError("tried at least once")

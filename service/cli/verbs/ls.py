@@ -25,8 +25,8 @@ class Near:
     encoder: Annotated[EncoderName | None, typer.Option(help="What embeds the text of --near; by default base.")] = None
 
 
-HEADER = ("name", "kind", "domain", "structure", "base", "parameters", "sample", "created")
-SPARE = ("parameters", "structure", "base", "created", "kind")
+HEADER = ("name", "kind", "domain", "owner", "structure", "base", "parameters", "sample", "created")
+SPARE = ("owner", "parameters", "structure", "base", "created", "kind")
 """Columns that a narrow terminal does without, in this order; `soup show` has them."""
 NEAR = 10
 """Adapters that are listed by their nearness, where nothing else is said."""
@@ -100,7 +100,7 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
     structure = _structure(config)
     created = str(row.get("created_at") or "")[:16].replace("T", " ")
     return (
-        row["ref"], row["kind"], row["domain"], structure, row["base_model"], row.get("parameters"),
+        row["ref"], row["kind"], row["domain"], row.get("owner"), structure, row["base_model"], row.get("parameters"),
         row.get("sample_state"), created,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from service.cli.remote import Remote, verb
 def models(
     remote: Remote,
     kind: Annotated[Literal["base", "adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner: who answers for them.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
 ) -> None:
     """List what generates text here.
@@ -28,6 +29,7 @@ def models(
       soup generate "$(soup models --kind soup --quiet | head -n 1)" "Once"
     """
     found = [card for card in remote.client.models() if kind in (None, card["kind"])]
+    found = [card for card in found if owner in (None, card.get("owner"))]
     if quiet and not remote.json:
         for card in found:
             data(one_line(card["id"]))

@@ -39,6 +39,7 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
         ("digest", row["digest"]),
         ("kind", row["kind"]),
         ("domain", row["domain"]),
+        ("owner", row.get("owner")),
         ("base model", row["base_model"]),
         ("structure", _structure(row["config"])),
         ("parameters", row.get("parameters")),

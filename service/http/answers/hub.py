@@ -36,7 +36,7 @@ def repository_body(revision: Revision, parts: Parts, *, blobs: bool = False) ->
 def listed_body(row: ListedRow, parts: Parts) -> HubModel:
     """A repository as it is listed."""
     base, library = base_name(row, parts), library_of(row.config)
-    card = card_fields(row.card, base_model=base, relation=relation_of(row), library=library)
+    card = card_fields(row.card, base_model=base, owner=row.owner, relation=relation_of(row), library=library)
     return HubModel(
         id=f"{row.namespace}/{row.name}",
         author=row.namespace,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
+from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidName, InvalidParameter, NotFound, PreconditionFailed, Retired, SoupError, TooLarge
 from registry.names import NameRef, check_part, parse_ref
 from registry.spec import Card
@@ -40,7 +41,7 @@ REFS = BodyLimit(lambda _: 3 * LONGEST * MOST + 16 * 1024)
 TRIES = 3
 """Times that a card which somebody else changes meanwhile is read again."""
 Chosen = Annotated[list[str] | None, Query(max_length=MOST)]
-Action = Literal["tags", "retire"]
+Action = Literal["tags", "owner", "retire"]
 
 
 class Selection(Wire):
@@ -104,7 +105,8 @@ def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Respon
 
 def _page(request: Request, found: Selection, given: Mapping[str, str], *, error: SoupError | None = None) -> Response:
     tags = sorted({tag for one in found.data for tag in one.card.tags})
-    return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags)
+    owners = sorted({one.owner for one in found.data if one.owner is not None})
+    return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags, owners=owners)
 
 
 def _found(parts: Parts, who: Principal, asked: Filters) -> list[ListedAdapter]:
@@ -154,31 +156,46 @@ def _action(
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
         return lambda ns, name: bool(retire_adapter(request, ns, name, parts, who).data)
+    if form.get("do") == "owner":
+        owned = _owned(form.get("owner", "").strip())
+        return lambda ns, name: _changed(request, parts, who, ns, name, owned)
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
         raise InvalidParameter("Name a tag to add or to take away.", param="add")
     for tag in (*add, *remove):
         check_part(tag, "tag")  # said once, and not of each version
-    return lambda ns, name: _tagged(request, parts, who, ns, name, add, remove)
+    return lambda ns, name: _changed(request, parts, who, ns, name, lambda row: _tagged(row.card, add, remove))
 
 
-def _patched(card: Card, add: Sequence[str], remove: Sequence[str]) -> AdapterPatch:
-    """A card with other tags; raises InvalidParameter for what no card takes."""
-    tags = [tag for tag in dict.fromkeys([*card.tags, *add]) if tag not in remove]
+def _patch(**said: object) -> AdapterPatch:
+    """A change; raises InvalidParameter for what no adapter takes."""
     try:
-        return AdapterPatch.model_validate({"card": {**card.model_dump(mode="json"), "tags": tags}})
+        return AdapterPatch.model_validate(said)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
 
 
-def _tagged(
-    request: Request, parts: Parts, who: Principal, ns: str, name: str, add: Sequence[str], remove: Sequence[str]
-) -> bool:
-    """Give a version other tags, again where somebody else was quicker."""
+def _tagged(card: Card, add: Sequence[str], remove: Sequence[str]) -> AdapterPatch | None:
+    """The change to other tags, None where it has them; raises InvalidParameter for more than a card takes."""
+    tags = tuple(tag for tag in dict.fromkeys([*card.tags, *add]) if tag not in remove)
+    return None if tags == card.tags else _patch(card={**card.model_dump(mode="json"), "tags": list(tags)})
+
+
+def _owned(owner: str) -> Callable[[AdapterRow], AdapterPatch | None]:
+    """The change to this owner, or to none; raises InvalidParameter for what no owner is called."""
+    patch = _patch(owner=owner or None)
+    return lambda row: None if row.owner == patch.owner else patch
+
+
+def _changed(
+    request: Request, parts: Parts, who: Principal, ns: str, name: str,
+    wanted: Callable[[AdapterRow], AdapterPatch | None],
+) -> bool:  # fmt: skip
+    """Change a version as is `wanted` of it, again where somebody else was quicker; False where it is so already."""
     for left in reversed(range(TRIES)):
         row = adapter_named(parts, who, ns, name)
-        patch = _patched(row.card, add, remove)
-        if patch.card == row.card:
+        patch = wanted(row)
+        if patch is None:
             who.check_write(ns)
             return False
         try:

@@ -50,6 +50,7 @@ class Filters(Wire):
     base_model: str | None = None
     method: str | None = None
     domain: str | None = None
+    owner: str | None = None
     namespace: str | None = None
     name: str | None = None
     tag: list[str] = Field(default_factory=list)
@@ -62,14 +63,17 @@ class Filters(Wire):
 
 
 def filters(
-    q: Text = None, base_model: Text = None, method: Text = None, domain: Text = None, namespace: Text = None,
-    name: Text = None, tag: Annotated[list[str] | None, Query()] = None, kind: Text = None,
+    q: Text = None, base_model: Text = None, method: Text = None, domain: Text = None, owner: Text = None,
+    namespace: Text = None, name: Text = None, tag: Annotated[list[str] | None, Query()] = None, kind: Text = None,
 ) -> Filters:  # fmt: skip
     """The filters of a query; a tag field may have several, with blanks between them."""
     kinds = {one: one for one in get_args(Kind)}
     if kind and kind not in kinds:
         raise InvalidParameter(f"'kind' is one of {', '.join(kinds)}.", param="kind")
-    texts = {"q": q, "base_model": base_model, "method": method, "domain": domain, "namespace": namespace, "name": name}
+    texts = {
+        "q": q, "base_model": base_model, "method": method, "domain": domain, "owner": owner, "namespace": namespace,
+        "name": name,
+    }  # fmt: skip
     given = {field: value.strip() or None for field, value in texts.items() if value is not None}
     return Filters(**given, tag=[one for text in tag or () for one in text.split()], kind=kinds[kind] if kind else None)
 

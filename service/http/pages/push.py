@@ -130,6 +130,7 @@ def push(request: Request, response: Response, form: Form, parts: AppParts, who:
             name=form.get("name", "").strip(),
             domain=given(form.get("domain")),
             base_model=given(form.get("base_model")),
+            owner=given(form.get("owner")),
             tags=tuple(form.get("tags", "").replace(",", " ").split()),
         )
     except ValidationError as error:

@@ -71,6 +71,7 @@ def list_adapters(
     base_model: str | None = None,
     method: str | None = None,
     domain: str | None = None,
+    owner: Annotated[str | None, Query(description="Who answers for them, letter for letter.")] = None,
     namespace: str | None = None,
     name: Annotated[str | None, Query(description="`law`, in whatever namespace, or `team/law`.")] = None,
     tag: Annotated[list[str] | None, Query(description="Given several times, all of them.")] = None,
@@ -88,8 +89,8 @@ def list_adapters(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces, base_model=base_model, method=method, domain=domain, namespace=namespace, name=name,
-            tags=tag or (), kind=kind, tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
+            who.namespaces, base_model=base_model, method=method, domain=domain, owner=owner, namespace=namespace,
+            name=name, tags=tag or (), kind=kind, tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
         )  # fmt: skip
     return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
 
@@ -114,12 +115,21 @@ def get_adapter(ns: str, name: str, parts: AppParts, who: Reader) -> Adapter:
 def change_adapter(
     request: Request, ns: str, name: str, body: AdapterPatch, parts: AppParts, who: Writer, if_match: IfMatch = None
 ) -> Adapter:
-    """Change card or domain of one version. Pools that held it are refitted."""
+    """Change card or domain of one version, or the owner of all versions of its name.
+
+    Pools that held it are refitted, unless the owner is all that is said.
+    """
     row = adapter_named(parts, who, ns, name)
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
-        _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.change", [row])
+        caller = who.caller(request.state.request_id)
+        said = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
+        if said:
+            row = catalogue.adapters.set_owner(row, body.owner)
+        if body.model_fields_set != said.keys():
+            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=parts.registry.refits)
+        caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **said)
     parts.jobs.wake()
     return adapter_body(row)
 

@@ -106,6 +106,7 @@ def _adapter_card(parts: Parts, row: ListedRow, name: str) -> ModelCard:
         id=name,
         created=int(row.created_at.timestamp()),
         owned_by=row.namespace,
+        owner=row.owner,
         kind=row.kind,
         speaks=not encoder and row.config.is_language_model,
         base_model=row.base_model,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from registry.names import Digest
-from registry.spec import AdapterConfig, Card, NewCard, Provenance, Recipe, SampleReport, Words
+from registry.spec import AdapterConfig, Card, NewCard, Owner, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
 
@@ -29,6 +29,8 @@ class ListedAdapter(Wire):
     base_model: str
     base_fingerprint: Digest
     domain: str
+    owner: str | None = None
+    """Who answers for the name: a label, which gives nobody a right. All versions of a name have the same."""
     config: AdapterConfig
     card: Card
     parameters: int
@@ -75,10 +77,14 @@ class AdapterList(Wire):
 
 
 class AdapterPatch(Frozen):
-    """What may change of an adapter: what people say about it. A given card replaces the whole card."""
+    """What may change of an adapter: what people say about it. A given card replaces the whole card.
+
+    An `owner` is that of all versions of the name; null takes it away.
+    """
 
     card: NewCard | None = None
     domain: Words | None = Field(default=None, min_length=1, max_length=200)
+    owner: Owner | None = None
 
 
 class AliasBody(Frozen):

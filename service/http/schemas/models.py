@@ -40,6 +40,9 @@ class ModelCard(Wire):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    """The namespace, or `base`."""
+    owner: str | None = None
+    """Who answers for the name of an adapter or a soup, where somebody said so."""
     kind: Literal["base", "adapter", "soup"]
     speaks: bool
     base_model: str

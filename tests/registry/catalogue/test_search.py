@@ -160,6 +160,7 @@ def shelf(databases, tmp_path_factory) -> Iterator[Database]:
             new_adapter(
                 f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, tags=("common", *rare(n, "rare")),
                 kind="soup" if rare(n) else "adapter", base_model="big" if rare(n) else "tiny",
+                owner="few" if rare(n) else None,
                 description=f"word{n} common {FILLER}",
             )
             for n in range(ROWS)
@@ -209,6 +210,7 @@ def plan_of(database: Database, visible: tuple[str, ...] | None, filters: dict[s
         (None, {"domain": "d7"}, "ix_adapters_live_domain"),
         (None, {"base_model": "big"}, "ix_adapters_live_base_model"),
         (None, {"method": "lora"}, "ix_adapters_live_method"),
+        (None, {"owner": "few"}, "ix_adapters_live_owner"),
         (None, {"name": "a7"}, "ix_adapters_live_name"),
         (None, {"tags": ["rare"]}, "adapter_words_index|ix_adapter_tags_tag"),
         (None, {"tags": ["common"], "kind": "soup"}, "adapter_words_index|ix_adapters_live_kind"),

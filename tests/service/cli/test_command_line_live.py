@@ -239,17 +239,31 @@ class TestManifest:
         (tmp_path / "law.txt").write_text("\n\n".join(passages("court", 25)))
         file = self.write(
             tmp_path / "many.csv",
-            ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base"),
-            ("many/anatomy", "bones", "Bones, all", "law.txt", "v2, eu", "Of bones.", "mit", "by=ana; n=3", "tiny"),
-            ("many/botany", "other/plants", "", "", "", "", "", "", ""),
+            ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base", "owner"),
+            (
+                "many/anatomy",
+                "bones",
+                "Bones, all",
+                "law.txt",
+                "v2, eu",
+                "Of bones.",
+                "mit",
+                "by=ana; n=3",
+                "tiny",
+                "Bone team",
+            ),
+            ("many/botany", "other/plants", "", "", "", "", "", "", "", ""),
             (),
         )
-        code, out, err = soup("push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--json")
+        code, out, err = soup(
+            "push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--owner", "us", "--json"
+        )
         assert code == 0, err
         bones, plants = json.loads(out)["data"]
         assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
         card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
         assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
+        assert (bones["owner"], plants["owner"]) == ("Bone team", "us")
         assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
     def test_one_row_is_as_one_of_many(self, soup: Soup, many: Path, tmp_path: Path) -> None:
@@ -288,7 +302,7 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("rows", "said"),
         [
-            ([("path", "nmae")], "has 'nmae'; columns are path, name, domain, base, sample, tags"),
+            ([("path", "nmae")], "has 'nmae'; columns are path, name, domain, base, owner, sample"),
             ([("name",)], "has no column 'path'"),
             ([("path", "path")], "has 'path' twice"),
             ([("path",), ("many/botany", "x")], "line 2: 2 cells under 1 columns"),
@@ -515,6 +529,22 @@ class TestChangingMany:
         assert self.tags(soup) == {name: ["v2"] for name in NAMES}
         assert soup(*asked, "--yes")[1] == "", "nothing has the tag any more"
         assert soup("edit", "--namespace", "bulk", "--remove-tag", "v2", "--add-tag", "draft", "--yes")[0] == 0
+
+    def test_who_answers_for_all_that_filters_find(self, soup: Soup, tmp_path: Path) -> None:
+        code, _, err = soup("edit", "--namespace", "bulk", "--set-owner", "a\x1b[31m", "--yes")
+        assert code == 2
+        assert "--set-owner" in err
+        code, out, _ = soup("edit", "--namespace", "bulk", "--set-owner", "team@acme.example", "--yes")
+        assert (code, sorted(out.split())) == (0, [f"bulk/{name}@1" for name in NAMES])
+        assert set(self.tags(soup, owner="team@acme.example")) == {*NAMES}
+        assert "team@acme.example" in soup("show", "bulk/drama")[1]
+        assert {*soup("models", "--owner", "team@acme.example", "-q")[1].split()} == {f"bulk/{name}" for name in NAMES}
+        assert soup("edit", "bulk/drama", "--set-owner", "team@acme.example")[1] == "", "it is so already"
+        assert soup("pull", "bulk/drama", tmp_path / "drama")[0] == 0
+        code, out, _ = soup("push", tmp_path / "drama", "--name", "pulled/drama", "--json")
+        assert (code, json.loads(out)["owner"]) == (0, "team@acme.example")
+        assert soup("edit", "bulk/drama", "--set-owner", "")[:2] == (0, "bulk/drama@1\n")
+        assert set(self.tags(soup, owner="team@acme.example")) == {*NAMES} - {"drama"}
 
     def test_the_card_of_one(self, soup: Soup) -> None:
         change = ("--description", "Of plays.", "--license", "mit", "--metadata", "n=3", "--set-domain", "plays")

@@ -148,7 +148,12 @@ class TestStored:
         assert not asked("has_blob", sha256_digest(b"none"))
 
     def test_card_aliases_and_life_of_a_version(self, asked: Asked, stocked: str, folders: Path) -> None:
-        ref = asked("push", folders / "code", name=f"{stocked}/changed").ref
+        pushed = asked("push", folders / "code", name=f"{stocked}/changed", owner="us")
+        ref = pushed.ref
+        assert pushed.owner == "us"
+        assert asked("update_adapter", ref, owner="them").owner == "them"
+        assert [one.ref for one in asked("adapters", owner="them", namespace=stocked)] == [ref]
+        assert asked("update_adapter", ref, owner="").owner is None
         changed = asked("update_adapter", ref, card=Card(tags=("v2",)))
         assert changed.card.tags == ("v2",)
         alias = asked("put_alias", f"{stocked}/changed", "prod", 1)

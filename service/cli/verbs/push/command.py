@@ -36,13 +36,19 @@ class Said:
     sample: Annotated[
         Path | None, typer.Option(help="Sample, instead of the folder's: a file, or a folder of files.")
     ] = None
+    owner: Annotated[
+        str | None,
+        typer.Option(help="Who answers for the adapter (a team, an address), instead of what its card says."),
+    ] = None
     tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
     metadata: Annotated[list[str] | None, typer.Option(help="A field to add; may be repeated.", metavar="K=V")] = None
 
     def additions(self) -> Additions:
         """The same for a push, without the sample. Raises a usage error."""
         metadata = key_values(self.metadata or (), "--metadata")
-        return Additions(domain=self.domain, base=self.base, tags=self.tag or (), metadata=metadata)
+        return Additions(
+            domain=self.domain, base=self.base, owner=self.owner, tags=self.tag or (), metadata=metadata
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

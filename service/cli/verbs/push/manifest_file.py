@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from registry.errors import InvalidManifest, SoupError
 from registry.names import split_name
-from registry.spec import BaseId, Card, Domain
+from registry.spec import BaseId, Card, Domain, Owner
 from service.cli.flags import key_values, usage_error
 from service.cli.verbs.push.sources import Source, both_named
 from service.client.samples import read_text
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 Row = Mapping[str, str]
-_TYPES: dict[str, TypeAdapter[str]] = {"domain": TypeAdapter(Domain), "base": TypeAdapter(BaseId)}
+_TYPES: dict[str, TypeAdapter[str]] = {
+    "domain": TypeAdapter(Domain),
+    "base": TypeAdapter(BaseId),
+    "owner": TypeAdapter(Owner),
+}
 """Columns whose cells are no part of a card, and what they have to be."""
 
 COLUMNS = {
@@ -35,6 +39,7 @@ COLUMNS = {
     "name": "name or namespace/name; by default after the folder",
     "domain": "domain label",
     "base": "base model on the server",
+    "owner": "who answers for the adapter",
     "sample": "file or folder of texts",
     "tags": "tags, separated by spaces",
     "metadata": "k=v, separated by semicolons",
@@ -132,6 +137,7 @@ def _metadata(cell: str) -> dict[str, Any]:
 _READ: dict[str, Callable[[str], Any]] = {
     "domain": str,
     "base": lambda cell: cell.removeprefix("base/"),
+    "owner": str,
     "license": str,
     "description": str,
     "tags": _tags,

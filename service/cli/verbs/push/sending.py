@@ -19,7 +19,7 @@ from service.client.transfer import Additions, Pushed, push_folder, send_folder
 
 AT_ONCE = 4
 """Adapters that are sent at the same time, where nothing else is said."""
-_NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
+_NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base", "owner": "--owner"}
 
 
 def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, many: bool) -> None:
@@ -55,7 +55,7 @@ def _push(client: SoupClient, source: Source, progress: Progress, many: bool) ->
     more = Additions(**{**vars(source.more), "texts": source.texts()})
     if many:
         return send_folder(client, source.read, name=source.name, more=more, progress=progress)
-    said = {name: getattr(more, name) for name in ("domain", "base", "texts", "tags", "metadata")}
+    said = {name: getattr(more, name) for name in ("domain", "base", "owner", "texts", "tags", "metadata")}
     return Pushed(push_folder(client, source.read, name=source.name, progress=progress, **said), created=True)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -222,3 +224,26 @@ def test_ticking_and_tagging_by_keyboard(chrome: Browser, live: Live, stocked: W
             assert findings(page) == []
             assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert all("reviewed" in tags(stocked, ref) for ref in REFS[:2])
+
+
+def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signed) -> None:
+    def owned() -> set[str | None]:
+        return {stocked.client.get(f"/v1/adapters/{ref}").json()["owner"] for ref in REFS}
+
+    fields = {"refs": " ".join(REFS), "do": "owner"}
+    answer = browser.send("/models/edit", TICKED, **fields, owner=f" {HOSTILE} ")
+    assert "3 versions are changed None was refused." in read(answer.text)
+    assert owned() == {HOSTILE}
+    found = browser.get(f"/models/edit.json?owner={quote(HOSTILE)}").json()["data"]
+    assert {one["ref"] for one in found} >= set(REFS)  # other versions of the names too, where tests have made some
+    for path in (TICKED, "/models", "/models/acme/two@1", f"/models?owner={quote(HOSTILE)}"):
+        page = browser.page(path)
+        assert HOSTILE in read(page) or escape(HOSTILE) in page
+        assert not active(page)
+    refused = browser.send("/models/edit", TICKED, **fields, owner="a\u202eb")
+    assert refused.status_code == 400
+    assert "U+202E" in read(refused.text)
+    again = browser.send("/models/edit", TICKED, **fields, owner=HOSTILE)
+    assert "3 were so already." in read(again.text)
+    browser.send("/models/edit", TICKED, **fields, owner="")
+    assert owned() == {None}

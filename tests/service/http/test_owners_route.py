@@ -1,0 +1,95 @@
+"""Owners over HTTP: said at a push or changed later, found by, in files and in the hub, and in the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.formats.card import parse_owner
+from tests.service.servers import World
+
+SETTINGS = {"job_workers": 0}  # jobs stay in the queue
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    world.push("acme/law", seed=1, owner="legal@acme.example", sample={"texts": [f"Court {n}." for n in range(25)]})
+    world.push("acme/lay", seed=2)
+    world.push("other/law", seed=3, owner="legal@acme.example")
+    return world
+
+
+def change(world: World, ref: str, **body: Any) -> Any:
+    return world.client.patch(f"/v1/adapters/{ref}", json=body)
+
+
+def test_lists_by_owner_have_what_the_key_sees(stocked: World) -> None:
+    found = stocked.client.get("/v1/adapters?owner=legal@acme.example").json()["data"]
+    assert {one["ref"] for one in found} == {"acme/law@1", "other/law@1"}
+    reader = stocked.headers(stocked.key(["read"], ["acme"]))
+    found = stocked.client.get("/v1/adapters?owner=legal@acme.example", headers=reader).json()["data"]
+    assert [(one["ref"], one["owner"]) for one in found] == [("acme/law@1", "legal@acme.example")]
+    assert stocked.client.get("/v1/adapters?owner=legal").json()["data"] == []
+    (card,) = [one for one in stocked.client.get("/v1/models").json()["data"] if one["id"] == "acme/law"]
+    assert (card["owner"], card["owned_by"]) == ("legal@acme.example", "acme")
+
+
+def test_an_owner_is_changed_and_taken_away_and_all_else_stays(stocked: World) -> None:
+    before = stocked.client.get("/v1/adapters/acme/lay").json()
+    refits = stocked.client.get("/v1/jobs?kind=fit").json()["data"]
+    after = change(stocked, "acme/lay", owner="food team").json()
+    kept = ("card", "domain", "digest", "created_at")
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert (after["owner"], after["etag"] != before["etag"]) == ("food team", True)
+    assert change(stocked, "acme/lay", domain="lay").json()["owner"] == "food team"
+    assert change(stocked, "acme/lay", owner=None).json()["owner"] is None
+    (newest, _, first) = stocked.client.get("/v1/audit?subject=acme/lay@1&action=adapter.change").json()["data"]
+    assert (first["detail"]["owner"], newest["detail"]["owner"]) == ("food team", "")
+    assert stocked.client.get("/v1/jobs?kind=fit").json()["data"] == refits
+
+
+def test_an_owner_gives_no_right_and_takes_one_to_change(stocked: World) -> None:
+    for scopes, namespaces, status in ((["read"], ["acme"], 403), (["read", "write"], ["other"], 404)):
+        headers = stocked.headers(stocked.key(scopes, namespaces))
+        answer = stocked.client.patch("/v1/adapters/acme/law", json={"owner": "me"}, headers=headers)
+        assert answer.status_code == status
+    assert stocked.client.get("/v1/adapters/acme/law").json()["owner"] == "legal@acme.example"
+
+
+def test_two_who_change_it_at_the_same_time_do_not_lose_the_first(stocked: World) -> None:
+    etag = (
+        stocked.client.get("/v1/adapters/other/law").headers.get("etag")
+        or stocked.client.get("/v1/adapters/other/law").json()["etag"]
+    )
+    said = {"json": {"owner": "first"}, "headers": {"if-match": f'"{etag}"'}}
+    assert stocked.client.patch("/v1/adapters/other/law", **said).status_code == 200
+    said["json"] = {"owner": "second"}
+    assert stocked.client.patch("/v1/adapters/other/law", **said).status_code == 412
+    assert change(stocked, "other/law", owner="legal@acme.example").status_code == 200
+
+
+@pytest.mark.parametrize("owner", ["", " ", "a\nb", "a\u202eb", "a\u2067b", "x" * 201, 7, ["legal"]])
+def test_what_names_nobody_is_refused_and_the_field_is_named(stocked: World, owner: object) -> None:
+    answer = change(stocked, "acme/law", owner=owner)
+    assert answer.status_code == 400
+    assert "owner" in answer.json()["error"]["message"]
+    assert stocked.client.get("/v1/adapters/acme/law").json()["owner"] == "legal@acme.example"
+
+
+def test_the_files_and_the_hub_say_it_and_a_push_of_them_keeps_it(stocked: World) -> None:
+    change(stocked, "acme/law", owner=HOSTILE)
+    readme = stocked.client.get("/v1/adapters/acme/law/files/README.md").text
+    assert parse_owner(readme) == parse_owner(readme, foreign=True) == HOSTILE
+    hub = stocked.client.get("/api/models/acme/law").json()
+    assert hub["cardData"]["owner"] == HOSTILE
+    change(stocked, "acme/law", owner=None)
+    assert parse_owner(stocked.client.get("/v1/adapters/acme/law/files/README.md").text) is None
+    change(stocked, "acme/law", owner="legal@acme.example")
+
+
+def test_a_push_of_what_is_known_says_that_its_owner_stayed(stocked: World) -> None:
+    answer = stocked.push("acme/law", seed=1, owner="somebody else")
+    assert answer["owner"] == "legal@acme.example"
+    assert any("owner" in warning and "stayed as stored" in warning for warning in answer["warnings"])
