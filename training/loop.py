@@ -15,6 +15,7 @@ import torch
 from registry.errors import Cancelled
 from registry.progress import Progress, silent
 from training.checkpoint import Checkpoint
+from training.losses_file import LossesFile
 from training.state import TrainingState
 
 
@@ -45,12 +46,13 @@ def optimise(
     progress: Progress = silent,
     should_stop: Callable[[], bool] | None = None,
     checkpoint: Checkpoint | None = None,
+    losses: LossesFile | None = None,
 ) -> Outcome:
     """Train the parameters that require gradients, and leave them in their best state by validation loss.
 
     The state before the first step takes part, so the outcome is never worse on the validation data than doing
     nothing. With a `checkpoint` the training goes on from what it holds, and saves itself in it; it is there still at
-    the end, for whoever stores the result to discard.
+    the end, for whoever stores the result to discard. `losses` is told of the state again and again.
 
     Raises InvalidParameter where nothing is trained, and with step and learning rate where the loss diverges;
     Cancelled when `should_stop` says so; Conflict for the checkpoint of another training.
@@ -59,6 +61,7 @@ def optimise(
     evaluated_at = numbers.evaluated_at()
     with nullcontext() if checkpoint is None else checkpoint.held(), _randomness(numbers.data_seed, state.device):
         resumed_at = _begin(state, checkpoint)
+        _note(losses, state)
         while state.step < numbers.steps:
             if should_stop is not None and should_stop():
                 raise _cancelled(state, checkpoint)
@@ -67,6 +70,7 @@ def optimise(
                 state.evaluate()
             if checkpoint is not None and (state.step == numbers.steps or checkpoint.due(state.step)):
                 checkpoint.write(state.step, state.tensors(), state.as_json())
+            _note(losses, state)
             progress(state.step, numbers.steps, _figures(state))
     state.keep_best()
     examples = numbers.steps * state.order.size
@@ -87,6 +91,11 @@ def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
         return None
     state.restore(saved)
     return state.step
+
+
+def _note(losses: LossesFile | None, state: TrainingState) -> None:
+    if losses is not None:
+        losses.note(state)
 
 
 def _figures(state: TrainingState) -> str:

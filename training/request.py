@@ -72,6 +72,7 @@ class TrainingRun(Frozen):
     sample: int = Field(default=SAMPLE, ge=0)
     sample_seed: int = 0
     checkpoint: Path | None = None
+    losses: Path | None = None
     every_steps: int | None = None
     every_seconds: float | None = SAVE_SECONDS
 

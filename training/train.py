@@ -32,7 +32,7 @@ def train(
     inputs = inputs_for(run, base, read_data(run) if data is None else data)
     check_bank(run, base, inputs)
     saving = None if run.checkpoint is None else Saving(run.checkpoint, run.every_steps, run.every_seconds)
-    trained = train_adapter(base, inputs, progress=progress, should_stop=should_stop, saving=saving)
+    trained = train_adapter(base, inputs, progress=progress, should_stop=should_stop, saving=saving, losses=run.losses)
     sample = draw([inputs.task.text_of(item) for item in inputs.data.train], run.sample, seed=run.sample_seed)
     if trained.config.merged is not None:
         check_bank(run, base, inputs)  # again: a training takes its time

@@ -26,6 +26,7 @@ from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS, Examples
 from training.inputs import TrainingInputs
 from training.loop import Outcome, optimise
+from training.losses_file import LossesFile
 from training.methods.adamix import bank_record, consistent_loss
 from training.methods.pruning import prune
 from training.state import Loss, Objective, TrainingState
@@ -93,11 +94,12 @@ class Trained:
 
 def train_adapter(
     base: LoadedBase, inputs: TrainingInputs, *, progress: Progress = silent,
-    should_stop: Callable[[], bool] | None = None, saving: Saving | None = None,
+    should_stop: Callable[[], bool] | None = None, saving: Saving | None = None, losses: Path | None = None,
 ) -> Trained:  # fmt: skip
     """Train an adapter, keeping its best state on the validation data. Nothing of `base` changes.
 
-    With `saving` the training goes on from the checkpoint in its folder, where there is one. Raises InvalidParameter
+    With `saving` the training goes on from the checkpoint in its folder, where there is one; its losses are written to
+    the file `losses` as they grow. Raises InvalidParameter
     for too little data, a block beyond the context or a loss that diverges, Incompatible for a base the adapter
     cannot be put on or a task it has no head for, Conflict for the checkpoint of another training, Cancelled when
     `should_stop` says so.
@@ -121,6 +123,7 @@ def train_adapter(
         outcome = optimise(
             state, progress=progress, should_stop=should_stop,
             checkpoint=None if saving is None else Checkpoint(saving, identity),
+            losses=None if losses is None else LossesFile(losses),
         )  # fmt: skip
     return Trained(
         config=adapter.config,

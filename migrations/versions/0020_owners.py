@@ -1,4 +1,4 @@
-"""Who answers for an adapter, and the curve of a job that trains. Servers of the release before do without either."""
+"""Who answers for an adapter, and the losses of trainings by job. Servers of the release before do without either."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ LIVE = sa.text("retired_at IS NULL")
 
 
 def upgrade() -> None:
-    """Add the columns, and the index that lists by owner are read by."""
+    """Add the column, the index that lists by owner are read by, and the table; a curve goes with its job by itself."""
     op.add_column("adapters", sa.Column("owner", sa.String(length=200), nullable=True))
     op.create_index(
         op.f("ix_adapters_live_owner"), "adapters", ["owner", "id"], sqlite_where=LIVE, postgresql_where=LIVE
     )
+    op.create_table(
+        "job_curves",
+        sa.Column("job", sa.String(length=32), nullable=False),
+        sa.Column("curve", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_job_curves_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job", name=op.f("pk_job_curves")),
+    )
 
 
 def downgrade() -> None:
-    """Drop them: nobody is said to answer for anything."""
+    """Drop them: nobody is said to answer for anything, and trainings that came to nothing have no curve."""
+    op.drop_table("job_curves")
     op.drop_index(op.f("ix_adapters_live_owner"), table_name="adapters")
     op.drop_column("adapters", "owner")

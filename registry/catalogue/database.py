@@ -23,6 +23,7 @@ from registry.catalogue.adapters import Adapters
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
+from registry.catalogue.curves import Curves
 from registry.catalogue.evaluations import Evaluations
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
@@ -100,6 +101,7 @@ class Catalogue:
         self.statistics = Statistics(connection)
         self.evaluations = Evaluations(connection)
         self.jobs = Jobs(connection, asked)
+        self.curves = Curves(connection)
         self.keys = Keys(connection)
         self.sessions = Sessions(connection)
         self.namespaces = NamespaceSettings(connection)

@@ -22,12 +22,14 @@ from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge
 from registry.files import decode_lines
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
+from registry.progress import Progress
 from registry.push import Pushed, push
 from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource
 from registry.stored_bytes import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
+from service.jobs.training_curve import kept_curve
 from service.jobs.training_folder import CHECKPOINT, TURN, place_of, sweep
 from service.parts import Parts
 from training.checkpoint import saved_step
@@ -36,6 +38,8 @@ from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
 
 log = logging.getLogger("soup.training")
+LOSSES = "losses.json"
+"""File in the folder of an attempt's data that the losses are written to."""
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 """Errors that the same training would end with again: nothing of it is kept."""
 
@@ -108,7 +112,9 @@ def train(training: Training) -> Pushed:
 def _made(training: Training) -> Pushed:
     _check_base(training)
     with _laid_out(training) as data:
-        told = _told(training, _training_run(training, data))
+        run = _training_run(training, data)
+        with kept_curve(training.context, data / LOSSES) as progress:
+            told = _told(training, run, progress)
     steps = training.request.spec.recipe.steps
     training.context.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
     training = _present(training)
@@ -213,11 +219,12 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
         domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / CHECKPOINT,
+        losses=data / LOSSES,
         replace=True,  # the place is this request's: a bank in it may be of another version
     )  # fmt: skip
 
 
-def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
+def _told(training: Training, run: TrainingRun, progress: Progress) -> dict[str, Any]:
     """What the child answers once the adapter is written; raises its error.
 
     A checkpoint of another version is deleted and the training begins anew: whoever asked could not delete it.
@@ -227,11 +234,11 @@ def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
     setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
     asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
-        return in_child(setup, asked, progress=training.context.progress, private=training.place)
+        return in_child(setup, asked, progress=progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.place / CHECKPOINT, ignore_errors=True)
-    return in_child(setup, asked, progress=training.context.progress, private=training.place)
+    return in_child(setup, asked, progress=progress, private=training.place)
 
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
@@ -256,6 +263,10 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )  # fmt: skip
     pushed = push(parts.registry, training.context.caller, manifest)
+    with parts.registry.database.write() as catalogue:
+        catalogue.curves.remove(
+            training.context.row.id
+        )  # the adapter's record has it from now on, and is purged with it
     parts.jobs.wake()
     note = (str(told["note"]),) if told.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))

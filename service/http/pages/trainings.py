@@ -58,7 +58,8 @@ class TrainingPage(ListedTraining):
     asked: dict[str, Any] | None
     """The request: data by their digests, and the spec."""
     losses: Losses | None
-    """Of the adapter that came of it; null where there is none, or none that this key sees."""
+    """Of the adapter that came of it, else of the training itself as far as it has come; null where there are none, or
+    none that this key sees."""
     gone: bool
     """Whether that adapter is retired or purged: it has no page."""
 
@@ -101,7 +102,11 @@ def training(id: str, parts: AppParts, who: Reader) -> TrainingPage:
         raise NotFound(f"There is no training {id[:80]!r}, or this key does not see it.", param="id")
     about = _about(parts, row, who)
     made = _made(parts, who, about["job"].result)
-    read = (of_record(one.provenance.training) for one in made.values())
+    records = [one.provenance.training for one in made.values()]
+    if not made and sees_all_of(row, who.namespaces):
+        with parts.registry.database.read() as catalogue:
+            records = [catalogue.curves.of(row.id) or {}]
+    read = map(of_record, records)
     live = {name for name, one in made.items() if one.retired_at is None}
     return TrainingPage(
         **about, asked=row.arguments["request"] if sees_all_of(row, who.namespaces) else None,

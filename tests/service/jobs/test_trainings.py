@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from registry.progress import Progress, silent
 from registry.spec import BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
+from service.jobs import training_curve
 from service.jobs.contract import JobContext
 from service.jobs.train_process import unnamed
 from service.jobs.training_folder import TURN, sweep
@@ -222,6 +224,47 @@ def test_after_a_signal_it_is_saved_and_given_back_and_the_next_server_goes_on(
         done = ended(second, job)
         assert (done["state"], done["attempts"]) == ("succeeded", 1), "it was given back as if never begun"
         assert [0 < one["resumed_at"] < 400 for one in told] == [True]
+
+
+def curve_of(world: World, job: dict[str, Any]) -> dict[str, Any] | None:
+    with world.registry.database.read() as catalogue:
+        return catalogue.curves.of(job["id"])
+
+
+def test_one_that_fails_keeps_the_losses_that_led_there(world: World, beside: InChild) -> None:
+    recipe = {**RECIPE, "steps": 400, "learning_rate": 1e30}
+    job = started(world, asked(world, "acme/wild", spec={**SPEC, "recipe": recipe}))
+    error = error_of(ended(world, job))
+    assert "diverged" in error.message
+    curve = curve_of(world, job)
+    assert curve is not None
+    assert curve["valid_history"][0][0] == 0
+    page = world.client.get(f"/trainings/{job['id']}.json", headers=world.headers(world.admin)).json()
+    assert page["losses"]["held_out"] == curve["valid_history"]
+    assert page["job"]["error"]["message"] == error.message
+
+
+def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_in_its_record(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_curve, "EVERY_SECONDS", 0.0)
+    body = asked(world, "acme/halfway", spec=LONG)
+    job = started(world, body)
+    path = f"/v1/jobs/{job['id']}"
+    until(lambda: len((curve_of(world, job) or {}).get("train_history", ())) > 2)  # while it runs
+    assert world.client.post(f"{path}/cancel").json()["state"] == "cancelled"
+    until(lambda: not world.runtime.parts.jobs.running())
+    before = curve_of(world, job)
+    assert before is not None
+    again = started(world, body)
+    assert ended(world, again)["state"] == "succeeded"
+    assert curve_of(world, again) is None
+    record = world.client.get("/v1/adapters/acme/halfway").json()["provenance"]["training"]
+    seen = before["train_history"]
+    assert record["train_history"][: len(seen)] == seen  # the same points, to the last bit
+    with world.registry.database.write() as catalogue:
+        catalogue.pruning.jobs(datetime.now(UTC) + timedelta(days=1), 100)
+    assert curve_of(world, job) is None
 
 
 def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:

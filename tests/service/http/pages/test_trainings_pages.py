@@ -126,7 +126,7 @@ def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, brow
     with stocked.registry.database.write() as catalogue:
         id = catalogue.jobs.enqueue("train", arguments, namespace="acme", created_by="nobody", delay=3600.0).id
     page = browser.page(f"/trainings/{id}")
-    assert "It is drawn when the adapter is pushed" in page
+    assert "It is drawn once there are losses" in page
     stocked.client.post(f"/v1/jobs/{id}/cancel")
     assert "No adapter came of it" in browser.page(f"/trainings/{id}")
     assert browser.get(f"/trainings/{id}/losses.csv").status_code == 404
@@ -135,6 +135,38 @@ def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, brow
         id = catalogue.jobs.enqueue("train", hidden, namespace="acme", created_by="nobody", delay=3600.0).id
     assert "acme/none" not in browser.page(f"/trainings/{id}")
     assert browser.get(f"/trainings/{id}.json").json()["asked"] is None
+
+
+def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(stocked: World, browser: Signed) -> None:
+    request = {"name": "acme/none", "domain": "x", "base_model": BASE_ID}
+    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
+
+    def failed(reach: list[str], error: str) -> str:
+        with stocked.registry.database.write() as catalogue:
+            made = catalogue.jobs.enqueue(
+                "train", {**arguments, "reach": reach}, namespace="acme", created_by="nobody", delay=3600.0
+            )
+            catalogue.curves.put(made.id, {"train_history": [[1, 9.0]]})
+            catalogue.curves.put(made.id, HISTORY)
+        report = json.dumps({"done": 30, "total": 100, "message": ""})
+        told = json.dumps({"code": "invalid_parameter", "message": error})
+        with stocked.runtime.database.engine.begin() as connection:
+            change = "UPDATE jobs SET state = 'failed', progress = ?, error = ? WHERE id = ?"
+            connection.exec_driver_sql(change, (report, told, made.id))
+        return str(made.id)
+
+    id = failed(["acme"], f"Training diverged at step 31. {HOSTILE}")
+    found = browser.get(f"/trainings/{id}.json").json()["losses"]
+    assert (found["held_out"], found["best"]) == (HISTORY["valid_history"], 20)
+    page = browser.page(f"/trainings/{id}")
+    assert "It failed after step 30 of 100, and nothing was pushed: Training diverged at step 31." in read(page)
+    assert page.count('class="line line-0" d="M') == 3
+    assert not active(page)
+    assert browser.get(f"/trainings/{id}/losses.csv").text.count("\n") == 5
+    hidden = failed(["acme", "other"], "Not for this key.")
+    assert browser.get(f"/trainings/{hidden}.json").json()["losses"] is None
+    assert "Not for this key" not in browser.page(f"/trainings/{hidden}")
+    assert browser.get(f"/trainings/{hidden}/losses.csv").status_code == 404
 
 
 def test_what_is_no_training_and_what_is_anothers_are_not_there(stocked: World, browser: Signed, trained: str) -> None:
