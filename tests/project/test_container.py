@@ -238,7 +238,17 @@ def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in PACKAGES
-        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*", "soup.1", "static/*", "templates/*", "vendored/*")
+        for pattern in (
+            "*.py",
+            "py.typed",
+            "*.mako",
+            "swagger/*",
+            "soup.1",
+            "static/*",
+            "templates/*",
+            "vendored/*",
+            "echarts/*",
+        )
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected

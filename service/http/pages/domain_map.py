@@ -18,7 +18,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.embedding_places import embedding_place
 from service.http.pages import addresses
-from service.http.pages.charts import Spot, drawn_scatter
+from service.http.pages.charts import MOST_MARKS, Spot, drawn_scatter
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, shown
@@ -28,8 +28,11 @@ from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-DRAWN = 40
-"""Domains of the chart and of its table, those with the largest posterior or the first; the CSV has all."""
+DRAWN = MOST_MARKS - 1
+"""Domains of the server's chart, where a text is a mark too, and of its table: those with the largest posterior or the
+first; the CSV has all."""
+MOST_DRAWN = 2_000
+"""Domains of the chart that a script draws, where there are more than DRAWN."""
 NEVER = "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
 ALIKE, SHARE = 3, 0.05
 """At most so many adapters are named that a text is most like, those with so much of its posterior."""
@@ -180,5 +183,6 @@ def _page(
         table = places(found.model_copy(update={"places": found.places[:DRAWN]}))
     return shown(
         request, "map.html", error=error, found=found, charts=drawn_scatter(spots), table=table, drawn=DRAWN,
+        most=MOST_DRAWN, many_marks=found is not None and len(found.places) > DRAWN,
         alike=alike, fitted=fitted, never=NEVER, text=text,
     )  # fmt: skip

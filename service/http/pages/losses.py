@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from service.http.pages.charts import MOST_MARKS
 from service.http.pages.line_charts import Lines, Series, drawn_lines
 from service.http.pages.tables import Column, Table
 from service.http.schemas.wire import Wire
@@ -83,8 +84,10 @@ def losses_table(found: Losses, *, most: int | None = None) -> Table:
 def drawn_losses(found: Losses | None) -> dict[str, Any]:
     """What the template of the losses needs."""
     if found is None:
-        return {"losses": None, "loss_charts": {}, "loss_table": None}
-    return {"losses": found, "loss_charts": _charts(found), "loss_table": losses_table(found, most=TABLED)}
+        return {"losses": None, "loss_charts": {}, "loss_table": None, "many_marks": False}
+    many = len(found.training) + len(found.held_out) > MOST_MARKS
+    table = losses_table(found, most=TABLED)
+    return {"losses": found, "loss_charts": _charts(found), "loss_table": table, "many_marks": many}
 
 
 def _charts(found: Losses) -> dict[str, Lines]:

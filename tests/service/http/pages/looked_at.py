@@ -28,9 +28,13 @@ def findings(page: Page) -> list[str]:
     return list(found)
 
 
-def look_at(page: Page, path: str) -> None:
-    """Open a page at both widths, light and dark: nothing is wrong with it, and it is no wider than the window."""
+def look_at(page: Page, path: str, *, until: str = "true") -> None:
+    """Open a page at both widths, light and dark: nothing is wrong with it, and it is no wider than the window.
+
+    It is looked at once the expression `until` is true.
+    """
     page.open(path)
+    page.until(until)
     for width, dark in LOOKS:
         page.look(width=width, dark=dark)
         found = findings(page)
