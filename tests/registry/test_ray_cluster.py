@@ -1,0 +1,153 @@
+"""Connecting to a real Ray cluster of this machine: what its head says to a token, and to none."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from registry.errors import InvalidParameter, SoupError, Unauthenticated, Unavailable
+from registry.ray_cluster import auth_token, check_cluster
+
+TOKEN = "token-of-the-tests-" + "0" * 32
+HEAD = """
+import sys
+from registry.ray_cluster import LocalCluster, ray_cluster
+with ray_cluster(LocalCluster(cpus=1, store_bytes=80_000_000)):
+    import ray
+    print(ray.get_runtime_context().gcs_address, ray.get(ray.remote(lambda: 40 + 2).remote()), flush=True)
+    sys.stdin.read()
+"""
+DRIVER = """
+import sys, warnings
+warnings.simplefilter("error")
+from registry.ray_cluster import ray_cluster
+with ray_cluster(sys.argv[1]):
+    import os, ray
+    print(ray.get(ray.remote(lambda: os.environ["RAY_USAGE_STATS_ENABLED"]).remote()))
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, **more}
+
+
+@contextmanager
+def head(**more: str) -> Iterator[str]:
+    """The address of a cluster that `ray_cluster` has started in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(**more)
+    )
+    try:
+        assert process.stdout is not None
+        address, _, answer = process.stdout.readline().strip().partition(" ")
+        assert answer == "42"
+        yield address
+    finally:
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with head(RAY_AUTH_TOKEN=TOKEN) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.slow
+class TestARealCluster:
+    def test_it_takes_its_token_and_listens_on_loopback(self, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        check_cluster(cluster)
+        assert ipaddress.ip_address(cluster.partition(":")[0]).is_loopback
+
+    def test_a_token_in_a_file_does_as_well(
+        self, cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "token").write_text(TOKEN + "\n")
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        check_cluster(cluster)
+
+    @pytest.mark.parametrize("wrong", [TOKEN + "1", TOKEN[:-1], "Bearer"])
+    def test_another_token_is_refused_at_once(self, cluster: str, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", wrong)
+        with pytest.raises(Unauthenticated, match="refuses this token"):
+            check_cluster(cluster)
+
+    def test_no_token_is_a_sentence_that_says_where_one_belongs(self, cluster: str) -> None:
+        with pytest.raises(Unauthenticated, match="RAY_AUTH_TOKEN_PATH"):
+            check_cluster(cluster)
+
+    def test_a_task_runs_and_sends_no_statistics(self, cluster: str) -> None:
+        found = subprocess.run(
+            [sys.executable, "-c", DRIVER, cluster],
+            capture_output=True, text=True, env=environment(RAY_AUTH_TOKEN=TOKEN), check=False,
+        )  # fmt: skip
+        assert (found.returncode, found.stdout.strip()) == (0, "0"), found.stderr
+
+
+@pytest.fixture
+def open_head() -> Iterator[str]:
+    """What answers whoever asks, as the head of a cluster without tokens does."""
+
+    class Everyone(grpc.GenericRpcHandler):
+        def service(self, _: object) -> object:
+            return grpc.unary_unary_rpc_method_handler(lambda *_: b"")
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Everyone()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+class TestWithoutACluster:
+    def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(
+        self, open_head: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        with pytest.raises(Unauthenticated, match="asks for no token"):
+            check_cluster(open_head)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        check_cluster(open_head)
+
+    def test_nobody_at_the_address_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(Unavailable, match=f"No Ray cluster answers at {address}"):
+                check_cluster(address)
+
+    @pytest.mark.parametrize("address", ["", "auto", "head", "head:", ":6379", "ray://head:10001", "head:port"])
+    def test_what_is_no_address_is_refused(self, address: str) -> None:
+        with pytest.raises(InvalidParameter, match="HOST:PORT"):
+            check_cluster(address)
+
+    def test_a_token_file_that_cannot_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
+        with pytest.raises(Unauthenticated, match="gone"):
+            auth_token()
+
+    def test_without_the_extra_the_sentence_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        monkeypatch.setitem(sys.modules, "grpc", None)
+        with pytest.raises(SoupError, match=r"pip install 'adaptersoup\[ray\]'"):
+            check_cluster("127.0.0.1:6379")
