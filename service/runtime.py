@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, Unfinished, open_blobs
@@ -60,8 +61,8 @@ class Runtime:
         check_role(settings)
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
-        self.engine = Engine(
-            allowed,
+        self.engine = engine_of(
+            settings, allowed,
             max_queue=settings.engine_queue,
             max_queue_tokens=settings.engine_queue_tokens,
             max_step_tokens=settings.engine_batch_tokens,
@@ -70,7 +71,7 @@ class Runtime:
             kv_bytes=settings.engine_kv_bytes,
             share_prompts=settings.engine_share_prompts,
             memory_bytes=settings.memory_bytes,
-        )
+        )  # fmt: skip
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
@@ -271,6 +272,15 @@ def check_role(settings: Settings) -> None:
             "the role 'all'.",
             param="role",
         )
+
+
+def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engine:
+    """The engine of this process, or one that has replicas on Ray generate where the settings name a cluster."""
+    if settings.ray_address is None:
+        return Engine(allowed, **limits)
+    from service.ray_serving.engine import RayEngine, RayPlace
+
+    return RayEngine(allowed, RayPlace(settings.ray_address, settings.ray_app, settings.ray_seconds), **limits)
 
 
 def traces_of(settings: Settings) -> Traces:

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from registry.errors import InvalidParameter
 from service.limit_settings import LimitSettings
 from service.place_settings import DEFAULT_DATA, PlaceSettings
+from service.ray_settings import RaySettings
 from service.replica_settings import ReplicaSettings
 from service.retention_settings import RetentionSettings
 
@@ -26,7 +27,7 @@ ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Settings(PlaceSettings, ReplicaSettings, LimitSettings, RetentionSettings):
+class Settings(PlaceSettings, ReplicaSettings, RaySettings, LimitSettings, RetentionSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)

@@ -18,13 +18,23 @@ Load = Callable[[], Tensors]
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Where an adapter lies in a store: the blob of its weights, and the base model's fingerprint in its digest."""
+
+    blob: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class LoadableAdapter:
     """An adapter by its digest; two of one digest and configuration are equal, however they are read.
 
     `size_bytes` is the size of its tensors, for which a memory budget keeps room; 0 where nobody knows it before.
+    `stored` is where other processes over the same store find it, None for what is in this one's memory alone.
     """
 
     digest: str
     config: AdapterConfig
     load: Load = field(compare=False, repr=False)
     size_bytes: int = field(default=0, compare=False)
+    stored: Stored | None = field(default=None, compare=False)

@@ -26,6 +26,7 @@ ROOT = {**SETTINGS, "add_completion": True}
 VERBS = {
     "serve": "Start the server.",
     "route": "Start a router before several servers.",
+    "ray": "Generate on a Ray cluster.",
     "migrate": "Bring the database's schema up to date.",
     "check": "Check the stored blobs.",
     "blobs": "Copy the blobs into another store.",

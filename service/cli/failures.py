@@ -19,6 +19,7 @@ OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 EXTRAS = {
     "serve": "server",
     "route": "server",
+    "ray": "server,ray",
     "migrate": "server",
     "check": "server",
     "blobs": "server",

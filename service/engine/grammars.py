@@ -58,6 +58,7 @@ class Grammar:
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int, schema: str) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
+        self.schema = schema
         self._vocabulary = vocabulary
         try:
             source = LLMatcher.grammar_from_json_schema(

@@ -53,8 +53,8 @@ def server_config(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.C
         )
 
     return uvicorn.Config(
-        app, http=Connection, loop="asyncio", ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-        backlog=ACCEPTED_AT_ONCE, timeout_graceful_shutdown=GRACE_SECONDS, **options,
+        app, http=Connection, loop="asyncio", ws="none", log_config=None, access_log=False, proxy_headers=False,
+        server_header=False, backlog=ACCEPTED_AT_ONCE, timeout_graceful_shutdown=GRACE_SECONDS, **options,
     )  # fmt: skip
 
 

@@ -1,0 +1,267 @@
+"""The engine of a server whose texts are generated on Ray: what generates with a stored adapter goes to a replica.
+
+What a replica cannot have stays with the engine of this process: texts that are scored or embedded, and soups that a
+cook has in memory. A replica that is lost before a token came is nothing that a client hears of, as long as another
+one takes the request; after that the stream ends with a sentence, since a second try may say something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import Busy, Internal, SoupError, Unavailable
+from registry.ray_cluster import ray_cluster
+from service.engine import Engine, GenerateRequest, Ticket
+from service.engine.engine import STOPPING
+from service.engine.residence import BaseSource
+from service.engine.steps import Owner, Work, work_of
+from service.ray_serving.deployment import DEPLOYMENT
+from service.ray_serving.wire import Asked, Ended, Piece, asked_of, can_travel, received_error
+
+if TYPE_CHECKING:
+    from service.engine.request import Request
+
+log = logging.getLogger("soup.ray")
+
+TRIES = 4
+"""Replicas that are tried one after the other before a request that has no token yet is answered 503."""
+PAUSE_SECONDS = 0.5
+"""Before the second try, for Ray to notice; twice as long before each further one."""
+RETRY_SECONDS = 2
+FULL = "All replicas on Ray have as much as they take: try again in {} s."
+CUT = "The replica that was answering ended before the answer was whole; send the request again."
+NONE_TOOK = (
+    "No replica on Ray took the request in {:g} seconds (SOUP_RAY_SECONDS): `soup ray status` says how they are."
+)
+LOST = "The replicas on Ray were lost before they answered: try again."
+CONNECT_FOR_EVER = "31536000"
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """The head of a cluster, the name of the replicas on it, and how long a request waits for one to take it."""
+
+    address: str
+    app: str
+    seconds: float
+
+
+class _Lost(Exception):  # no error that people see: a try came to nothing
+    """A replica was gone before its answer was whole."""
+
+
+class RayEngine(Engine):
+    """`Engine`, with the same calls and errors; it is connected to Ray from `start` to `stop`."""
+
+    def __init__(self, bases: BaseSource, place: RayPlace, **limits: Any) -> None:
+        super().__init__(bases, **limits)
+        self._place = place
+        self._away: dict[Work, None] = {}
+        """Requests that are with replicas, under the engine's lock."""
+        self._numbers = count()
+        self._loop_away = asyncio.new_event_loop()
+        self._thread_away = threading.Thread(target=self._loop_away.run_forever, name="ray", daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connection = ExitStack()
+        self._handle: Any = None
+
+    # --- from any thread ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect and start; raises as `ray_cluster`."""
+        # a driver of Ray ends its process when the head is gone for long; a server only says so
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", CONNECT_FOR_EVER)
+        self._connection.enter_context(ray_cluster(self._place.address))
+        from ray.serve.handle import DeploymentHandle
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        self._handle = DeploymentHandle(DEPLOYMENT, self._place.app).options(
+            stream=True, method_name="generate", _by_reference=False
+        )
+        self._thread_away.start()
+        super().start()
+
+    def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
+        """See `Engine`; what replicas have not answered by then ends with Unavailable."""
+        ended = super().stop(drain=drain, patience=patience)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._away, drain)
+            left = list(self._away)
+        for work in left:
+            self._end(work, (0, 0), error=Unavailable(STOPPING))
+        if self._thread_away.is_alive():
+            self._loop_away.call_soon_threadsafe(self._loop_away.stop)
+            self._thread_away.join(patience)
+            self._loop_away.close()
+        self._connection.close()
+        return ended
+
+    def preload(self, base_ids: Sequence[str]) -> None:
+        """Nothing: replicas hold the base models, and this process loads one when it has to score with it."""
+
+    def check_place(self, owner: Owner) -> None:
+        """See `Engine`: requests that are away count, too."""
+        super().check_place(owner)
+        with self._changed:
+            self._queue.check(self._live_anywhere(), owner, self._retry_after)
+
+    def counters(self) -> dict[str, float]:
+        """See `Engine`; `requests` counts those that are away."""
+        found = super().counters()
+        with self._changed:
+            return {**found, "requests": found["requests"] + len(self._away)}
+
+    def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
+        if not all(map(can_travel, requests)):
+            return super()._queued(requests)
+        owner = requests[0].owner if requests else None
+        self.check_place(owner)
+        for request in requests:
+            request.check(self._bases.text(request.base_id).shape)
+        with self._changed:
+            if self._stop_at is not None:
+                raise Unavailable(STOPPING)
+            self._queue.check(self._live_anywhere(), owner, self._retry_after)
+            works = [work_of(request, self._numbers) for request in requests]
+            self._away.update(dict.fromkeys(works))
+        for work in works:
+            self._loop_away.call_soon_threadsafe(self._begin, work)
+        return [work.ticket for work in works]
+
+    def _live_anywhere(self) -> list[Work]:
+        return [*self._scheduler.live(), *self._away]
+
+    # --- on the event loop ------------------------------------------------------------------------
+
+    def _begin(self, work: Work) -> None:
+        task = self._loop_away.create_task(self._answered(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        work.ticket.add_done_callback(lambda _: self._loop_away.call_soon_threadsafe(task.cancel))
+
+    async def _answered(self, work: Work) -> None:
+        """Have a request answered by a replica, however it ends."""
+        told = _Told(work)
+        try:
+            async with asyncio.timeout(None) as patience:
+                ended = await self._tried(work, told, patience)
+        except asyncio.CancelledError:
+            self._end(work, told.counted)
+        except SoupError as error:
+            self._end(work, told.counted, error=error)
+        except TimeoutError:
+            message = NONE_TOOK.format(self._place.seconds)
+            self._end(work, told.counted, error=Unavailable(message, retry_after=RETRY_SECONDS))
+        except Exception:
+            log.exception("a request to Ray failed")
+            self._end(work, told.counted, error=Internal("The request to Ray failed; the server's log says why."))
+        else:
+            counted = (ended.read, ended.written)
+            if ended.error is not None:
+                self._end(work, counted, error=received_error(ended.error))
+            else:
+                self._end(work, counted, result=ended.generation)
+
+    async def _tried(self, work: Work, told: _Told, patience: asyncio.Timeout) -> Ended:
+        """Try one replica after the other; raises Busy and Unavailable."""
+        assert isinstance(work.request, GenerateRequest)
+        asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
+        patience.reschedule(self._loop_away.time() + self._place.seconds)
+        for number in range(TRIES):
+            if number:
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (number - 1))
+            try:
+                return await self._one_try(asked, told, patience)
+            except _Lost as lost:
+                log.warning("a replica on Ray was lost", extra={"fields": {"try": number + 1, "why": str(lost)[:300]}})
+                if told.tokens:
+                    raise Unavailable(CUT, retry_after=RETRY_SECONDS) from lost
+                patience.reschedule(self._loop_away.time() + self._place.seconds)
+        raise Unavailable(LOST, retry_after=RETRY_SECONDS)
+
+    async def _one_try(self, asked: Asked, told: _Told, patience: asyncio.Timeout) -> Ended:
+        """What one replica answers; raises _Lost, and Busy where they all have enough."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+        answer = self._handle.options(multiplexed_model_id=asked.digest or "").remote(asked)
+        try:
+            return await _all_of(answer, told, patience)
+        except BackPressureError as error:
+            raise Busy(FULL.format(RETRY_SECONDS), retry_after=RETRY_SECONDS) from error
+        except DeploymentUnavailableError as error:
+            raise Unavailable(
+                f"The replicas '{self._place.app}' on Ray could not be started.", retry_after=5
+            ) from error
+        except (RayError, ConnectionError) as error:
+            raise _Lost(type(error).__name__) from error
+        finally:
+            answer.cancel()
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _end(
+        self, work: Work, counted: tuple[int, int], *, result: object = None, error: SoupError | None = None
+    ) -> None:
+        """Settle a request, once."""
+        with self._changed:
+            if work not in self._away:
+                return
+            del self._away[work]
+            ended = "cancelled" if work.ticket.cancelled() else "finished" if error is None else "failed"
+            self._ends[ended] += 1
+        if work.request.on_end is not None:
+            work.request.on_end(*counted)
+        if work.ticket.set_running_or_notify_cancel():
+            if error is None:
+                work.ticket.set_result(result)
+            else:
+                work.ticket.set_exception(error)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _retry_after(self, tokens: int) -> int:  # noqa: ARG002
+        """A moment: nobody here knows the speed of the replicas."""
+        return RETRY_SECONDS
+
+
+class _Told:
+    """What a request's client has been told so far."""
+
+    def __init__(self, work: Work) -> None:
+        self._request = work.request
+        self.tokens = 0
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Tokens read and written, where no replica says."""
+        assert isinstance(self._request, GenerateRequest)
+        return (len(self._request.prompt), self.tokens) if self.tokens else (0, 0)
+
+    def pass_on(self, pieces: Sequence[Any]) -> None:
+        """Tell of new tokens."""
+        assert isinstance(self._request, GenerateRequest)
+        self.tokens += len(pieces)
+        if self._request.on_token is not None:
+            for one in pieces:
+                self._request.on_token(one)
+        if self._request.on_step is not None:
+            self._request.on_step()
+
+
+async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.Timeout) -> Ended:
+    """Pass an answer on as it comes; raises _Lost where it has no end."""
+    async for piece in answer:
+        patience.reschedule(None)  # it was taken: how long it computes is the replica's affair
+        if isinstance(piece, Ended):
+            return piece
+        told.pass_on(piece)
+    raise _Lost("no end")

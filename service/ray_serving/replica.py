@@ -1,0 +1,176 @@
+"""An inference replica, as it runs inside of Ray Serve: an engine over the blobs of a store, and nothing else.
+
+It has no database and knows no key or name: what it is sent says which blob the weights of a digest lie in, and bytes
+of another digest are refused. So a replica that has never heard of an adapter answers the same as any other. Built by
+`deployment`, which adds what Ray Serve wants to know of the adapters it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError as TicketCancelled
+from functools import partial
+
+from registry.blobs import open_blobs
+from registry.cores import one_each
+from registry.errors import Incompatible, SoupError, Unavailable
+from registry.stored_adapters import from_store
+from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Ticket
+from service.engine.bases import AllowedBases
+from service.engine.grammars import Grammars
+from service.engine.served import ends_of
+from service.logs import configure_logging
+from service.ray_serving.plan import ReplicaPlan
+from service.ray_serving.wire import Asked, Ended, Piece, sent_error
+
+GIVEN_UP = "The replica stopped before the answer was complete; send the request again."
+
+
+class Replica:
+    """One engine. Raises Unavailable where a base model cannot be loaded or the blobs are not there."""
+
+    def __init__(self, plan: ReplicaPlan) -> None:
+        configure_logging("info")
+        one_each(plan.threads)
+        try:
+            self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
+        except OSError as error:
+            raise Unavailable(
+                f"There is no folder of blobs {plan.blobs.folder} on this node ({error.strerror}): mount it, or keep "
+                "blobs in a bucket (SOUP_BLOBS_URL)."
+            ) from error
+        self._bases = AllowedBases(plan.bases, plan.cache)
+        self._grammars = Grammars()
+        self._engine = Engine(
+            self._bases,
+            max_queue=plan.queue,
+            max_queue_tokens=plan.queue_tokens,
+            max_step_tokens=plan.batch_tokens,
+            max_rows=plan.rows,
+            bank_bytes=plan.bank_bytes,
+            kv_bytes=plan.kv_bytes,
+            share_prompts=plan.share_prompts,
+            memory_bytes=plan.memory_bytes,
+        )
+        self._engine.preload(list(plan.bases))
+        self._engine.start()
+        self._outbox = _Outbox(asyncio.get_running_loop())
+
+    async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
+        """An answer, piece by piece; what is wrong with a request is its end. Whoever stops listening cancels it."""
+        stream = _Stream()
+        try:
+            ticket = await asyncio.to_thread(self._submit, asked, stream)
+        except SoupError as error:
+            yield Ended(0, 0, error=sent_error(error))
+            return
+        ticket.add_done_callback(lambda _: self._outbox.end(stream))
+        try:
+            yield []
+            while not stream.over:
+                if pieces := await stream.arrived():
+                    yield pieces
+            yield _ended(ticket, stream)
+        finally:
+            ticket.cancel()
+
+    def stop(self) -> None:
+        """End what is under way, as Ray takes the replica away."""
+        self._engine.stop(drain=0.0, patience=5.0)
+
+    def _submit(self, asked: Asked, stream: _Stream) -> Ticket:
+        """Have the engine begin; raises what it raises, and Incompatible for another state of the base model."""
+        base = self._bases.text(asked.base_id)
+        if base.shape.fingerprint != asked.fingerprint:
+            raise Incompatible(
+                f"A replica on Ray has another state of base model '{asked.base_id}' "
+                f"({base.shape.fingerprint[:19]} and not {asked.fingerprint[:19]}): deploy the replicas again."
+            )
+        ends = ends_of(base, asked.params.end_ids)
+        request = GenerateRequest(
+            asked.base_id, asked.prompt, self._adapter(asked), asked.params,
+            on_token=partial(self._outbox.put, stream), on_step=self._outbox.flush, on_end=stream.count,
+            namespace=asked.namespace, owner=asked.owner,
+            grammar=None if asked.schema is None else self._grammars.grammar(base, ends, asked.schema),
+        )  # fmt: skip
+        return self._engine.submit(request)
+
+    def _adapter(self, asked: Asked) -> LoadableAdapter | None:
+        if asked.digest is None:
+            return None
+        assert asked.config is not None
+        assert asked.stored is not None
+        return from_store(
+            asked.digest, asked.config, asked.stored, self._blobs, named=asked.digest, size_bytes=asked.size_bytes
+        )
+
+
+def _ended(ticket: Ticket, stream: _Stream) -> Ended:
+    """How a request ended whose ticket is done."""
+    try:
+        return Ended(*stream.counted, generation=ticket.result(0))
+    except TicketCancelled:
+        return Ended(*stream.counted, error=sent_error(Unavailable(GIVEN_UP)))
+    except SoupError as error:
+        return Ended(*stream.counted, error=sent_error(error))
+
+
+class _Stream:
+    """What has come for one request and was not sent yet. `count` is called in the engine's thread, before the end."""
+
+    def __init__(self) -> None:
+        self.counted = (0, 0)
+        self.over = False
+        self._there: list[Delta] = []
+        self._news = asyncio.Event()
+
+    def count(self, read: int, written: int) -> None:
+        self.counted = read, written
+
+    def take(self, delta: Delta | None) -> None:
+        """A token, or None at the end."""
+        if delta is None:
+            self.over = True
+        else:
+            self._there.append(delta)
+        self._news.set()
+
+    async def arrived(self) -> list[Delta]:
+        """What has come since the last call; nothing where the end came alone."""
+        await self._news.wait()
+        self._news.clear()
+        found, self._there = self._there, []
+        return found
+
+
+class _Outbox:
+    """What the engine's thread has for all streams, until the event loop is woken up for it, once a step."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._things: deque[tuple[_Stream, Delta | None]] = deque()
+        self._woken = False
+
+    def put(self, stream: _Stream, delta: Delta | None) -> None:
+        """A token of a stream, or None at its end. From any thread."""
+        self._things.append((stream, delta))
+
+    def end(self, stream: _Stream) -> None:
+        """A stream has ended. From any thread."""
+        self.put(stream, None)
+        self.flush()
+
+    def flush(self) -> None:
+        """Have everything delivered soon. From any thread."""
+        if self._woken or not self._things:
+            return
+        self._woken = True
+        self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the last look: what comes after it is flushed again
+        while self._things:
+            stream, delta = self._things.popleft()
+            stream.take(delta)
