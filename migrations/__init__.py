@@ -2,6 +2,9 @@
 
 Migrations run on a connection that is handed in; there is no alembic.ini and no environment to read. Of several that
 are asked for at once, in one process or in many, each waits for the one before and finds its work done.
+
+A database also says which is the oldest revision whose version may still run on it: that of the last release, since
+migrations only add to what that one uses. A version asks for it where it does not know the database's own revision.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, delete, insert, inspect, select
+
+from migrations.last_release import REVISION as LAST_RELEASE
 
 SCRIPTS = Path(__file__).parent
 _one_at_a_time = threading.Lock()
 """Alembic's context, which the scripts see, is one for the whole process."""
+_oldest = Table("oldest_version", MetaData(), Column("revision", String(32), primary_key=True))
+"""Beside Alembic's `alembic_version`, and like it no part of any revision: one row."""
 
 
 def head() -> str:
@@ -44,6 +51,20 @@ def current(engine: Engine) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+def oldest(engine: Engine) -> str | None:
+    """The oldest revision whose version may run on a database; None where it does not say so."""
+    with engine.connect() as connection:
+        if not inspect(connection).has_table(_oldest.name):
+            return None
+        return connection.scalar(select(_oldest.c.revision))
+
+
+def follows(revision: str, other: str) -> bool:
+    """Whether a revision of this code is another one, or comes after it."""
+    scripts = ScriptDirectory.from_config(_config())
+    return other in {one.revision for one in scripts.iterate_revisions(revision, "base")}
+
+
 def upgrade(engine: Engine, revision: str = "head") -> str | None:
     """Bring a database up to a revision, in one transaction: all of it or nothing.
 
@@ -52,6 +73,7 @@ def upgrade(engine: Engine, revision: str = "head") -> str | None:
     with _migrating(engine) as connection:
         found = MigrationContext.configure(connection).get_current_revision()
         command.upgrade(_config(connection), revision)
+        _say_oldest(connection)
         return found
 
 
@@ -59,11 +81,23 @@ def downgrade(engine: Engine, revision: str) -> None:
     """Bring a database down to a revision (`base` is empty), in one transaction."""
     with _migrating(engine) as connection:
         command.downgrade(_config(connection), revision)
+        _say_oldest(connection)
 
 
 def is_compared(name: str | None, _kind: str, _parents: object) -> bool:
     """Whether a thing in a database is compared with the tables: not each database's own index of words."""
-    return name is None or not name.startswith("adapter_words_index")
+    return name is None or not name.startswith(("adapter_words_index", _oldest.name))
+
+
+def _say_oldest(connection: Connection) -> None:
+    """Say which versions may run on what the migrations have made: those from the last release on."""
+    now = MigrationContext.configure(connection).get_current_revision()
+    if now is None:
+        _oldest.drop(connection, checkfirst=True)
+        return
+    _oldest.create(connection, checkfirst=True)
+    connection.execute(delete(_oldest))
+    connection.execute(insert(_oldest).values(revision=LAST_RELEASE if follows(now, LAST_RELEASE) else now))
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -32,7 +32,7 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     Raises Conflict where the target is another server's, Unavailable where no server has started over the database,
     the source is another's, or one of the stores cannot be used: what was copied by then stays.
     """
-    storage.check_schema(database)
+    storage.check_serves(database)
     with database.read() as catalogue:
         mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
     if mark is None:

@@ -200,7 +200,7 @@ class Runtime:
             if done.backup is not None:
                 log.info("migrated from %s to %s after a copy to %s", done.before, done.after, done.backup)
         else:
-            storage.check_schema(self.database)
+            storage.check_serves(self.database)
         try:
             blobs = open_blobs(settings.blob_place)
             check_blobs(

@@ -2,7 +2,7 @@
 
 Called by the runtime, by `soup migrate`, and by backup and restore. One process owns a data folder at a time; a schema
 that is behind is brought up for SQLite after a backup copy, and refused for any other database, where others may be at
-work.
+work. There one that is ahead is served too, while it says that this version may: servers are upgraded one by one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import migrations
+from migrations.last_release import REVISION as LAST_RELEASE
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.files import sync_directory
@@ -84,13 +85,14 @@ class Migrated:
 def migrate(database: Database, *, backups: Path) -> Migrated:
     """Bring the schema to this version's; a SQLite file that holds anything is copied to `backups` first.
 
-    Raises Unavailable for a database written by a later version.
+    Raises Unavailable for a database written by a later version, and where servers run on it that could not go on.
     """
     with database.starting():
         before, after = migrations.current(database.engine), migrations.head()
         if before == after:
             return Migrated(before, after)
-        _check_known(before)
+        _check_known(database, before)
+        _check_nobody_is_left_behind(database, before)
         backup = None if before is None else _back_up(database, backups, before)
         before = migrations.upgrade(database.engine)  # another process may have been quicker
     return Migrated(before, after, backup)
@@ -102,18 +104,72 @@ def check_schema(database: Database) -> None:
         found, needed = migrations.current(database.engine), migrations.head()
     if found == needed:
         return
-    _check_known(found)
+    _check_known(database, found)
     at = "is empty" if found is None else f"is at revision {found!r}"
     raise Unavailable(
         f"The database {at} and this version needs revision {needed!r}: run 'soup migrate'.", param="database_url"
     )
 
 
-def _check_known(revision: str | None) -> None:
-    if revision is not None and not migrations.knows(revision):
+def check_serves(database: Database) -> None:
+    """As `check_schema`, but that a later version's schema will do where the database says that it does."""
+    if may_serve(database):
+        log.info("the database is of a later version, of which this one is the neighbour")
+    else:
+        check_schema(database)
+
+
+def may_serve(database: Database) -> bool:
+    """Whether a database is of a later version, and says that this one may run on it too."""
+    with database.starting():
+        found = migrations.current(database.engine)
+        if found is None or found == migrations.head() or migrations.knows(found):
+            return False
+        oldest = migrations.oldest(database.engine)
+    return oldest is not None and migrations.knows(oldest)
+
+
+class SchemaWatch:
+    """Whether a server that runs can go on with its database, which others migrate; from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._fine: str | None = None
+        """The revision that was looked at last: to look takes reading every migration."""
+
+    def is_outgrown(self, database: Database) -> bool:
+        """Whether it was migrated to a version that no longer serves this one."""
+        found = migrations.current(database.engine)
+        if found == self._fine or found is None:
+            return False
+        if not migrations.knows(found) and not may_serve(database):
+            return True
+        self._fine = found
+        return False
+
+
+def _check_known(database: Database, revision: str | None) -> None:
+    if revision is None or migrations.knows(revision):
+        return
+    oldest = migrations.oldest(database.engine)
+    since = "" if oldest is None else f" (it serves versions from revision {oldest!r} on)"
+    raise Unavailable(
+        f"The database is at revision {revision!r}{since}, which this version (revision {migrations.head()!r}) does "
+        "not know: start the version that wrote it.",
+        param="database_url",
+    )
+
+
+def _check_nobody_is_left_behind(database: Database, revision: str | None) -> None:
+    """Raises Unavailable where a server runs on a revision before the last release's: of that it is at the latest."""
+    if revision is None or is_sqlite(database) or migrations.follows(revision, LAST_RELEASE):
+        return
+    with database.read() as catalogue:
+        running = catalogue.replicas.running()
+    if running:
         raise Unavailable(
-            f"The database is at revision {revision!r}, which this version (revision {migrations.head()!r}) does not "
-            "know: start the version that wrote it.",
+            f"{running} of the servers of this database run, at revision {revision!r} or before it, and this version "
+            f"runs beside servers from revision {LAST_RELEASE!r} on: stop them first, or upgrade to the version "
+            "in between.",
             param="database_url",
         )
 

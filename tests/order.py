@@ -23,6 +23,7 @@ LONGEST = (
     "project/test_lm_adapters.py",
     "service/journeys/test_journey.py",
     "service/journeys/test_several_servers.py",
+    "service/journeys/test_rolling_upgrade.py",
     "service/engine/test_families_served.py",
     "project/test_adaptersoup.py",
     "service/journeys/test_killed_server.py",

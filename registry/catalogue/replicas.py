@@ -18,7 +18,9 @@ from sqlalchemy import (
     ColumnElement,
     case,
     delete,
+    func,
     insert,
+    inspect,
     select,
     type_coerce,
     update,
@@ -98,6 +100,12 @@ class Replicas(Repository[ReplicaRow]):
         alive = case((self._alive, 1), else_=0).label("alive")
         now = type_coerce(self._now, Microseconds).label("read_at")
         return self._all(select(replicas, alive, now).order_by(replicas.c.started_at, replicas.c.id))
+
+    def running(self) -> int:
+        """How many are there; none where the schema is from before there were any."""
+        if not inspect(self._connection).has_table(replicas.name):
+            return 0
+        return self._connection.scalar(select(func.count()).select_from(replicas).where(self._alive)) or 0
 
     def _row(self, row: object) -> ReplicaRow:
         found = dict(row)  # type: ignore[call-overload]

@@ -16,7 +16,10 @@ from registry.errors import Busy
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
 from service.parts import Parts
+from service.storage import SchemaWatch
 
+OUTGROWN = "is of a later version"
+"""Said of a database that was migrated beyond what this version can use."""
 WAITS = "loads at its next use"
 """Said of a base model that has no place in memory now, which is no fault."""
 NEVER = "exceeds the memory budget"
@@ -35,6 +38,7 @@ class Readiness:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: tuple[float, Ready] | None = None
+        self._schema = SchemaWatch()
 
     @property
     def last(self) -> tuple[float, Ready] | None:
@@ -51,14 +55,14 @@ class Readiness:
         with self._lock:
             if self._found is not found and self._found is not None:
                 return self._found[1]  # somebody looked while this one waited
-            ready = _look(parts)
+            ready = _look(parts, self._schema)
             self._found = (self._clock(), ready)
             return ready
 
 
-def _look(parts: Parts) -> Ready:
+def _look(parts: Parts, schema: SchemaWatch) -> Ready:
     waiting = {f"base/{base_id}": WAITS if parts.bases[base_id].fits else NEVER for base_id in parts.bases}
-    checks = {"database": _database(parts), "blobs": parts.registry.blobs.trouble() or "ok", **waiting}
+    checks = {"database": _database(parts, schema), "blobs": parts.registry.blobs.trouble() or "ok", **waiting}
     for base_id in _tried(parts):
         checks[f"base/{base_id}"] = _token(parts, base_id)
     healthy = all(state in ("ok", WAITS, NEVER, BUSY) for state in checks.values())
@@ -76,13 +80,13 @@ def _tried(parts: Parts) -> Iterable[str]:
     return parts.engine.bases_held()
 
 
-def _database(parts: Parts) -> str:
+def _database(parts: Parts, schema: SchemaWatch) -> str:
     try:
         with parts.registry.database.read() as catalogue:
             catalogue.keys.by_secret("")
+        return OUTGROWN if schema.is_outgrown(parts.registry.database) else "ok"
     except Exception:
         return "does not answer"
-    return "ok"
 
 
 def _token(parts: Parts, base_id: str) -> str:

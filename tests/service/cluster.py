@@ -35,6 +35,11 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def found_in(code: Path | None) -> dict[str, str]:
+    """What has a process find a version's modules in a folder, before those that are installed."""
+    return {} if code is None else {"PYTHONPATH": str(code)}
+
+
 @dataclass
 class Process:
     """A server or router."""
@@ -63,30 +68,36 @@ class Cluster:
     settings: dict[str, Any]
     running: list[Process] = field(default_factory=list)
 
-    def start(self, *words: str, **settings: Any) -> Process:
-        """Begin a process; its `wait` returns once it answers."""
+    def start(self, *words: str, code: Path | None = None, **settings: Any) -> Process:
+        """Begin a process; its `wait` returns once it answers. `code` is the folder of another version's."""
         given = {**self.settings, **settings}
         variables = {f"SOUP_{name.upper()}": str(value) for name, value in given.items() if value is not None}
         log = (self.folder / f"log-{len(self.running)}").open("wb")
         with log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "service.cli", *words],
-                stdout=subprocess.PIPE, stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **variables},
+                stdout=subprocess.PIPE, stderr=log, cwd=code,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **found_in(code), **variables},
             )  # fmt: skip
         self.running.append(Process("", process))
         return self.running[-1]
 
-    def replica(self, **settings: Any) -> Process:
+    def replica(self, *, code: Path | None = None, **settings: Any) -> Process:
         """Begin a server that routers reach."""
         port = free_port()
         data = self.folder / f"data-{len(self.running)}"
         own = {"data": data, "port": port, "replica_url": f"http://127.0.0.1:{port}"}
-        return self.start("serve", **{**own, **settings})
+        return self.start("serve", code=code, **{**own, **settings})
 
     def router(self, **settings: Any) -> Process:
         """Begin a router."""
         return self.start("route", port=0, **settings)
+
+    def migrate(self, *, code: Path | None = None) -> None:
+        """Run `soup migrate` to its end."""
+        process = self.start("migrate", code=code, data=self.folder / "migrate")
+        process.process.communicate(timeout=120)
+        assert process.process.returncode == 0, self.logs()
 
     def logs(self) -> str:
         """What all processes said."""

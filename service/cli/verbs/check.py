@@ -55,7 +55,7 @@ def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
     if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
         raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     with closing(Database(settings.database)) as database, progress_bar("checking blobs") as progress:
-        storage.check_schema(database)
+        storage.check_serves(database)
         blobs = open_blobs(settings.blob_place, make=False)
         return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
 

@@ -22,7 +22,8 @@ def migrate(
     """Bring the database's schema up to date.
 
     A SQLite database is copied to <data>/backups first, and its server must be stopped. On PostgreSQL writers wait
-    meanwhile, and so does a second `soup migrate`. Prints the revision.
+    meanwhile, and so does a second `soup migrate`. There servers of the last release go on beside those of this
+    version: migrate first, then exchange them one by one. Prints the revision.
 
     \b
     Examples:

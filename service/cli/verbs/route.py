@@ -67,11 +67,11 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     from service.http.connections import server_config
     from service.logs import configure_logging
     from service.router.app import Router
-    from service.storage import check_schema
+    from service.storage import check_serves
 
     configure_logging(settings.log_level)
     with closing(Database(settings.database, pool_size=settings.database_pool)) as database:
-        check_schema(database)
+        check_serves(database)
         router = Router(database, settings)
 
         def ready() -> None:

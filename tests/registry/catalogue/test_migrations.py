@@ -81,7 +81,7 @@ def schema(database: Database) -> dict[str, Any]:
             "indexes": sorted(map(index_text, found.get_indexes(table))),
         }
         for table in found.get_table_names()
-        if table != "alembic_version"
+        if not table.endswith("_version")  # those are of the migrations, not of a revision
     }
 
 

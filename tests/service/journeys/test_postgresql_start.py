@@ -105,10 +105,12 @@ def test_a_database_ahead_is_left_alone(settings: Settings, capsys: pytest.Captu
     database = Database(settings.database)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql("UPDATE oldest_version SET revision = '9998'")
     capsys.readouterr()
     said = refusal(settings)
     known = (
-        f"'9999', which this version (revision '{migrations.head()}') does not know: start the version that wrote it"
+        f"'9999' (it serves versions from revision '9998' on), which this version (revision '{migrations.head()}') "
+        "does not know: start the version that wrote it"
     )
     assert known in said
     assert "soup migrate" not in said

@@ -1,0 +1,178 @@
+"""Migrations since the last release: what its servers use is still there, and a database says whom it serves."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import inspect
+
+import migrations
+from migrations import last_release
+from registry.catalogue import Database
+from registry.errors import Unavailable
+from service.storage import SchemaWatch, check_schema, check_serves, migrate
+from tests.registry.catalogue.neighbours import rows_of, schema_of, taken_away
+from tests.registry.catalogue.test_migrations import fill
+from tests.registry.catalogue.test_replicas import IDLE, ONE
+from tests.registry.catalogue_rows import add_ready
+
+CONTRACTED: dict[str, str] = {}
+"""What migrations since the last release take away that it no longer used: the sentence, and where that is seen.
+Emptied when the pin moves."""
+BEYOND = '''
+"""A migration of a version to come."""
+import sqlalchemy as sa
+from alembic import op
+revision = "{revision}"
+down_revision = "{before}"
+def upgrade():
+    {upgrade}
+def downgrade():
+    pass
+'''
+NEW_TABLE = """op.create_table(
+        "planted", sa.Column("id", sa.Integer(), primary_key=True), sa.Column("adapter", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["adapter"], ["adapters.id"]{rule}))"""
+ALTER = 'with op.batch_alter_table("{table}") as table:\n        table.{what}'
+BROKEN = {
+    'op.drop_table("evaluations")': "evaluations is gone",
+    ALTER.format(table="jobs", what='drop_column("progress")'): "jobs.progress is gone",
+    ALTER.format(table="keys", what='alter_column("prefix", new_column_name="begins")'): "keys.prefix is gone",
+    ALTER.format(table="keys", what='alter_column("expires_at", existing_type=sa.BigInteger(), nullable=False)'):
+        "keys.expires_at takes no NULL any more",
+    ALTER.format(table="adapters", what='add_column(sa.Column("planted", sa.Integer(), nullable=False))'):
+        "adapters.planted is new and has to be given",
+    ALTER.format(table="adapters", what='alter_column("domain", existing_type=sa.String(200), type_=sa.String(20))'):
+        "adapters.domain was VARCHAR(200) and is VARCHAR(20)",
+    'op.create_index("ix_once", "jobs", ["created_by"], unique=True)': "jobs has a new unique created_by",
+    ALTER.format(table="jobs", what='create_check_constraint("few", "attempts < 3")'):
+        "jobs has a new check: attempts < 3",
+    NEW_TABLE.format(rule=""): "rows of planted keep those of adapters from being deleted",
+}  # fmt: skip
+HARMLESS = (
+    ALTER.format(table="adapters", what='add_column(sa.Column("planted", sa.String(64)))'),
+    ALTER.format(table="jobs", what='add_column(sa.Column("planted", sa.Text(), nullable=False, server_default=""))'),
+    'op.create_index("ix_more", "jobs", ["created_by", "attempts"])',
+    NEW_TABLE.format(rule=', ondelete="CASCADE"'),
+)  # fmt: skip
+
+
+@pytest.fixture
+def beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Add migrations to a copy of ours, each by the body of its upgrade; `undo` of it is this version again."""
+    scripts = tmp_path / "scripts"
+    shutil.copytree(migrations.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    with monkeypatch.context() as patch:
+
+        def make(upgrade: str) -> Any:
+            patch.setattr(migrations, "SCRIPTS", scripts)
+            revision = f"next{len(list((scripts / 'versions').glob('next*.py')))}"
+            text = BEYOND.format(revision=revision, before=migrations.head(), upgrade=upgrade)
+            (scripts / "versions" / f"{revision}.py").write_text(text)
+            return patch
+
+        yield make
+
+
+def test_they_take_nothing_away_that_the_last_release_uses(databases: Any, tmp_path: Path) -> None:
+    """Its schema and its rows, as it finds them on a database of this version."""
+    with databases.new(tmp_path) as database:
+        fill(database)
+        with database.write() as catalogue:
+            catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", delay=0.0)
+            catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
+        migrations.downgrade(database.engine, last_release.REVISION)
+        before = schema_of(database.engine)
+        rows = rows_of(database.engine, before)
+        migrations.upgrade(database.engine)
+        found = set(taken_away(before, schema_of(database.engine)))
+        assert found - CONTRACTED.keys() == set(), "two releases share a schema: take it away one release later"
+        assert CONTRACTED.keys() - found == set(), "it is not taken away"
+        assert len(rows["adapters"]) == 3
+        assert rows_of(database.engine, before) == rows
+
+
+@pytest.mark.parametrize(("upgrade", "sentence"), BROKEN.items(), ids=BROKEN.values())
+def test_what_would_break_it_is_found(database: Database, beyond: Any, upgrade: str, sentence: str) -> None:
+    before = schema_of(database.engine)
+    beyond(upgrade)
+    migrations.upgrade(database.engine)
+    found = [one.replace("(", "").replace(")", "") for one in taken_away(before, schema_of(database.engine))]
+    assert sentence.replace("(", "").replace(")", "") in found
+
+
+def test_what_only_adds_is_allowed(database: Database, beyond: Any) -> None:
+    before = schema_of(database.engine)
+    for upgrade in HARMLESS:
+        beyond(upgrade)
+    migrations.upgrade(database.engine)
+    assert taken_away(before, schema_of(database.engine)) == []
+
+
+def test_changed_rows_are_seen(database: Database) -> None:
+    fill(database)
+    schema = schema_of(database.engine)
+    before = rows_of(database.engine, schema)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE adapters SET domain = 'other' WHERE id = 2")
+    assert rows_of(database.engine, schema) != before
+
+
+def test_a_database_says_which_versions_it_serves(database: Database) -> None:
+    assert migrations.oldest(database.engine) == last_release.REVISION
+    migrations.downgrade(database.engine, "0010")
+    assert migrations.oldest(database.engine) == "0010", "nothing newer was there to serve"
+    migrations.downgrade(database.engine, "base")
+    assert migrations.oldest(database.engine) is None
+    assert "oldest_version" not in inspect(database.engine).get_table_names()
+
+
+def test_this_version_serves_a_database_of_the_next_one(database: Database, beyond: Any, tmp_path: Path) -> None:
+    """A server that is started again while others are upgraded; what copies the database is the next one's."""
+    patch = beyond(HARMLESS[0])
+    migrations.upgrade(database.engine)
+    patch.undo()
+    check_serves(database)
+    assert not SchemaWatch().is_outgrown(database)
+    with database.write() as catalogue:
+        add_ready(catalogue, "acme/more")
+    sentence = f"'next0' (it serves versions from revision '{last_release.REVISION}' on), which this"
+    for refused in (check_schema, lambda one: migrate(one, backups=tmp_path)):
+        with pytest.raises(Unavailable, match=re.escape(sentence)):
+            refused(database)
+
+
+def test_it_does_not_serve_one_of_the_version_after_that(database: Database, beyond: Any) -> None:
+    """Also where it runs already: it says that it is not ready."""
+    schema = SchemaWatch()
+    assert not schema.is_outgrown(database)
+    patch = beyond(HARMLESS[0])
+    beyond(HARMLESS[1])
+    patch.setattr(migrations, "LAST_RELEASE", "next0")
+    migrations.upgrade(database.engine)
+    patch.undo()
+    with pytest.raises(Unavailable, match=r"'next1' \(it serves versions from revision 'next0' on\), which this"):
+        check_serves(database)
+    assert schema.is_outgrown(database)
+
+
+def test_a_database_on_which_older_servers_run_is_not_migrated_under_them(database: Database, tmp_path: Path) -> None:
+    """On SQLite there is no other server."""
+    shared = database.engine.dialect.name == "postgresql"
+    migrations.downgrade(database.engine, "0018")
+    if shared:
+        with database.write() as catalogue:
+            catalogue.replicas.join(ONE, IDLE)
+        sentence = rf"1 of the servers .* at revision '0018' .* from revision '{last_release.REVISION}' on: stop them"
+        with pytest.raises(Unavailable, match=sentence):
+            migrate(database, backups=tmp_path)
+        assert migrations.current(database.engine) == "0018"
+        with database.write() as catalogue:
+            catalogue.replicas.leave(ONE.id)
+    assert migrate(database, backups=tmp_path).after == migrations.head()
+    migrations.downgrade(database.engine, "0010")  # nobody was listed then
+    assert migrate(database, backups=tmp_path).before == "0010"

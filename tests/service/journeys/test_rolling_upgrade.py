@@ -1,0 +1,215 @@
+"""A fleet is upgraded server by server: the last release's server, from the history, beside this version's."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+
+import migrations
+from migrations.last_release import REVISION
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.catalogue import Database
+from registry.spec import BaseEntry
+from tests.last_release import last_release
+from tests.postgres import Postgres
+from tests.service.cluster import Cluster, client_of, cluster, ids, until
+from tests.service.passages import passages
+from tests.service.servers import BASE_ID, CONFIG, write_bases
+
+pytestmark = pytest.mark.slow
+DOMAINS = {"old": "court", "new": "kitchen"}
+
+
+class Fleet:
+    """Two servers, each of a version, and what each has done."""
+
+    def __init__(self, base: Path, cache: Path) -> None:
+        self._entry, self._cache = BaseEntry(id=BASE_ID, source=str(base)), cache
+        self.clients: dict[str, httpx2.Client] = {}
+        """By version, and `router`."""
+
+    def weights(self, seed: int) -> bytes:
+        """Weights of an adapter that visibly changes what the tiny base says."""
+        draw = torch.Generator().manual_seed(seed)
+        tensors = create(CONFIG, shape_of(self._entry, self._cache), seed=seed).state_dict()
+        return save_tensors({name: one + torch.randn(one.shape, generator=draw) for name, one in tensors.items()})
+
+    def push(self, version: str, name: str, seed: int) -> dict[str, Any]:
+        """Push an adapter with a sample, which is embedded when this returns."""
+        domain = DOMAINS[version]
+        body = {
+            "name": name, "domain": domain, "base_model": BASE_ID, "config": CONFIG.model_dump(),
+            "files": {"adapter_model.safetensors": {"base64": base64.b64encode(self.weights(seed)).decode()}},
+            "sample": {"texts": passages(domain, 25, seed=seed)}, "card": {"description": f"by the {version} one"},
+        }  # fmt: skip
+        pushed = answered(self.clients[version].post("/v1/adapters", json=body))
+        self.done(version, pushed["job"])
+        return pushed
+
+    def done(self, version: str, job: str) -> dict[str, Any]:
+        """What a job has come to, as a server sees it."""
+        final = {"succeeded", "failed", "cancelled"}
+        client = self.clients[version]
+        row = until(lambda: (row := client.get(f"/v1/jobs/{job}").json())["state"] in final and row, f"job {job}")
+        assert row["state"] == "succeeded", row
+        return dict(row["result"])
+
+    def says(self, version: str, model: str) -> tuple[str, float]:
+        """What it completes, and how likely its first token was."""
+        body = {"model": model, "prompt": "The court", "temperature": 0, "max_tokens": 5, "logprobs": 0}
+        choice = answered(self.clients[version].post("/v1/completions", json=body))["choices"][0]
+        return choice["text"], round(choice["logprobs"]["token_logprobs"][0], 3)
+
+
+def answered(answer: httpx2.Response) -> dict[str, Any]:
+    assert answer.status_code < 300, answer.text
+    return dict(answer.json())
+
+
+@contextmanager
+def asking(fleet: Fleet, version: str, model: str) -> Iterator[list[Any]]:
+    """Ask a server for completions while open; gives what it said, and each must be what it said first."""
+    over, said = Event(), [fleet.says(version, model)]
+
+    def ask() -> None:
+        while not over.is_set():
+            said.append(fleet.says(version, model))
+
+    with ThreadPoolExecutor(1) as pool:
+        asked: Future[None] = pool.submit(ask)
+        try:
+            yield said
+        finally:
+            over.set()
+            asked.result()  # a request that failed is raised here
+    assert set(said) == {said[0]}
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last release."""
+    return last_release(tmp_path_factory.mktemp("last-release"))
+
+
+@pytest.fixture
+def servers(postgres: Postgres, tiny_base_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
+    url = postgres.url(empty=True)
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    settings = {"bases": bases, "database_url": url, "replica_beat_seconds": 0.4, "default_effort": "instant"}
+    with cluster(tmp_path / "processes", **settings) as found:
+        yield found
+    postgres.drop(url)
+
+
+def test_the_pin_names_the_schema_of_its_commit(code: Path) -> None:
+    """The last release's head: the newest revision of its migrations, and one of ours."""
+    theirs = {path.name.partition("_")[0] for path in (code / "migrations" / "versions").glob("0*.py")}
+    assert max(theirs) == REVISION
+    assert migrations.follows(migrations.head(), REVISION)
+
+
+def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base_dir: Path, tmp_path: Path) -> None:
+    """The last release's server goes on while this version migrates and starts beside it, until it is stopped."""
+    fleet = Fleet(tiny_base_dir, tmp_path / "cache")
+    servers.migrate(code=code)
+    old = servers.replica(code=code)
+    old.wait()
+    with ExitStack() as stack:
+        fleet.clients["old"] = stack.enter_context(client_of(old.url))
+        before = fleet.push("old", "acme/before", seed=1)
+        with asking(fleet, "old", "acme/before") as heard:
+            servers.migrate()
+            new, router = servers.replica(), servers.router()
+            for version, one in (("new", new), ("router", router)):
+                one.wait()
+                fleet.clients[version] = stack.enter_context(client_of(one.url))
+            until(lambda: len(ids(fleet.clients["old"])) == 2, "two servers")
+            head = revision_of(servers)
+            each_does_what_the_other_sees(fleet, before["digest"])
+            count = len(heard)
+            until(lambda: len(heard) > count, "an answer of the old one")
+        with asking(fleet, "router", "acme/before"):
+            old.end(signal.SIGTERM)
+            assert len(ids(fleet.clients["new"])) == 1
+        fleet.push("new", "acme/after", seed=9)
+        assert fleet.says("router", "acme/before") == heard[0]
+    assert head == migrations.head()
+    assert "Traceback" not in servers.logs()
+
+
+def revision_of(servers: Cluster) -> str | None:
+    database = Database(servers.settings["database_url"])
+    try:
+        return migrations.current(database.engine)
+    finally:
+        database.close()
+
+
+def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
+    """Push, list, complete, move an alias, cook, evaluate and upload: on the one, and read on the other."""
+    for seed, (here, there) in enumerate((("old", "new"), ("new", "old")), start=2):
+        name = f"acme/by-{here}"
+        pushed = fleet.push(here, name, seed=seed)
+        row = answered(fleet.clients[there].get(f"/v1/adapters/{name}"))
+        assert (row["digest"], row["card"]["description"]) == (pushed["digest"], f"by the {here} one")
+        assert fleet.says(there, name) == fleet.says(here, name) != fleet.says(here, "acme/before")
+
+        for version, target in enumerate((known, pushed["digest"]), start=1):
+            copy(fleet, here, f"acme/moved-{here}", of="acme/before" if target == known else name)
+            alias = {"version": version}
+            answered(fleet.clients[here].put(f"/v1/adapters/acme/moved-{here}/aliases/live", json=alias))
+            body = {"model": f"acme/moved-{here}@live", "prompt": "a", "max_tokens": 1}
+            for asked in (there, "router"):
+                answer = fleet.clients[asked].post("/v1/completions", json=body)
+                assert answer.headers["x-soup-digest"] == target
+
+        ingredients = [{"ref": "acme/before"}, {"ref": name, "weight": 2}]
+        body = {"recipe": {"ingredients": ingredients}, "name": f"acme/soup-{here}", "verify": False, "wait": 60}
+        soup = answered(fleet.clients[here].post("/v1/soups", json=body))
+        assert fleet.says(there, soup["model"]) == fleet.says(here, soup["model"])
+
+        job = answered(fleet.clients[here].post("/v1/evaluations", json={"passages": 3}))["id"]
+        assert fleet.done(there, job)["failed"] == {}
+        found = [answered(fleet.clients[one].get("/v1/evaluations"))["data"] for one in (here, there)]
+        assert found[0] == found[1] != []
+
+        upload(fleet, here, there, f"sent to the {here} one".encode() * 100)
+    listed = [sorted(one["id"] for one in answered(fleet.clients[version].get("/v1/models"))["data"])
+              for version in ("old", "new", "router")]  # fmt: skip
+    assert listed[0] == listed[1] == listed[2]
+    assert {"acme/by-old", "acme/by-new"} <= {one.partition("@")[0] for one in listed[0]}
+
+
+def copy(fleet: Fleet, version: str, name: str, *, of: str) -> None:
+    """Push an adapter that is there once more, as the next version of another name."""
+    row = answered(fleet.clients[version].get(f"/v1/adapters/{of}"))
+    files = {"adapter_model.safetensors": {"digest": row["weights_blob"]}}
+    body = {"name": name, "domain": "moved", "base_model": BASE_ID, "config": row["config"], "files": files}
+    answered(fleet.clients[version].post("/v1/adapters", json=body))
+
+
+def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
+    """Begin an upload in parts on one server, end it on the other, which shares the folder; read it on the first."""
+    path = fleet.clients[here].post("/v1/blobs/uploads").headers["location"]
+    half = len(data) // 2
+    for one, start, part in ((here, 0, data[:half]), (there, half, data[half:])):
+        span = {"content-range": f"{start}-{start + len(part) - 1}"}
+        answer = fleet.clients[one].patch(path, content=part, headers=span)
+        assert answer.status_code == 202, answer.text
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    ended = fleet.clients[there].put(path, params={"digest": digest})
+    assert ended.status_code == 201, ended.text
+    assert fleet.clients[here].head(f"/v1/blobs/{digest}").status_code == 200
