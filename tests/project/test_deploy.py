@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.router.call import INFERENCE
 from service.settings import Settings
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
@@ -145,3 +146,30 @@ def test_haproxy_takes_its_file(tmp_path: Path) -> None:
     found = subprocess.run(["haproxy", "-c", "-f", str(file)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "WARNING" not in found.stderr
+
+
+ENVOY = DEPLOY / "envoy" / "adaptersoup.yaml"
+
+
+def test_envoy_hashes_what_the_router_routes() -> None:
+    """The same calls go by their adapter, and the metrics to nobody."""
+    listener = yaml.safe_load(ENVOY.read_text())["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    metrics, inference, rest = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert (metrics["match"], metrics["direct_response"]) == ({"path": "/metrics"}, {"status": 403})
+    regex = inference["match"]["safe_regex"]["regex"]
+    paths = {*INFERENCE, "/v1/models", "/v1/completions/more", "/v1/adapters"}
+    assert {path for path in paths if re.fullmatch(regex, path)} == INFERENCE
+    assert inference["route"]["hash_policy"] == [{"header": {"header_name": "x-soup-affinity"}}]
+    assert "retry_policy" not in rest["route"], "what a write did is not known"
+
+
+@pytest.mark.skipif(shutil.which("envoy") is None, reason="needs Envoy")
+def test_envoy_takes_its_file(tmp_path: Path) -> None:
+    config = yaml.safe_load(ENVOY.read_text())
+    del config["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"]  # there is no certificate
+    file = tmp_path / "envoy.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = ["envoy", "--mode", "validate", "-c", str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
