@@ -89,6 +89,17 @@ def test_what_one_stores_the_other_serves(servers: tuple[World, World]) -> None:
     assert one.client.post("/v1/completions", json=body).status_code == 410
 
 
+def test_an_alias_that_one_moves_the_next_request_to_the_other_follows(servers: tuple[World, World]) -> None:
+    """Nothing is kept by name, so that there is nothing to tell."""
+    digests = [servers[0].push("acme/moving", seed=seed)["digest"] for seed in (60, 61)]
+    body = {"model": "acme/moving@live", "prompt": "The court", "max_tokens": 1}
+    for turn in range(6):
+        here, there = servers[turn % 2], servers[1 - turn % 2]
+        moved = here.client.put("/v1/adapters/acme/moving/aliases/live", json={"version": turn % 2 + 1})
+        assert moved.status_code == 200, moved.text
+        assert there.client.post("/v1/completions", json=body).headers["x-soup-digest"] == digests[turn % 2]
+
+
 def test_one_admin_key_of_compose_opens_both(servers: tuple[World, World]) -> None:
     one, two = servers
     assert one.admin == two.admin == KEY
