@@ -8,15 +8,15 @@ import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from benchmarks.faults.server import BASE, FOLDER, postgresql
+from benchmarks.faults.server import BASE, FOLDER, Stoppable, postgresql
 from benchmarks.subjects import bottleneck_of, digest_of, drawn_tensors
 from demo.results import ROOT
 from demo.server import SOUP, environment
@@ -28,12 +28,22 @@ from registry.spec import BaseEntry
 TIMEOUT = 120.0
 
 
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 @dataclass
 class Process:
-    """A server or router that answers at `url`."""
+    """A server or router that answers at `url`; its command and variables, to start it again."""
 
     url: str
     process: subprocess.Popen[bytes]
+    verb: str
+    variables: dict[str, str]
+    log: Path
 
     def end(self, how: signal.Signals) -> None:
         """Send a signal, and wait until it is gone."""
@@ -54,31 +64,31 @@ class Place:
         """The secret of the admin key."""
         return self.settings["SOUP_BOOTSTRAP_KEY"]
 
-    def replica(self) -> Process:
-        """Start a server that routers reach."""
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = str(one.getsockname()[1])
-        return self._start("serve", SOUP_PORT=port, SOUP_REPLICA_URL=f"http://127.0.0.1:{port}")
+    def replica(self, **more: str) -> Process:
+        """Start a server that routers reach; `more` are variables of its own."""
+        port = str(free_port())
+        return self._start("serve", SOUP_PORT=port, SOUP_REPLICA_URL=f"http://127.0.0.1:{port}", **more)
 
     def router(self) -> Process:
         """Start a router."""
         return self._start("route", SOUP_PORT="0")
 
+    def soup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `soup` beside the servers, whatever its exit code."""
+        variables = environment(self.folder / "data", **self.settings)
+        return subprocess.run([*SOUP, *arguments], env=variables, capture_output=True, text=True, check=False)
+
+    def again(self, one: Process) -> None:
+        """Start a process that has ended again, over its own data folder; raises Internal where it does not start."""
+        one.process = _begun(one.verb, one.variables, one.log)
+        one.url = _address(one.process, one.log)
+
     def _start(self, verb: str, **more: str) -> Process:
         number = len(self.started)
-        variables = environment(self.folder / f"data-{number}", **self.settings, **more)
+        variables = environment(self.folder / f"data-{number}", **{**self.settings, **more})
         log = self.folder / f"log-{number}"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [*SOUP, verb, "--json"], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-            )
-        self.started.append(Process("", process))
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise Internal(f"`soup {verb}` did not start: {log.read_text(errors='replace')[-2000:]}")
-        self.started[-1].url = str(json.loads(line)["url"])
+        self.started.append(Process("", _begun(verb, variables, log), verb, variables, log))
+        self.started[-1].url = _address(self.started[-1].process, log)
         return self.started[-1]
 
     def client(self, of: Process) -> httpx2.Client:
@@ -88,23 +98,44 @@ class Place:
         )
 
 
+def _begun(verb: str, variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [*SOUP, verb, "--json"], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        )
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where it answers, once it does; raises Internal where it ends before."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.communicate()
+        raise Internal(f"a process did not start: {log.read_text(errors='replace')[-2000:]}")
+    return str(json.loads(line)["url"])
+
+
 @contextmanager
-def place(folder: Path, source: Path = FOLDER, **settings: str) -> Iterator[Place]:
-    """A place over a new PostgreSQL and folder of blobs, for the base model of a folder; all is killed at the end."""
+def place(
+    folder: Path, source: Path = FOLDER, *, settings: Mapping[str, str], database: Stoppable | None = None
+) -> Iterator[Place]:
+    """A place for the base model of a folder; all is killed at the end.
+
+    It is over a new PostgreSQL, unless one is given, and a folder of blobs, unless `settings` name a bucket.
+    """
     bases = folder / "bases.toml"
     bases.write_text(f"[bases.{BASE}]\nsource = {json.dumps(str(source))}\n")
-    with postgresql() as url:
+    with postgresql() if database is None else nullcontext(database.url) as url:
         own = {
-            "SOUP_DATABASE_URL": url, "SOUP_BLOBS": str(folder / "blobs"), "SOUP_BASES": str(bases),
+            "SOUP_DATABASE_URL": url, "SOUP_BASES": str(bases),
+            **({} if "SOUP_BLOBS_URL" in settings else {"SOUP_BLOBS": str(folder / "blobs")}),
             "SOUP_BOOTSTRAP_KEY": f"sk-soup-{secrets.token_urlsafe(32)}", "SOUP_ROLE": "api", "SOUP_THREADS": "1",
             "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "SOUP_PAGES": "false", "SOUP_LOG_LEVEL": "warning",
         }  # fmt: skip
         found = Place(folder, {**own, **settings})
-        done = subprocess.run(
-            [*SOUP, "migrate"], env=environment(folder / "data", **found.settings), capture_output=True, check=False
-        )
+        done = found.soup("migrate")
         if done.returncode:
-            raise Internal(f"`soup migrate` failed: {done.stderr.decode(errors='replace')}")
+            raise Internal(f"`soup migrate` failed: {done.stderr}")
         try:
             yield found
         finally:

@@ -4,7 +4,7 @@ A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fi
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
 `docs.papers` are claims with verdicts, and pictures, those of `docs.soups` efforts beside each other, those of
 `docs.ensembles` what else a sample is good for, and a map, those of `docs.fleets` a model of many servers that is fed
-with the run; `NAME:sentence` is what came of it in one sentence;
+with the run or held to it; `NAME:sentence` is what came of it in one sentence;
 `NAME:run` is the figures and `NAME:rows` the rows as they are in the file.
 """
 

@@ -1,7 +1,8 @@
 """What the page about scale reads off the queueing model of `benchmarks.fleet_model`: several servers, and many.
 
 Called by `docs.figures` for the blocks `<!-- figures:working_set_...:VIEW -->`: what a request and a load take is
-fitted to that results file, and everything else in a table is the model's.
+fitted to that results file, and everything else in a table is the model's; and for `<!-- figures:scale:affinity -->`,
+which holds the model to what `benchmarks.scale` measured.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ REPLICAS, SLOTS, ADAPTERS, EXPONENT = 3, 40, 200, 1.0
 """The fleet and the traffic of `affinity` in `benchmarks/scale.py`."""
 CLIENTS = (8, 32, 48)
 """As many as that benchmark has, twice the places of one server, and the places of all."""
+UNIT = Work(1.0, 1.0, 1)
+"""Where no server is full, the share that finds its adapter does not depend on what requests take."""
 LEADS = (1, 16)
+OFF = 0.2
+"""The part of a prediction by which what was measured may differ."""
 DRAWS = 2
 """Rankings of the adapters' servers that a prediction is the mean of."""
 FLEETS = (
@@ -75,11 +80,11 @@ def _routes(found: Work) -> Iterator[Sequence[str]]:
 
 
 @cache
-def _by_adapter(fleet: Fleet, found: Work, clients: int) -> Prediction:
+def _by_adapter(fleet: Fleet, found: Work, clients: int, adapters: int = ADAPTERS) -> Prediction:
     """The mean over some rankings."""
     draw = np.random.default_rng(0)
-    ranks = [draw.random((ADAPTERS, fleet.replicas)).argsort(axis=1) for _ in range(DRAWS)]
-    popularity = zipf(ADAPTERS, EXPONENT)
+    ranks = [draw.random((adapters, fleet.replicas)).argsort(axis=1) for _ in range(DRAWS)]
+    popularity = zipf(adapters, EXPONENT)
     ones = [by_adapter(fleet, popularity, found, rank[:, 0], rank[:, 1], clients=clients) for rank in ranks]
     return Prediction(
         fmean(one.hit for one in ones), fmean(one.requests_per_s for one in ones), fmean(one.spilt for one in ones)
@@ -109,8 +114,35 @@ def fleets(result: Result, _name: str) -> list[str]:
     return table(head, cells)
 
 
+def affinity(result: Result, _name: str) -> list[str]:
+    """How many requests found their adapter on the fleet that was measured, beside what the model says of it."""
+    measured = {row["way"]: row for row in result["rows"] if row.get("part") == "affinity"}
+    one = measured["routed"]
+    fleet = Fleet(one["replicas"], one["slots"], int(Settings.model_fields["engine_rows"].default))
+    popularity = zipf(one["adapters"], EXPONENT)
+    by_route = _by_adapter(fleet, UNIT, CLIENTS[0], one["adapters"])
+    assert by_route.spilt == 0, "what a request takes counts where servers are full"
+    said = {"routed": by_route.hit, "random": hits(popularity, one["slots"])}
+    found = {way: float(row["held"]) for way, row in measured.items()}
+    shown = {
+        "find their adapter, by the router": (said["routed"], found["routed"]),
+        "find their adapter, at random": (said["random"], found["random"]),
+        "the one over the other": (said["routed"] / said["random"], found["routed"] / found["random"]),
+    }
+    cells = [(what, f"{a:.3f}", f"{b:.3f}", f"{100 * (b / a - 1):+.1f}") for what, (a, b) in shown.items()]
+    missed = [what for what, (a, b) in shown.items() if abs(b / a - 1) > OFF]
+    verdict = (
+        f"**The model misses**: by more than {OFF:.0%} in {'; '.join(missed)}."
+        if missed
+        else f"Within the {OFF:.0%} that were asked for."
+    )
+    return [*table(("share of requests", "predicted", "measured", "off, %"), cells), "", verdict]
+
+
 def _work(result: Result) -> Work:
     return fitted(result["rows"], tokens=working_set.TOKENS)
 
 
-VIEWS: dict[str, Callable[[Result, str], list[str]]] = {"work": work, "routes": routes, "fleets": fleets}
+VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
+    "work": work, "routes": routes, "fleets": fleets, "affinity": affinity,
+}  # fmt: skip

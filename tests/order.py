@@ -32,6 +32,7 @@ LONGEST = (
     "service/cli/test_backup_commands.py",
     "project/test_container.py",
     "project/test_packaging.py",
+    "project/test_scale.py",
 )
 """Files that compute for long or start servers and processes, those that took most processor time first."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx2
 import numpy as np
 import pytest
 import torch
@@ -37,7 +35,6 @@ from benchmarks import (
     parity,
     prompts_again,
     report,
-    scale,
     scoring,
     selection,
     selector_choice,
@@ -310,34 +307,6 @@ def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monke
     assert row["put_vs_hash"] == row["hash_s"] / row["put_s"]
     assert backlog.to_do <= 2
     assert 1 <= backlog.to_do + backlog.done <= 3
-
-
-def test_answers_of_servers_that_come_and_go_are_looked_at(monkeypatch):
-    monkeypatch.setattr(scale, "CLIENTS", 2)
-    result = report.Result("scale")
-    scale.measure_wrong(result, requests=40, canaries=4, replicas=1)
-    assert (result.figures["wrong_digest"].value, result.figures["wrong_digest"].goal) == (0, 0)
-    [row] = result.rows
-    assert row["changes"] == ["started", "killed"] * (len(row["changes"]) // 2)
-
-
-def test_an_answer_of_another_adapter_is_noticed():
-    alias = scale.Alias("a@live", ["sha256:1", "sha256:2"], moves=3, acknowledged=2)
-    assert alias.may_mean(2) == {"sha256:1", "sha256:2"}
-    assert alias.may_mean(3) == {"sha256:2"}
-    choices = {"choices": [{"text": "x", "logprobs": {"token_logprobs": [-1.0]}}]}
-
-    def judged(digest: str, **known: tuple[str, float]) -> scale.Canaries:
-        found = scale.Canaries({"1": ("x", -1.0), "2": ("y", -1.0), **known}, {"canary/a0": "1"}, [alias])
-        answer = httpx2.Response(200, json=choices, headers={"x-soup-digest": digest})
-        with httpx2.Client(base_url="http://x", transport=httpx2.MockTransport(lambda _: answer)) as client:
-            found.ask(client, random.Random(1))
-        return found
-
-    assert judged("1").wrong == []
-    assert judged("2").wrong == ["canary/a0: 2"]
-    assert judged("1", **{"1": ("y", -1.0)}).wrong == ["canary/a0: 1"]
-    assert judged("1", **{"1": ("x", -1.1)}).wrong == ["canary/a0: 1"]
 
 
 def test_selectors_are_fitted_over_stored_vectors_in_a_process(monkeypatch):

@@ -45,6 +45,31 @@ def test_routes_are_compared_to_random_with_as_many_clients(results: Path, monke
     assert routed[2:] == led[2:]  # six requests fill no server: none goes to its second
 
 
+def measured(folder: Path, *, routed: float, random: float) -> str:
+    rows = [
+        {"part": "affinity", "way": way, "replicas": 3, "slots": 40, "adapters": 200, "requests": 10, "held": held}
+        for way, held in (("routed", routed), ("random", random))
+    ]
+    found = {"date": "2026-01-01", "commit": "0" * 40, "machine": {}, "rows": [{"part": "wrong"}, *rows], "figures": {}}
+    (folder / "scale.json").write_text(json.dumps(found))
+    return figures.block(folder, "scale", "affinity")
+
+
+def test_the_model_is_held_to_what_was_measured(tmp_path: Path) -> None:
+    random = hits(zipf(200, 1.0), 40)
+    block = measured(tmp_path, routed=0.88, random=random * 1.1)
+    assert cells(block)[1] == ["find their adapter, at random", f"{random:.3f}", f"{1.1 * random:.3f}", "+10.0"]
+    assert "Within the 20%" in block
+    assert "misses" not in block
+
+
+def test_a_miss_of_the_model_is_shown(tmp_path: Path) -> None:
+    block = measured(tmp_path, routed=0.5, random=hits(zipf(200, 1.0), 40))
+    assert (
+        "**The model misses**: by more than 20% in find their adapter, by the router; the one over the other." in block
+    )
+
+
 def test_fleets_are_bounded_by_their_most_popular_adapter(results: Path) -> None:
     rows = {(row[0], row[1], row[2], row[3]): row[4:] for row in cells(figures.block(results, "set", "fleets"))}
     assert len(rows) == len(fleets.FLEETS)
