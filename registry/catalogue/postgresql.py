@@ -36,6 +36,10 @@ PASSING = frozenset({"40001", "40P01", "55P03", "57014"})
 AWAY = ("08", "53", "57", "58", "25P03")
 """Beginnings of states: connection lost, out of resources, shut down or starting, system error, idle too long."""
 READ_ONLY = "25006"
+NOT_SUPPORTED = "0A000"
+"""What a standby says to a transaction that begins as one that writes: as one does on a connection that has read."""
+BEGINS = "SET LOCAL lock_timeout"
+"""The beginning of what begins every write."""
 RETRY_AFTER = 5
 GONE = "The database does not answer. Try again when it is back."
 UNSURE = (
@@ -90,7 +94,7 @@ def _only_glances(connection: Connection, _cursor: object, statement: str, *_: o
 def _turn(lock_timeout: int, idle_timeout: int) -> str:
     """Take the turn to write; timeouts in milliseconds, 0 is none."""
     return (
-        f"SET LOCAL lock_timeout = {lock_timeout}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout}; "
+        f"{BEGINS} = {lock_timeout}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout}; "
         f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(coalesce(current_schema(), '')))"
     )
 
@@ -99,7 +103,7 @@ def _beside(busy_seconds: float) -> str:
     """How a write without the turn begins, of a database whose writes wait for so long."""
     lock = round(1000 * min(BESIDE_SECONDS, max(1.0, busy_seconds)))
     return (
-        f"SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {2 * lock}; "
+        f"{BEGINS} = {lock}; SET LOCAL statement_timeout = {2 * lock}; "
         "SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL synchronous_commit = off"
     )
 
@@ -121,7 +125,8 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
     unanswered = error.connection_invalidated or (isinstance(error, OperationalError) and state is None)
     if unanswered or (state is not None and state.startswith(AWAY)):
         return Unavailable(UNSURE if mode == "commit" else GONE)
-    if state == READ_ONLY and mode in ("write", "beside"):
+    refused = state == NOT_SUPPORTED and (error.statement or "").startswith(BEGINS)
+    if (state == READ_ONLY or refused) and mode in ("write", "beside"):
         return Unavailable("The database takes no writes at present (a standby?). Try again when it does.")
     if isinstance(error, DataError):
         return InvalidParameter("A value is too long, too large, or holds a NUL character, which cannot be stored.")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from registry.catalogue.adapters import Adapters
 from registry.errors import InvalidParameter, Unavailable
@@ -17,6 +20,7 @@ from service.jobs import runner as jobs_module
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres, postgres_server
+from tests.service.cluster import until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 
@@ -202,3 +206,38 @@ def test_a_url_that_is_none_is_not_repeated(tmp_path: Path, url: str) -> None:
         Runtime(Settings(data=tmp_path, database_url=url))
     assert PASSWORD not in caught.value.message
     assert caught.value.__cause__ is None
+
+
+@contextmanager
+def standby(own: Postgres) -> Iterator[None]:
+    """The database is a standby while open, promoted afterwards: as one is that a failover has put in its place."""
+    own.stop()
+    (own.folder / "standby.signal").touch()
+    starting = threading.Thread(target=own.start)  # it waits for one that takes writes
+    starting.start()
+    try:
+        until(lambda: is_standby(own))
+        yield
+    finally:
+        own.sql("SELECT pg_promote()")
+        starting.join()
+
+
+def is_standby(own: Postgres) -> bool:
+    try:
+        return bool(own.sql("SELECT pg_is_in_recovery()")[0][0])
+    except OperationalError:  # it is not there yet
+        return False
+
+
+def test_until_a_standby_is_promoted_reads_go_on_and_writes_are_told_to_come_again(own: Postgres, world: World) -> None:
+    world.push("acme/kept")
+    move = partial(world.client.put, "/v1/adapters/acme/kept/aliases/live", json={"version": 1})
+    with standby(own):
+        assert "kept" in names(world)
+        completed = world.client.post("/v1/completions", json={"model": "acme/kept", "prompt": "The", "max_tokens": 1})
+        assert completed.status_code == 200
+        for _ in range(3):  # also on a connection that has read before
+            assert "no writes" in said(move())
+            names(world)
+    assert until(lambda: (answer := move()).status_code == 200 and answer)
