@@ -100,14 +100,18 @@ def check_cluster(address: str) -> None:
     if token is None:
         raise Unauthenticated(
             "There is no token for the Ray cluster: set RAY_AUTH_TOKEN_PATH to the file that holds it, or "
-            "RAY_AUTH_TOKEN."
+            "RAY_AUTH_TOKEN.",
+            param="ray_token",
         )
     if not _ask(address, token):
-        raise Unauthenticated(f"The Ray cluster at {address} refuses this token: it was started with another one.")
+        raise Unauthenticated(
+            f"The Ray cluster at {address} refuses this token: it was started with another one.", param="ray_token"
+        )
     if _ask(address, None):
         raise Unauthenticated(
             f"The Ray cluster at {address} asks for no token, so that whoever reaches it runs code there: start it "
-            "with RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here too."
+            "with RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here too.",
+            param="ray_token",
         )
 
 
@@ -126,7 +130,8 @@ def auth_token() -> str | None:
         if named:
             raise Unauthenticated(
                 f"The token of the Ray cluster cannot be read from {path} (RAY_AUTH_TOKEN_PATH): "
-                f"{type(error).__name__}."
+                f"{type(error).__name__}.",
+                param="ray_token",
             ) from None
         return None
 

@@ -11,7 +11,6 @@ class RaySettings(BaseSettings):
 
     ray_address: str | None = Field(
         None,
-        pattern=r"^[^\s/?#@]+:\d+$",
         description="Head of the Ray cluster (`10.0.0.5:6379`) whose replicas generate; none: this server does.",
     )
     ray_app: str = Field(

@@ -228,7 +228,7 @@ class Runtime:
             fingerprints = {base_id: base.shape.fingerprint for base_id, base in self.bases.items()}
             self.presence = Presence(self.database, self.settings, bases=fingerprints, load=self._load)
             self.presence.check()  # before minutes of loading; `join` looks again
-        if not self.settings.preload:
+        if not self.settings.preload or self.settings.ray_address is not None:
             return
         self.engine.preload(list(self.bases))
         for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):

@@ -300,6 +300,11 @@ def calm_threads() -> None:
     every operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
     ours, wait for each other where cores are busy, and change sums with their number.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    for name, value in calm_variables().items():
+        os.environ.setdefault(name, value)
+
+
+def calm_variables() -> dict[str, str]:
+    """The variables by which a process's threads are calm, but for those that the operator's wait policy leaves out."""
+    calm = {"OPENBLAS_NUM_THREADS": "1"}
+    return calm if "OMP_WAIT_POLICY" in os.environ else {**calm, "GOMP_SPINCOUNT": SPINS}

@@ -25,7 +25,7 @@ def measure_overhead(result: Result, *, streams: int, tokens: int, repeats: int,
         clients = {way: stack.enter_context(at.client(of)) for way, of in (("direct", servers[0]), ("routed", router))}
         body = completion(f"base/{BASE}", stream=True, max_tokens=tokens)
         body.pop("logprobs")
-        calls = {way: _streaming(client, body, streams) for way, client in clients.items()}
+        calls = {way: streaming(client, body, streams) for way, client in clients.items()}
         times = interleaved(calls, repeats=repeats)
     result.rows += [
         {"part": "overhead", "way": way, "streams": streams, "tokens": tokens, "wall_s": median(found)}
@@ -37,7 +37,7 @@ def measure_overhead(result: Result, *, streams: int, tokens: int, repeats: int,
     )
 
 
-def _streaming(client: httpx2.Client, body: Mapping[str, Any], streams: int) -> Callable[[], None]:
+def streaming(client: httpx2.Client, body: Mapping[str, Any], streams: int) -> Callable[[], None]:
     """Reads so many streams at once, each to its end."""
 
     def one(_: int) -> None:

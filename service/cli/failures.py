@@ -53,7 +53,7 @@ def explain(error: SoupError) -> str:
     """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
     lines = [f"Error: {one_line(error.message)}"]
     lines += [f"  - {one_line(problem)}" for problem in error.problems if problem not in error.message]
-    if error.param != "expires_at":  # the sentence says what to give, and an admin key's scopes would not help
+    if error.param not in ("expires_at", "ray_token"):  # the sentence says what to give, and no key would help
         lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
     lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
     return "\n".join(lines)

@@ -6,14 +6,17 @@ speaks to replicas through a handle, which Ray lets use nobody without the clust
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from registry.errors import NotFound, Unavailable
+from service.logs import configure_logging
 from service.ray_serving.plan import ReplicaPlan
 from service.ray_serving.replica import Replica
 from service.ray_serving.wire import Asked, Piece
+from service.settings import calm_variables
 
 DEPLOYMENT = "replica"
 KNOWN_ADAPTERS = 256
@@ -54,12 +57,14 @@ def deploy(name: str, plan: ReplicaPlan, scale: Scale, resources: Resources, *, 
     from ray import serve
 
     serve.start(proxy_location="Disabled", logging_config=_quiet())
-    made = serve.deployment(
+    made: Any = serve.deployment(
         _served(),
         name=DEPLOYMENT,
         max_ongoing_requests=scale.held,
         max_queued_requests=scale.queued,
-        ray_actor_options={"num_cpus": resources.cpus, "num_gpus": resources.gpus},
+        ray_actor_options={
+            "num_cpus": resources.cpus, "num_gpus": resources.gpus, "runtime_env": {"env_vars": calm_variables()},
+        },
         autoscaling_config={
             "min_replicas": scale.least, "max_replicas": scale.most, "initial_replicas": scale.least,
             "target_ongoing_requests": scale.wanted,
@@ -69,14 +74,13 @@ def deploy(name: str, plan: ReplicaPlan, scale: Scale, resources: Resources, *, 
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
     )  # fmt: skip
-    serve._run(made.bind(plan.model_dump_json()), name=name, route_prefix=None, _blocking=False)
+    target = serve.RunTarget(made.bind(plan.model_dump_json()), name=name, route_prefix=None)
+    serve.run_many([target], wait_for_applications_running=False)
     _wait(name, seconds)
 
 
 def _wait(name: str, seconds: float) -> None:
     """Wait for the replicas of an application."""
-    import time
-
     until = time.monotonic() + seconds
     while True:
         found = state_of(name)
@@ -126,7 +130,8 @@ def _served() -> Any:
     class ServedReplica:
         """A replica that tells Ray Serve which adapters it has had."""
 
-        async def __init__(self, plan: str) -> None:
+        async def __init__(self, plan: str) -> None:  # type: ignore[misc]  # Ray awaits it, on the replica's event loop
+            configure_logging("info")
             self._replica = Replica(ReplicaPlan.model_validate_json(plan))
 
         async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
@@ -136,7 +141,7 @@ def _served() -> Any:
             async for piece in self._replica.generate(asked):
                 yield piece
 
-        @serve.multiplexed(max_num_models_per_replica=KNOWN_ADAPTERS)
+        @serve.multiplexed(max_num_models_per_replica=KNOWN_ADAPTERS)  # type: ignore[untyped-decorator]
         async def adapter(self, digest: str) -> str:
             """Note that a digest is used; its weights are the engine's to load and to drop."""
             return digest

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ class RayEngine(Engine):
 
     def __init__(self, bases: BaseSource, place: RayPlace, **limits: Any) -> None:
         super().__init__(bases, **limits)
-        self._place = place
+        self._ray = place
         self._away: dict[Work, None] = {}
         """Requests that are with replicas, under the engine's lock."""
         self._numbers = count()
@@ -79,11 +79,11 @@ class RayEngine(Engine):
         """Connect and start; raises as `ray_cluster`."""
         # a driver of Ray ends its process when the head is gone for long; a server only says so
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", CONNECT_FOR_EVER)
-        self._connection.enter_context(ray_cluster(self._place.address))
+        self._connection.enter_context(ray_cluster(self._ray.address))
         from ray.serve.handle import DeploymentHandle
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        self._handle = DeploymentHandle(DEPLOYMENT, self._place.app).options(
+        self._handle = DeploymentHandle(DEPLOYMENT, self._ray.app).options(
             stream=True, method_name="generate", _by_reference=False
         )
         self._thread_away.start()
@@ -103,9 +103,6 @@ class RayEngine(Engine):
             self._loop_away.close()
         self._connection.close()
         return ended
-
-    def preload(self, base_ids: Sequence[str]) -> None:
-        """Nothing: replicas hold the base models, and this process loads one when it has to score with it."""
 
     def check_place(self, owner: Owner) -> None:
         """See `Engine`: requests that are away count, too."""
@@ -158,7 +155,7 @@ class RayEngine(Engine):
         except SoupError as error:
             self._end(work, told.counted, error=error)
         except TimeoutError:
-            message = NONE_TOOK.format(self._place.seconds)
+            message = NONE_TOOK.format(self._ray.seconds)
             self._end(work, told.counted, error=Unavailable(message, retry_after=RETRY_SECONDS))
         except Exception:
             log.exception("a request to Ray failed")
@@ -174,7 +171,7 @@ class RayEngine(Engine):
         """Try one replica after the other; raises Busy and Unavailable."""
         assert isinstance(work.request, GenerateRequest)
         asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
-        patience.reschedule(self._loop_away.time() + self._place.seconds)
+        patience.reschedule(self._loop_away.time() + self._ray.seconds)
         for number in range(TRIES):
             if number:
                 await asyncio.sleep(PAUSE_SECONDS * 2 ** (number - 1))
@@ -184,7 +181,7 @@ class RayEngine(Engine):
                 log.warning("a replica on Ray was lost", extra={"fields": {"try": number + 1, "why": str(lost)[:300]}})
                 if told.tokens:
                     raise Unavailable(CUT, retry_after=RETRY_SECONDS) from lost
-                patience.reschedule(self._loop_away.time() + self._place.seconds)
+                patience.reschedule(self._loop_away.time() + self._ray.seconds)
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
     async def _one_try(self, asked: Asked, told: _Told, patience: asyncio.Timeout) -> Ended:
@@ -198,13 +195,12 @@ class RayEngine(Engine):
         except BackPressureError as error:
             raise Busy(FULL.format(RETRY_SECONDS), retry_after=RETRY_SECONDS) from error
         except DeploymentUnavailableError as error:
-            raise Unavailable(
-                f"The replicas '{self._place.app}' on Ray could not be started.", retry_after=5
-            ) from error
+            raise Unavailable(f"The replicas '{self._ray.app}' on Ray could not be started.", retry_after=5) from error
         except (RayError, ConnectionError) as error:
             raise _Lost(type(error).__name__) from error
-        finally:
+        except asyncio.CancelledError:
             answer.cancel()
+            raise
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -262,6 +258,16 @@ async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.T
     async for piece in answer:
         patience.reschedule(None)  # it was taken: how long it computes is the replica's affair
         if isinstance(piece, Ended):
+            await _rest(answer)
             return piece
         told.pass_on(piece)
     raise _Lost("no end")
+
+
+async def _rest(answer: AsyncIterator[Piece]) -> None:
+    """Hear that an answer is over, so that Ray does not take it for one that was given up."""
+    from ray.exceptions import RayError
+
+    with suppress(RayError):
+        async for _ in answer:
+            pass

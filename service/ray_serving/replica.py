@@ -21,7 +21,6 @@ from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Tick
 from service.engine.bases import AllowedBases
 from service.engine.grammars import Grammars
 from service.engine.served import ends_of
-from service.logs import configure_logging
 from service.ray_serving.plan import ReplicaPlan
 from service.ray_serving.wire import Asked, Ended, Piece, sent_error
 
@@ -32,15 +31,13 @@ class Replica:
     """One engine. Raises Unavailable where a base model cannot be loaded or the blobs are not there."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
-        configure_logging("info")
         one_each(plan.threads)
-        try:
-            self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
-        except OSError as error:
+        if plan.blobs.url is None and not plan.blobs.folder.is_dir():
             raise Unavailable(
-                f"There is no folder of blobs {plan.blobs.folder} on this node ({error.strerror}): mount it, or keep "
-                "blobs in a bucket (SOUP_BLOBS_URL)."
-            ) from error
+                f"There is no folder of blobs {plan.blobs.folder} on this node: mount it, or keep blobs in a bucket "
+                "(SOUP_BLOBS_URL)."
+            )
+        self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
         self._bases = AllowedBases(plan.bases, plan.cache)
         self._grammars = Grammars()
         self._engine = Engine(

@@ -35,20 +35,21 @@ CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
 NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
 OPTIONS = {
-    "oidc": "service.oidc.tokens",
-    "otel": "service.open_telemetry",
-    "hub": "service.client.hub_download",
-    "gguf": "registry.adapters.lora_gguf",
+    "oidc": ["service.oidc.tokens"],
+    "otel": ["service.open_telemetry"],
+    "hub": ["service.client.hub_download"],
+    "gguf": ["registry.adapters.lora_gguf"],
+    "ray": ["registry.ray_cluster", "service.ray_serving.engine", "service.ray_serving.deployment"],
 }
-"""Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the module that
-alone imports what they bring."""
+"""Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the modules that
+alone import what they bring."""
 STARTS = {
     "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
     **{
         extra: [f"service.cli.verbs.{verb}" for verb, needed in EXTRAS.items() if needed == extra]
         for extra in ("train", "server")
     },
-    **{extra: [module] for extra, module in OPTIONS.items()},
+    **OPTIONS,
 }
 
 
@@ -83,7 +84,7 @@ def imported_on_the_way(starts: Iterable[str]) -> set[str]:
     """Distributions that these modules import, and all of ours that they import on the way, options left out."""
     found: set[str] = set()
     todo = list(starts)
-    seen = set(OPTIONS.values()).difference(todo)
+    seen = {module for modules in OPTIONS.values() for module in modules}.difference(todo)
     while todo:
         module = todo.pop()
         top, *_ = parts = module.split(".")

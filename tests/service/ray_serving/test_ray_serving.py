@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.service.cluster import KEY, client_of
+from tests.service.cluster import KEY, client_of, until
 from tests.service.ray_serving.ray_nodes import Nodes, ray_nodes, with_token
 from tests.service.servers import open_world, write_bases
 
@@ -87,7 +89,7 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with ray_nodes(2) as nodes:
         variables = with_token(
             SOUP_BASES=str(bases), SOUP_DATA=str(data), SOUP_RAY_ADDRESS=nodes.address, SOUP_ENGINE_ROWS="1",
-            SOUP_THREADS="1", OMP_NUM_THREADS="1", SOUP_PAGES="false", SOUP_PORT="0", SOUP_RAY_SECONDS="60",
+            SOUP_THREADS="1", OMP_NUM_THREADS="1", SOUP_PAGES="false", SOUP_PORT="0", SOUP_RAY_SECONDS="20",
         )  # fmt: skip
         found = Fleet("", httpx2.Client(), nodes, variables, refs, direct, writer)
         deployed = found.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
@@ -113,3 +115,104 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_streams_are_those_of_a_server_without_ray(fleet: Fleet) -> None:
     for ref in fleet.refs:
         assert [*stream(fleet.client, ref), json.dumps(whole(fleet.client, ref))] == fleet.direct[ref]
+
+
+def refused(answer: httpx2.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_what_a_key_may_is_said_before_ray_is_asked(fleet: Fleet) -> None:
+    with closing(client_of(fleet.url, fleet.writer)) as writer:
+        assert refused(writer.post("/v1/completions", json=asked("tiny"))) == (403, "forbidden")
+    with closing(client_of(fleet.url, "sk-soup-" + "x" * 43)) as stranger:
+        assert refused(stranger.post("/v1/completions", json=asked("tiny"))) == (401, "unauthenticated")
+
+
+def test_what_a_replica_refuses_has_its_status_and_words(fleet: Fleet) -> None:
+    unknown = fleet.client.post("/v1/completions", json=asked("team/nobody"))
+    assert refused(unknown) == (404, "not_found")
+    too_long = fleet.client.post("/v1/completions", json=asked("tiny", max_tokens=5000))
+    assert refused(too_long) == (400, "invalid_parameter")
+    assert "context" in too_long.json()["error"]["message"]
+
+
+def test_answers_in_json_follow_their_schema(fleet: Fleet) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    answer = fleet.client.post("/v1/completions", json=asked(fleet.refs[1], response_format=wanted))
+    assert json.loads(answer.json()["choices"][0]["text"]) in ({"a": 1}, {"a": 2})
+
+
+def test_usage_is_what_the_replicas_took(fleet: Fleet) -> None:
+    def tokens() -> tuple[int, int]:
+        rows = fleet.client.get("/v1/usage", params={"model": fleet.refs[2]}).json()["data"]
+        return sum(row["tokens_in"] for row in rows), sum(row["tokens_out"] for row in rows)
+
+    before = tokens()
+    said = fleet.client.post("/v1/completions", json=asked(fleet.refs[2])).json()["usage"]
+    wanted = before[0] + said["prompt_tokens"], before[1] + said["completion_tokens"]
+    until(lambda: tokens() == wanted, "the usage")
+
+
+def test_a_client_that_goes_away_ends_the_generation(fleet: Fleet) -> None:
+    body = asked(fleet.refs[1], stream=True, n=16)
+    with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+        next(events(answer.iter_lines()))
+    until(lambda: "soup_engine_requests 0.0" in fleet.client.get("/metrics").text, "the end of the request")
+    assert stream(fleet.client, fleet.refs[1]) == fleet.direct[fleet.refs[1]][:-1]
+
+
+def test_another_token_is_refused_at_once(fleet: Fleet) -> None:
+    told = fleet.soup("ray", "status", RAY_AUTH_TOKEN="wrong")
+    assert (told.returncode, "refuses this token" in told.stderr) == (1, True)
+    server = fleet.soup("serve", RAY_AUTH_TOKEN="wrong", SOUP_DATA=fleet.variables["SOUP_DATA"] + "-2")
+    assert (server.returncode, "refuses this token" in server.stderr) == (1, True)
+
+
+def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapter(fleet: Fleet) -> None:
+    """What was streaming there ends with a sentence, what had no token yet is answered by the other node."""
+    refs = fleet.refs * 4
+    begun = threading.Barrier(len(refs) + 1)
+
+    def listen(ref: str) -> tuple[list[str], str | None]:
+        """The choices of the events of a stream until its end, and the code of its error."""
+        with closing(client_of(fleet.url)) as client:
+            body = asked(ref, stream=True, n=CHOICES, logprobs=2)
+            begun.wait(60)
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    return [], answer.json()["error"]["code"]
+                got: list[str] = []
+                for one in events(answer.iter_lines()):
+                    if "error" in one:
+                        return got, one["error"]["code"]
+                    got.append(json.dumps(one["choices"]))
+                    first.set()
+                return got, None
+
+    first = threading.Event()
+    with ThreadPoolExecutor(len(refs)) as pool:
+        running = [pool.submit(listen, ref) for ref in refs]
+        begun.wait(60)
+        assert first.wait(60)
+        fleet.nodes.tell("kill 0")
+        answers = [one.result(120) for one in running]
+    for ref, (got, code) in zip(refs, answers, strict=True):
+        expected = fleet.direct[ref][:-1]
+        assert got == expected[: len(got)], ref
+        assert (code, len(got)) in ((None, len(expected)), ("unavailable", len(got)))
+    assert sum(code is None for _, code in answers) > 0
+    fleet.nodes.tell("add")
+    for ref in fleet.refs:
+        assert [*stream(fleet.client, ref), json.dumps(whole(fleet.client, ref))] == fleet.direct[ref]
+
+
+def test_without_replicas_a_request_is_told_when_to_come_again(fleet: Fleet) -> None:
+    removed = fleet.soup("ray", "remove", "--json")
+    assert (removed.returncode, json.loads(removed.stdout)["deleted"]) == (0, True), removed.stderr
+    told = fleet.soup("ray", "status")
+    assert (told.returncode, "soup ray deploy" in told.stderr) == (1, True)
+    answer = fleet.client.post("/v1/completions", json=asked("tiny"))
+    assert refused(answer) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) > 0

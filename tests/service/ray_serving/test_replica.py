@@ -1,0 +1,175 @@
+"""A replica without Ray around it: what it does with the digests, bytes and base models that it is told of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry.adapters.loadable import LoadableAdapter
+from registry.errors import Busy, InvalidParameter, Unavailable
+from registry.spec import BottleneckConfig
+from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
+from service.ray_serving.plan import ReplicaPlan, plan_of
+from service.ray_serving.replica import Replica
+from service.ray_serving.wire import Asked, Ended, asked_of, can_travel, received_error, sent_error
+from service.settings import Settings
+from tests.service.servers import CONFIG, World, open_world, write_bases
+
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    for one in open_world(folder / "data", write_bases(folder / "bases.toml", {"tiny": tiny_base_dir}), pages=False):
+        one.push("team/a", seed=1)
+        one.push("team/b", seed=2)
+        yield one
+
+
+def request_of(world: World, ref: str | None, **more: object) -> GenerateRequest:
+    adapter = None if ref is None else adapter_of(world, ref)
+    return replace(GenerateRequest("tiny", (1, 2, 3), adapter, PARAMS), **more)
+
+
+def adapter_of(world: World, ref: str) -> LoadableAdapter:
+    from registry.names import parse_ref
+    from registry.stored_adapters import loadable
+
+    with world.registry.database.read() as catalogue:
+        return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
+
+
+def asked(world: World, ref: str | None, **more: object) -> Asked:
+    return asked_of(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
+
+
+@asynccontextmanager
+async def replica(world: World) -> AsyncIterator[Replica]:
+    found = Replica(plan_of(world.runtime.settings))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+async def said(one: Replica, what: Asked) -> tuple[list[Delta], Ended]:
+    pieces = [piece async for piece in one.generate(what)]
+    *tokens, ended = pieces
+    assert isinstance(ended, Ended)
+    return [delta for piece in tokens for delta in piece], ended
+
+
+def test_it_generates_what_the_server_does(world: World) -> None:
+    async def check() -> None:
+        async with replica(world) as one:
+            for ref in (None, "team/a", "team/b", "team/a"):
+                expected = world.runtime.engine.generate(request_of(world, ref))
+                tokens, ended = await said(one, asked(world, ref))
+                assert ended.generation == replace(expected, reused=ended.generation.reused)
+                assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
+                assert (ended.read, ended.written) == (3, len(tokens))
+
+    asyncio.run(check())
+
+
+def test_bytes_of_another_digest_are_refused(world: World) -> None:
+    """The blob that a request names is another adapter's: an error, and no token of that one."""
+
+    async def check() -> None:
+        async with replica(world) as one:
+            mine, others = asked(world, "team/a"), asked(world, "team/b")
+            tokens, ended = await said(one, replace(mine, stored=others.stored))
+            assert (tokens, ended.generation, ended.written) == ([], None, 0)
+            assert ended.error is not None
+            assert ended.error["code"] == "internal"
+            assert (await said(one, mine))[1].error is None
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda one: replace(one, fingerprint="sha256:" + "0" * 64), "incompatible"),
+        (lambda one: replace(one, base_id="another"), "not_found"),
+        (lambda one: replace(one, prompt=()), "invalid_prompt"),
+        (lambda one: replace(one, params=replace(PARAMS, max_tokens=5000)), "invalid_parameter"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_travels(world: World, change: Callable[[Asked], Asked], code: str) -> None:
+    async def check() -> None:
+        async with replica(world) as one:
+            tokens, ended = await said(one, change(asked(world, "team/a")))
+            assert ended.error is not None
+            assert (tokens, ended.error["code"]) == ([], code)
+
+    asyncio.run(check())
+
+
+def test_whoever_stops_listening_ends_the_generation(world: World) -> None:
+    async def check() -> None:
+        async with replica(world) as one:
+            long = asked(world, "team/a", params=replace(PARAMS, max_tokens=40, n=16))
+            async with aclosing(one.generate(long)) as pieces:
+                assert await anext(pieces) == []
+            for _ in range(1000):
+                if not one._engine.counters()["requests"]:
+                    break
+                await asyncio.sleep(0.01)
+            assert one._engine.counters()["requests"] == 0
+
+    asyncio.run(check())
+
+
+def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Path) -> None:
+    plan = plan_of(world.runtime.settings)
+    gone = plan.model_copy(update={"blobs": plan.blobs.model_copy(update={"folder": tmp_path / "gone"})})
+
+    async def check() -> None:
+        with pytest.raises(Unavailable, match="gone"):
+            Replica(gone)
+
+    asyncio.run(check())
+
+
+def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
+    settings = Settings(
+        bases=world.runtime.settings.bases, blobs_url="s3://bucket/prefix",
+        database_url="postgresql+psycopg://soup:hidden@db/soup", bootstrap_key="sk-soup-" + "h" * 43,
+    )  # fmt: skip
+    plan = plan_of(settings)
+    text = plan.model_dump_json()
+    assert ReplicaPlan.model_validate_json(text) == plan
+    assert "hidden" not in text
+    assert "hhh" not in text
+    assert plan.blobs.cache is not None
+    assert plan.blobs.folder.is_absolute()
+    assert plan.blobs.cache.is_absolute()
+
+
+def test_replicas_without_a_base_model_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="SOUP_BASES"):
+        plan_of(Settings())
+
+
+def test_what_only_this_process_has_stays_here(world: World) -> None:
+    in_memory = LoadableAdapter("sha256:" + "1" * 64, BottleneckConfig(**CONFIG.model_dump()), dict)
+    assert can_travel(request_of(world, "team/a"))
+    assert can_travel(request_of(world, None))
+    assert not can_travel(replace(request_of(world, None), adapter=in_memory))
+    assert not can_travel(ScoreRequest("tiny", ((1, 2),)))
+
+
+@pytest.mark.parametrize(
+    "error", [Busy("Full.", retry_after=7), Unavailable("Gone.", retry_after=3), InvalidParameter("No.", param="stop")]
+)
+def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> None:
+    found = received_error(sent_error(error))
+    assert (type(found), found.message, found.param) == (type(error), error.message, error.param)
+    assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
