@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from registry.errors import NotFound, Unavailable
 from service.logs import configure_logging
-from service.ray_serving.plan import ReplicaPlan
-from service.ray_serving.replica import Replica
-from service.ray_serving.wire import Asked, Piece
 from service.settings import calm_variables
+
+if TYPE_CHECKING:  # torch, which those who only look or remove do without
+    from service.ray_serving.plan import ReplicaPlan
+    from service.ray_serving.wire import Asked, Piece
 
 DEPLOYMENT = "replica"
 KNOWN_ADAPTERS = 256
@@ -127,8 +128,13 @@ def _served() -> Any:
     """The class of the replicas, with what Ray Serve adds to one."""
     from ray import serve
 
+    from service.ray_serving.plan import ReplicaPlan
+    from service.ray_serving.replica import Replica
+
     class ServedReplica:
         """A replica that tells Ray Serve which adapters it has had."""
+
+        _replica: Replica | None = None
 
         async def __init__(self, plan: str) -> None:  # type: ignore[misc]  # Ray awaits it, on the replica's event loop
             configure_logging("info")
@@ -138,6 +144,7 @@ def _served() -> Any:
             """See `Replica`."""
             if asked.digest is not None:
                 await self.adapter(asked.digest)
+            assert self._replica is not None
             async for piece in self._replica.generate(asked):
                 yield piece
 
@@ -147,6 +154,7 @@ def _served() -> Any:
             return digest
 
         def __del__(self) -> None:
-            self._replica.stop()
+            if self._replica is not None:
+                self._replica.stop()
 
     return ServedReplica

@@ -76,25 +76,10 @@ def deploy(
     settings = _settings(where, bases=bases)
     if settings.bases is not None and not settings.bases.is_file():
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
-    from service.light_start import light_start
-
-    with light_start():
-        from service.ray_serving import deployment
-        from service.ray_serving.plan import plan_of
-
-    plan = plan_of(settings)
-    scale = deployment.Scale(
-        least=scaling.replicas,
-        most=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
-        wanted=scaling.target or float(settings.engine_rows),
-        held=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
-        queued=settings.engine_queue,
-    )
     with _connected(settings):
         talk("starting replicas")
-        resources = deployment.Resources(scaling.cpus, scaling.gpus)
-        deployment.deploy(settings.ray_app, plan, scale, resources, seconds=scaling.seconds)
-        _show(deployment.state_of(settings.ray_app), json=json)
+        _deploy(settings, scaling)
+        _show(_state(settings), json=json)
     talk(NEXT.format(settings.ray_address, settings.ray_app))
 
 
@@ -108,10 +93,8 @@ def status(where: OnRay, json: AS_JSON = False) -> None:
       soup ray status --address 10.0.0.5:6379
     """
     settings = _settings(where)
-    from service.ray_serving import deployment
-
     with _connected(settings):
-        _show(deployment.state_of(settings.ray_app), json=json)
+        _show(_state(settings), json=json)
 
 
 @app.command()
@@ -143,6 +126,31 @@ def _settings(where: OnRay, **more: Any) -> Settings:
             "Name the cluster: --address or SOUP_RAY_ADDRESS is HOST:PORT of its head.", param="ray_address"
         )
     return settings
+
+
+def _deploy(settings: Settings, scaling: Scaling) -> None:
+    """Deploy on the cluster that this process is connected to. Torch is imported here."""
+    from service.light_start import light_start
+    from service.ray_serving import deployment
+
+    with light_start():
+        from service.ray_serving.plan import plan_of
+
+    scale = deployment.Scale(
+        least=scaling.replicas,
+        most=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
+        wanted=scaling.target or float(settings.engine_rows),
+        held=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
+        queued=settings.engine_queue,
+    )
+    resources = deployment.Resources(scaling.cpus, scaling.gpus)
+    deployment.deploy(settings.ray_app, plan_of(settings), scale, resources, seconds=scaling.seconds)
+
+
+def _state(settings: Settings) -> dict[str, Any]:
+    from service.ray_serving import deployment
+
+    return deployment.state_of(settings.ray_app)
 
 
 @contextmanager
