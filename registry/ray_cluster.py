@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what its next version does
 }
 """What Ray reads of the environment, as its processes inherit it; what the operator has set stays."""
+_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
+"""Of a process that uses a cluster: Ray would end it when the head has been away for a minute."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
     """
     prepare_environment()
     if isinstance(place, str):
+        _set(_PATIENCE)
         check_cluster(place)
     try:
         import ray
@@ -77,7 +80,11 @@ def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
 
 def prepare_environment() -> None:
     """Set what Ray reads of the environment: call it before Ray is imported, or any process of it started."""
-    for name, value in _ENVIRONMENT.items():
+    _set(_ENVIRONMENT)
+
+
+def _set(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 

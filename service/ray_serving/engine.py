@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, suppress
@@ -42,7 +41,6 @@ NONE_TOOK = (
     "No replica on Ray took the request in {:g} seconds (SOUP_RAY_SECONDS): `soup ray status` says how they are."
 )
 LOST = "The replicas on Ray were lost before they answered: try again."
-CONNECT_FOR_EVER = "31536000"
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,6 @@ class RayEngine(Engine):
 
     def start(self) -> None:
         """Connect and start; raises as `ray_cluster`."""
-        # a driver of Ray ends its process when the head is gone for long; a server only says so
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", CONNECT_FOR_EVER)
         self._connection.enter_context(ray_cluster(self._ray.address))
         from ray.serve.handle import DeploymentHandle
 

@@ -285,6 +285,7 @@ def _line(verb: str, folder: Path) -> list[str]:
     return {
         "serve": ["--port", "0", "--data", str(folder / "data")],
         "route": ["--port", "0", "--database-url", "postgresql+psycopg://soup@127.0.0.1/soup"],
+        "ray": ["status", "--address", "127.0.0.1:1"],
         "migrate": ["--data", str(folder / "data")],
         "blobs": ["copy", "s3://bucket/soup", "--data", str(folder / "data")],
         "check": ["--data", str(folder)],

@@ -175,7 +175,7 @@ def normal(requirement: str) -> str:
 def declared(*extras: str) -> set[str]:
     """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    shipped = ("train", "server", "frames", "gguf", "oidc", "otel")
+    shipped = ("train", "server", "frames", "gguf", "oidc", "otel", "ray")
     asked = [name for extra in (*shipped, *extras) for name in optional[extra]]
     return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 

@@ -155,6 +155,8 @@ def _state(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def _connected(settings: Settings) -> Iterator[None]:
+    import grpc  # noqa: F401  # comes with Ray, which may only be imported once its variables are set
+
     from registry.ray_cluster import ray_cluster
 
     assert settings.ray_address is not None

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError
+from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError, Unauthenticated
 from service.cli.failures import Failures, exit_code, explain, not_installed
 
 
@@ -23,6 +23,11 @@ def test_a_flag_is_named_where_the_field_is_and_not_where_a_tensor_is_called_lik
 def test_a_key_that_has_to_end_is_told_the_flag_and_not_other_scopes():
     said = explain(Forbidden("What asks ends today: give 'expires_at'.", param="expires_at")).splitlines()
     assert said[1:] == ["On the command line expires_at is --expires."]
+
+
+def test_a_token_of_ray_is_no_key_of_ours():
+    said = explain(Unauthenticated("The Ray cluster at head:6379 refuses this token.", param="ray_token"))
+    assert said == "Error: The Ray cluster at head:6379 refuses this token."
 
 
 def test_every_problem_is_shown_once():
