@@ -76,13 +76,8 @@ class RayEngine(Engine):
     def start(self) -> None:
         """Connect and start; raises as `ray_cluster`."""
         self._connection.enter_context(ray_cluster(self._ray.address))
-        from ray.serve.handle import DeploymentHandle
-
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        self._handle = DeploymentHandle(DEPLOYMENT, self._ray.app).options(
-            stream=True, method_name="generate", _by_reference=False
-        )
         self._thread_away.start()
+        self._handle = asyncio.run_coroutine_threadsafe(self._open_handle(), self._loop_away).result()
         super().start()
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
@@ -133,6 +128,18 @@ class RayEngine(Engine):
         return [*self._scheduler.live(), *self._away]
 
     # --- on the event loop ------------------------------------------------------------------------
+
+    async def _open_handle(self) -> Any:
+        """The handle, whose choice of replicas runs on this event loop: another would take a turn for each piece."""
+        from ray.serve.handle import DeploymentHandle
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        handle = DeploymentHandle(DEPLOYMENT, self._ray.app)
+        handle._init(_run_router_in_separate_loop=False)
+        return handle.options(
+            stream=True, method_name="generate", _by_reference=False,
+            request_serialization="pickle", response_serialization="pickle",
+        )  # fmt: skip
 
     def _begin(self, work: Work) -> None:
         task = self._loop_away.create_task(self._answered(work))

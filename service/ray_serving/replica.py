@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError as TicketCancelled
 from functools import partial
 
@@ -24,6 +24,9 @@ from service.engine.served import ends_of
 from service.ray_serving.plan import ReplicaPlan
 from service.ray_serving.wire import Asked, Ended, Piece, sent_error
 
+PIECES_A_SECOND = 400
+"""Of all answers together: each takes Ray some hundred microseconds, and the engine's thread waits for its turn."""
+LONGEST_GAP = 0.1
 GIVEN_UP = "The replica stopped before the answer was complete; send the request again."
 
 
@@ -53,25 +56,32 @@ class Replica:
         )
         self._engine.preload(list(plan.bases))
         self._engine.start()
+        self._streams = 0
         self._outbox = _Outbox(asyncio.get_running_loop())
 
     async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
         """An answer, piece by piece; what is wrong with a request is its end. Whoever stops listening cancels it."""
-        stream = _Stream()
+        stream = _Stream(self._gap)
         try:
             ticket = await asyncio.to_thread(self._submit, asked, stream)
         except SoupError as error:
             yield Ended(0, 0, error=sent_error(error))
             return
         ticket.add_done_callback(lambda _: self._outbox.end(stream))
+        self._streams += 1
         try:
             yield []
-            while not stream.over:
+            while not stream.told:
                 if pieces := await stream.arrived():
                     yield pieces
             yield _ended(ticket, stream)
         finally:
+            self._streams -= 1
             ticket.cancel()
+
+    def _gap(self) -> float:
+        """Seconds from one piece of an answer to the next, so that all of them together are not too many."""
+        return min(LONGEST_GAP, self._streams / PIECES_A_SECOND)
 
     def stop(self) -> None:
         """End what is under way, as Ray takes the replica away."""
@@ -117,11 +127,21 @@ def _ended(ticket: Ticket, stream: _Stream) -> Ended:
 class _Stream:
     """What has come for one request and was not sent yet. `count` is called in the engine's thread, before the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, gap: Callable[[], float]) -> None:
         self.counted = (0, 0)
-        self.over = False
+        self._over = False
         self._there: list[Delta] = []
         self._news = asyncio.Event()
+        self._gap = gap
+        self._loop = asyncio.get_running_loop()
+        self._due = 0.0
+        """When the next piece may be sent; the end, and what came before it, is sent at once."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether it is over, and all of it was given."""
+        return self._over and not self._there
 
     def count(self, read: int, written: int) -> None:
         self.counted = read, written
@@ -129,15 +149,22 @@ class _Stream:
     def take(self, delta: Delta | None) -> None:
         """A token, or None at the end."""
         if delta is None:
-            self.over = True
+            self._over = True
         else:
             self._there.append(delta)
-        self._news.set()
+        if self._over or self._loop.time() >= self._due:
+            self._news.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._news.set)
 
     async def arrived(self) -> list[Delta]:
         """What has come since the last call; nothing where the end came alone."""
         await self._news.wait()
         self._news.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = self._loop.time() + self._gap()
         found, self._there = self._there, []
         return found
 

@@ -127,6 +127,27 @@ def test_whoever_stops_listening_ends_the_generation(world: World) -> None:
     asyncio.run(check())
 
 
+def test_whoever_listens_slowly_gets_every_token(world: World) -> None:
+    async def check() -> None:
+        async with replica(world) as one:
+            what = asked(world, "team/a", params=replace(PARAMS, max_tokens=20))
+            async with aclosing(one.generate(what)) as pieces:
+                assert await anext(pieces) == []
+                got = await anext(pieces)
+                for _ in range(1000):
+                    if not one._engine.counters()["requests"]:
+                        break
+                    await asyncio.sleep(0.01)
+                *rest, ended = [piece async for piece in pieces]
+            assert isinstance(got, list)
+            assert isinstance(ended, Ended)
+            assert ended.generation is not None
+            tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
+            assert tuple(tokens) == ended.generation.choices[0].token_ids
+
+    asyncio.run(check())
+
+
 def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Path) -> None:
     plan = plan_of(world.runtime.settings)
     gone = plan.model_copy(update={"blobs": plan.blobs.model_copy(update={"folder": tmp_path / "gone"})})
