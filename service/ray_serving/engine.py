@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ class RayEngine(Engine):
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
             self._queue.check(self._live_anywhere(), owner, self._retry_after)
+            if not self._away:
+                self._passed_at[None] = time.monotonic()
             works = [work_of(request, self._numbers) for request in requests]
             self._away.update(dict.fromkeys(works))
         for work in works:
@@ -134,7 +137,7 @@ class RayEngine(Engine):
         from ray.serve.handle import DeploymentHandle
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        handle = DeploymentHandle(DEPLOYMENT, self._ray.app)
+        handle: Any = DeploymentHandle(DEPLOYMENT, self._ray.app)
         handle._init(_run_router_in_separate_loop=False)
         return handle.options(
             stream=True, method_name="generate", _by_reference=False,
@@ -149,7 +152,7 @@ class RayEngine(Engine):
 
     async def _answered(self, work: Work) -> None:
         """Have a request answered by a replica, however it ends."""
-        told = _Told(work)
+        told = _Told(work, self._passed_at)
         try:
             async with asyncio.timeout(None) as patience:
                 ended = await self._tried(work, told, patience)
@@ -235,8 +238,10 @@ class RayEngine(Engine):
 class _Told:
     """What a request's client has been told so far."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, passed_at: dict[str | None, float]) -> None:
         self._request = work.request
+        self._passed_at = passed_at
+        """When a token last came, by base model, and under None of any: by this /readyz knows what is stuck."""
         self.tokens = 0
 
     @property
@@ -249,6 +254,8 @@ class _Told:
         """Tell of new tokens."""
         assert isinstance(self._request, GenerateRequest)
         self.tokens += len(pieces)
+        if pieces:
+            self._passed_at |= dict.fromkeys((None, self._request.base_id), time.monotonic())
         if self._request.on_token is not None:
             for one in pieces:
                 self._request.on_token(one)

@@ -117,6 +117,12 @@ def test_streams_are_those_of_a_server_without_ray(fleet: Fleet) -> None:
         assert [*stream(fleet.client, ref), json.dumps(whole(fleet.client, ref))] == fleet.direct[ref]
 
 
+def test_readiness_is_a_token_from_a_replica(fleet: Fleet) -> None:
+    answer = fleet.client.get("/readyz")
+    assert (answer.status_code, answer.json()["checks"]["base/tiny"]) == (200, "ok")
+    assert "soup_engine_bases_held 0.0" in fleet.client.get("/metrics").text  # the server loads no base model for it
+
+
 def refused(answer: httpx2.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
