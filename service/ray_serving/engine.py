@@ -36,6 +36,8 @@ TRIES = 4
 PAUSE_SECONDS = 0.5
 """Before the second try, for Ray to notice; twice as long before each further one."""
 RETRY_SECONDS = 2
+END_SECONDS = 2.0
+"""How long a stop waits for the tasks of the event loop."""
 FULL = "All replicas on Ray have as much as they take: try again in {} s."
 CUT = "The replica that was answering ended before the answer was whole; send the request again."
 NONE_TOOK = (
@@ -90,8 +92,9 @@ class RayEngine(Engine):
         for work in left:
             self._end(work, (0, 0), error=Unavailable(STOPPING))
         if self._thread_away.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop_away).result()
             self._loop_away.call_soon_threadsafe(self._loop_away.stop)
-            self._thread_away.join(patience)
+            self._thread_away.join()
             self._loop_away.close()
         self._connection.close()
         return ended
@@ -143,6 +146,14 @@ class RayEngine(Engine):
             stream=True, method_name="generate", _by_reference=False,
             request_serialization="pickle", response_serialization="pickle",
         )  # fmt: skip
+
+    async def _end_tasks(self) -> None:
+        """End what runs on the event loop, the handle's own tasks too, or leave it after a moment."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_SECONDS)
 
     def _begin(self, work: Work) -> None:
         task = self._loop_away.create_task(self._answered(work))
