@@ -1,99 +1,84 @@
-"""Several cells of a grid at once, each in a process with a base model of its own.
+"""Several cells of a grid at once, each a piece of work with a base model of its own: here, or on a cluster.
 
-Called by `soup train sweep --parallel`. The cells come out as they would one after another with as many threads; which
-process had which makes no difference.
+Called by `soup train sweep --parallel` and `--on`. The cells come out as they would one after another with as many
+threads; which process or machine had which makes no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from registry.base_model import BaseText
-from registry.errors import Cancelled, InvalidParameter, Unavailable
+from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
-from training.process import TICK_SECONDS, Child, wait_for
+from registry.formats.atomic_directory import place_files
+from registry.pieces import Ended, Piece, Workplace
+from training.cell_pieces import CellHere, Files, sent, train_here, train_sent
+from training.checkpoint import discard
 from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, nobody
-from training.worker import WorkerRequest, WorkerSetup
-
-GRACE_SECONDS = 120.0
-"""How long a process may take to save the training that it is stopped in."""
 
 
-def sweep_in_processes(
+def sweep_at(
+    place: Workplace,
     base: BaseText,
     grid: Grid,
     *,
-    processes: int,
     progress: CellProgress = nobody,
     should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Row]:
-    """Train the cells, so many at once, and give what became of each as it is done; otherwise as `sweep` does.
+    """Train the cells at a place, and give what became of each; otherwise as `sweep` does.
 
-    The threads of torch are shared out. A process that ends without a word leaves its cell as failed, and does not end
-    the others; another takes its place. One that cannot be started raises Unavailable.
+    The threads of torch are shared out, or as many as a cell has cores elsewhere. A cell whose process was lost more
+    often than the place tries it again has failed, and does not end the others.
+    Raises Unavailable where nothing can be run there.
     """
     with at_work(grid):
         kept = kept_cells(base, grid)
         for cell in grid.cells:
             if cell.name in kept:
                 yield Row(cell, "kept", kept[cell.name])
-        waiting = [cell for cell in grid.cells if cell.name not in kept]
-        setup = WorkerSetup(entry=base.entry, threads=max(1, torch.get_num_threads() // processes))
-        workers = Workers(setup, grid, processes=processes, progress=progress)
+        cells = {cell.name: cell for cell in grid.cells if cell.name not in kept}
+
+        def report(name: str, done: int, total: int, message: str) -> None:
+            progress(cells[name], done, total, message)
+
+        about = (base.entry, base.shape.fingerprint, place.threads(of=torch.get_num_threads()))
+        pieces = _pieces([CellHere(*about, grid.run_of(cell)) for cell in cells.values()], place.shares_files)
         try:
-            while waiting or workers.busy:
-                while waiting and workers.idle:
-                    workers.give(waiting.pop(0))
-                if should_stop is not None and should_stop():
-                    raise Cancelled("The sweep was cancelled, and the cells that were being trained are saved.")
-                yield from workers.done()
-        finally:
-            workers.end()
+            for ended in place.run(pieces, progress=report, should_stop=should_stop):
+                yield _row(grid, cells[ended.name], ended)
+        except Cancelled:
+            raise Cancelled(
+                "The sweep was cancelled, and the cells that were being trained are saved."
+                if place.shares_files
+                else "The sweep was cancelled; the cells that were being trained begin anew."
+            ) from None
 
 
-class Workers:
-    """The processes that are at a cell, and those that wait for one, with their base model loaded after the first."""
+def _pieces(cells: list[CellHere], share_files: bool) -> list[Piece[Any]]:
+    """The trainings of cells, with their files where the place does not share those of this machine."""
+    if share_files:
+        return [Piece(cell.run.out.name, train_here, cell) for cell in cells]
+    read = cache(Path.read_bytes)  # one value for all cells of a domain
+    return [Piece(cell.run.out.name, train_sent, sent(cell, read)) for cell in cells]
 
-    def __init__(self, setup: WorkerSetup, grid: Grid, *, processes: int, progress: CellProgress = nobody) -> None:
-        first = setup.model_dump(mode="json")
-        self.idle = [Child("training.worker", first, grace=GRACE_SECONDS) for _ in range(processes)]
-        self.busy: dict[Child, Cell] = {}
-        self._grid, self._progress = grid, progress
 
-    def give(self, cell: Cell) -> None:
-        """Have a cell trained by one that is idle; raises Unavailable where no process for it can be started."""
-        request = WorkerRequest(run=self._grid.run_of(cell)).model_dump(mode="json")
-        try:
-            self.idle[-1].tell(request, waiting=(0, 0, "waiting for the training to start"))
-        except OSError as error:
-            raise Unavailable(f"A process to train in could not be started: {error.strerror or error}.") from error
-        self.busy[self.idle.pop()] = cell
-
-    def done(self) -> Iterator[Row]:
-        """The cells that come to an end within a moment; raises what is wrong with all of them."""
-        for child in wait_for(list(self.busy), TICK_SECONDS):
-            cell = self.busy[child]
-            try:
-                answer = child.hear(0, partial(self._progress, cell))
-            except EOFError as ended:
-                child.end()
-                row = Row(cell, "failed", problem=f"Its process ended with status {ended.args[0]}.")
-            except InvalidParameter as problem:
-                row = diverged(cell, problem)
-            else:
-                if answer is None:
-                    continue
-                row = Row(cell, "trained", read_directory(self._grid.out / cell.name))
-            del self.busy[child]
-            self.idle.append(child)
-            yield row
-
-    def end(self) -> None:
-        """End all processes; those that are training save what they have."""
-        for child in self.busy:
-            child.ask_to_end()
-        for child in (*self.busy, *self.idle):
-            child.end()
+def _row(grid: Grid, cell: Cell, ended: Ended[dict[str, Files] | None]) -> Row:
+    """What became of a cell; directories that were sent are written. Raises what is wrong with all of them."""
+    if ended.gave_up:
+        return Row(cell, "failed", problem=str(ended.problem))
+    try:
+        made = ended.value()
+    except InvalidParameter as problem:
+        return diverged(cell, problem)
+    for name, files in (made or {}).items():
+        place_files(grid.out / name, files, replace=name != cell.name)  # a bank of this very cell, after a crash
+    checkpoint = grid.run_of(cell).checkpoint
+    if made is not None and checkpoint is not None:
+        discard(checkpoint)
+    return Row(cell, "trained", read_directory(grid.out / cell.name))

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from registry.errors import InvalidParameter, Unavailable, as_dict
 from registry.formats import read_directory
 from registry.names import check_part
-from registry.spec import BaseEntry
+from registry.pieces import processes
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
-from training import parallel_sweep, process
 from training.checkpoint import held
-from training.data import Data
-from training.spec import TrainingSpec
-from training.sweep import CHECKPOINTS, Cell, Domain, Grid
-from training.worker import WorkerSetup
+from training.sweep import CHECKPOINTS
 
 pytestmark = pytest.mark.slow
 
@@ -214,92 +205,45 @@ def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_wo
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
 
-def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp_path, capsys, monkeypatch):
-    give = parallel_sweep.Workers.give
-
-    def give_and_kill(self, cell):
-        give(self, cell)
-        os.kill(next(iter(self.busy)).pid, signal.SIGKILL)
-
-    monkeypatch.setattr(parallel_sweep.Workers, "give", give_and_kill)
+def test_a_cell_whose_process_is_killed_is_trained_again_to_the_same_adapter(command, tmp_path, capsys, monkeypatch):
     again = command(grid=("1e-3", "1"), of=1)
-    assert soup([*again, "--parallel", "2"]) == 1
+    assert soup(again) == 0
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "whole")
+    kill(monkeypatch, deaths=1)
+    assert soup([*again, "--parallel", "2"]) == 0
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_cell_whose_processes_are_all_killed_is_left_for_the_next_time(command, tmp_path, capsys, monkeypatch):
+    again = command(grid=("1e-3", "1"), of=1)
+    with monkeypatch.context() as patch:
+        kill(patch, deaths=3)
+        assert soup([*again, "--parallel", "2"]) == 1
     said = capsys.readouterr()
     assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed"]
-    assert "law-lr0.001-seed1: Its process ended with status -9." in said.err
+    assert "law-lr0.001-seed1: Its process ended with status -9. It was tried 3 times." in said.err
     assert soup(again) == 0
     assert len(contents(tmp_path / "out")) == 1
 
 
-@pytest.fixture
-def workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel_sweep, "GRACE_SECONDS", 0.0)
-    setup = WorkerSetup(entry=BaseEntry(id="tiny", source="none"))
-    return parallel_sweep.Workers(setup, Grid([], TrainingSpec(), tmp_path), processes=3)
+def kill(patch, *, deaths):
+    """Have so many processes killed as soon as they have a cell."""
+    tell, left = processes._Process.tell, list(range(deaths))
+
+    def tell_and_kill(self, piece):
+        tell(self, piece)
+        if left:
+            left.pop()
+            self._process.kill()
+
+    patch.setattr(processes._Process, "tell", tell_and_kill)
 
 
-@pytest.fixture
-def cell(tmp_path):
-    return Cell(Domain("law", tmp_path, tmp_path, Data([], [])), 1e-3, 1)
-
-
-class Process:
-    """In the place of a process: what it is told over its input, and whether it was ended."""
-
-    def __init__(self, *_, **__):
-        self.told, self.there, self.killed = [], True, False
-        self.stdin, self.stdout = SimpleNamespace(write=self.write, close=lambda: None), io.BytesIO()
-
-    def write(self, line):
-        if not self.there:
-            raise BrokenPipeError(32, "Broken pipe")
-        self.told.append(json.loads(line))
-
-    def kill(self):
-        self.killed = True
-
-    def wait(self):
-        return 0
-
-
-def test_a_process_that_ended_while_it_waited_is_cleared_away_and_another_has_the_cell(workers, cell, monkeypatch):
-    started = []
-    monkeypatch.setattr(process.subprocess, "Popen", lambda *_, **__: started.append(Process()) or started[-1])
-    workers.give(cell)
-    (child,) = workers.busy
-    assert [len(one.told) for one in started] == [2]  # the setup, and the cell
-    workers.idle.append(child)
-    workers.give(cell)  # the one that is there, with its base model loaded
-    assert [len(one.told) for one in started] == [3]
-    workers.idle.append(child)
-    started[0].there = False
-    workers.give(cell)
-    assert [one.killed for one in started] == [True, False]
-    assert started[1].told == started[0].told[:2]
-    assert workers.busy == {child: cell}
-    assert len(workers.idle) == 2
-
-
-def test_a_process_that_cannot_be_started_is_said(workers, cell, monkeypatch):
-    def popen(*_, **__):
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(process.subprocess, "Popen", popen)
-    with pytest.raises(Unavailable, match="could not be started: Resource temporarily unavailable"):
-        workers.give(cell)
-
-
-def test_what_is_wrong_with_all_cells_ends_them_all(workers, cell, monkeypatch):
-    wrong = as_dict(InvalidParameter("A block of 999 tokens does not fit.", param="block"))
-    monkeypatch.setattr(parallel_sweep, "wait_for", lambda children, _: children)
-    child = workers.idle.pop()
-    workers.busy[child] = cell
-    monkeypatch.setattr(child, "_lines", lambda _: [{"error": wrong}])
-    with pytest.raises(InvalidParameter, match="does not fit"):
-        list(workers.done())
-    monkeypatch.setattr(child, "_lines", lambda _: [{"error": {**wrong, "param": "learning_rate"}}])
-    (row,) = workers.done()
-    assert (row.state, row.problem) == ("diverged", "A block of 999 tokens does not fit.")
+def test_what_is_wrong_with_all_cells_ends_them_all(command, tmp_path, capsys):
+    assert soup(command("--block", "999", "--parallel", "2")) == 1
+    assert "999" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == {}
 
 
 def test_what_a_grid_made_is_pushed_in_one_go(command, tmp_path, capsys):

@@ -52,10 +52,23 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How the cells of the grid are trained."""
+    """How the cells of the grid are trained, and where."""
 
     sample: SampleSize = SAMPLE
-    parallel: Annotated[int, typer.Option(min=1, help="Cells at once, each in a process.")] = 1
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cells at once, each in a process; by default 1, and on Ray as many as have room."),
+    ] = None
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[=HOST:PORT]",
+            help="Run the cells on a Ray cluster: the one with this head, or one of this machine for as long.",
+        ),
+    ] = None
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="With --on ray: processor cores, and threads, of each cell; 1 by default.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +92,17 @@ def sweep(
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
 
-    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same
-    command run again goes on where it was stopped and trains nothing twice. A cell that diverges does not end the
-    others. Prints a table. With --push everything that is there is then pushed, a bank of experts with its merge.
+      One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. With --on
+      ray they are tasks of a Ray cluster. The same command run again goes on where it was stopped and trains nothing
+      twice. A cell that diverges does not end the others. Prints a table. With --push everything that is there is then
+      pushed, a bank of experts with its merge.
 
-    \b
-    Examples:
-      soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
-      soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
-      soup push adapters/* --namespace team --wait
+      \b
+      Examples:
+        soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+        soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
+        soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
+    soup push adapters/* --namespace team --wait
     """
     namespace = pushing.namespace
     if namespace is not None:
@@ -128,7 +143,7 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
         stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells], spec.recipe) as table,
     ):
-        for row in _outcomes(entry, asked, running.parallel, table, should_stop):
+        for row in _outcomes(entry, asked, running, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
@@ -136,19 +151,22 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
 
 
 def _outcomes(
-    entry: BaseEntry, grid: sweeping.Grid, processes: int, table: Table, should_stop: Callable[[], bool]
+    entry: BaseEntry, grid: sweeping.Grid, running: Running, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
-    from training.parallel_sweep import sweep_in_processes
+    from registry.pieces.places import place_of_work
+    from training.parallel_sweep import sweep_at
     from training.sweep import sweep
 
     def report(cell: Cell, step: int, steps: int, message: str) -> None:
         table.at(cell.name, step, steps, message)
 
-    if processes == 1:
-        return sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
-    return sweep_in_processes(load_text(entry), grid, processes=processes, progress=report, should_stop=should_stop)
+    if running.on is None and running.parallel in (None, 1):
+        yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+        return
+    with place_of_work(running.on, at_once=running.parallel, cores=running.cores) as place:
+        yield from sweep_at(place, load_text(entry), grid, progress=report, should_stop=should_stop)
 
 
 def _said(row: Row) -> str:

@@ -1,0 +1,191 @@
+"""Pieces of work as tasks of a Ray cluster that this process is connected to: `registry.pieces.Workplace` elsewhere.
+
+Made by `registry.pieces.places`. A task is a generator that says how far its piece is, and at last what it ended with.
+Ray is told to repeat nothing: which pieces are tried again is decided here, as it is of processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import ray
+from ray import exceptions
+
+from registry.errors import Cancelled, Internal, Unavailable, rebuild
+from registry.pieces.contract import (
+    GRACE_SECONDS,
+    RETRIES,
+    TICK_SECONDS,
+    Ended,
+    Piece,
+    PieceProgress,
+    Watch,
+    Work,
+    answer_of,
+    given_up,
+    nobody,
+)
+
+R = TypeVar("R")
+LOST = (
+    exceptions.WorkerCrashedError,
+    exceptions.NodeDiedError,
+    exceptions.LocalRayletDiedError,
+    exceptions.OutOfMemoryError,
+    exceptions.ObjectLostError,
+)
+"""How Ray says that a task's process or machine is gone, or what it had said with it."""
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A piece, and how many processes were lost under it so far."""
+
+    piece: Piece[Any]
+    lost: int = 0
+
+
+class OnRay:
+    """The cluster that this process is connected to, a piece a task of so many processor cores.
+
+    By default so many at once as the cluster has room for when they are run. Every machine needs this version of the
+    package, and what it reads that pieces do not carry.
+    """
+
+    shares_files = False
+
+    def __init__(
+        self,
+        *,
+        cores: int = 1,
+        at_once: int | None = None,
+        retries: int = RETRIES,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        self._cores, self._at_once, self._retries, self._grace = cores, at_once, retries, grace
+
+    def threads(self, *, of: int) -> int:  # noqa: ARG002 (of this machine)
+        """As many as it has cores."""
+        return self._cores
+
+    def run(
+        self,
+        pieces: Sequence[Piece[R]],
+        *,
+        progress: PieceProgress = nobody,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Iterator[Ended[R]]:
+        """As `Workplace.run`; raises Unavailable where no machine of the cluster has a piece's cores."""
+        at_once = self._at_once or self._room()
+        task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
+        waiting = deque(_Try(piece) for piece in pieces)
+        busy: dict[Any, _Try] = {}
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < at_once:
+                    one = waiting.popleft()
+                    busy[task.options(name=one.piece.name).remote(one.piece.work, one.piece.given)] = one
+                if should_stop is not None and should_stop():
+                    raise Cancelled("The work was cancelled.")
+                with_news, _ = ray.wait(list(busy), num_returns=1, timeout=TICK_SECONDS)
+                for said in with_news:
+                    one = busy[said]
+                    try:
+                        ended = _hear(said, one.piece.name, progress)
+                    except LOST as error:
+                        del busy[said]
+                        one = replace(one, lost=one.lost + 1)
+                        if one.lost > self._retries:
+                            yield given_up(one.piece.name, _lost(error), one.lost)
+                        else:
+                            waiting.appendleft(one)
+                        continue
+                    if ended is not None:
+                        del busy[said]
+                        yield replace(ended, lost=one.lost)
+        finally:
+            _end_all(list(busy), self._grace)
+
+    def _room(self) -> int:
+        """How many pieces the machines have cores for."""
+        found = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        room = sum(int(cores // self._cores) for cores in found)
+        if not room:
+            raise Unavailable(
+                f"No machine of the Ray cluster has {self._cores} processor cores for a piece of work: its "
+                f"{len(found)} machines have {', '.join(f'{cores:g}' for cores in found)}."
+            )
+        return room
+
+
+def _hear(said: Any, name: str, progress: PieceProgress) -> Ended[Any] | None:
+    """What the piece ended with, None where it has said how far it is; raises what LOST has."""
+    try:
+        what, value = ray.get(next(said))
+    except StopIteration:
+        return Ended(name, problem=Internal("Its task ended without a result."))
+    except exceptions.TaskCancelledError:
+        raise Cancelled(f"The task of {name} was cancelled by another.") from None
+    except LOST:
+        raise
+    except exceptions.RayError as error:
+        first = str(error).strip().splitlines()[-1]
+        return Ended(
+            name,
+            problem=Unavailable(
+                f"Its task could not be run ({first}): every machine of the cluster needs this version of adaptersoup "
+                "with the extra 'train'."
+            ),
+        )
+    if what == "progress":
+        progress(name, *value)
+        return None
+    return Ended(name, result=value) if what == "result" else Ended(name, problem=rebuild(**value))
+
+
+def _lost(error: Exception) -> str:
+    return f"The process or machine that it ran on is gone ({type(error).__name__})."
+
+
+def _end_all(tasks: list[Any], grace: float) -> None:
+    """End tasks: all are asked first, and those killed that work on after their grace."""
+    for said in tasks:
+        ray.cancel(said)
+    if tasks:
+        ends = {said.completed(): said for said in tasks}
+        _, left = ray.wait(list(ends), num_returns=len(ends), timeout=grace, fetch_local=False)
+        for end in left:
+            ray.cancel(ends[end], force=True)
+
+
+# --- in a process of the cluster --------------------------------------------------------------------
+
+
+def _run(work: Work[Any], given: Any) -> Iterator[tuple[str, Any]]:
+    """Run a piece in a thread, and say how far it is until it has ended; a task that is cancelled asks it to stop."""
+    stop, ended = threading.Event(), threading.Event()
+    where: list[tuple[int, int, str]] = []
+    answers: list[tuple[str, Any]] = []
+
+    def progress(done: int, total: int, message: str) -> None:
+        where[:] = [(done, total, message)]
+
+    def answer() -> None:
+        answers.append(answer_of(work, given, Watch(progress, stop.is_set)))
+        ended.set()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        while not ended.wait(TICK_SECONDS):
+            with suppress(IndexError):
+                yield "progress", where.pop()
+        yield answers[0]
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,241 @@
+"""A Ray cluster of several nodes as a place of work, and a sweep on it of which a node dies in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.errors import Unavailable
+from registry.pieces import Piece
+from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
+from service.cli.app import run as soup
+from service.cli.verbs.train import stopping
+from service.cli.verbs.train.progress_table import Table
+from tests.pieces import work
+from tests.pieces.contract import Build, WorkplaceTests
+from training import parallel_sweep
+from training.sweep import CHECKPOINTS
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "token-of-the-tests-" + "0" * 32
+STORE_BYTES = 100_000_000
+LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
+
+
+class Nodes:
+    """A head that runs nothing, and nodes of one processor core each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        about = {"node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES}
+        head = {**about, "num_cpus": 0, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
+        self._about = {**about, "num_cpus": 1}
+        self._nodes: list[Any] = []
+        self.address = str(self._cluster.address)
+
+    def add(self) -> None:
+        """One more."""
+        self._nodes.append(self._cluster.add_node(wait=False, **self._about))
+
+    def wait(self) -> None:
+        self._cluster.wait_for_nodes()
+
+    def kill(self) -> None:
+        """The last one, at once."""
+        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+
+    @property
+    def count(self) -> int:
+        return len(self._nodes)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        prepare_environment()
+        found = Nodes()
+        try:
+            found.add()
+            found.add()
+            found.wait()
+            yield found
+        finally:
+            found.close()
+
+
+@pytest.fixture(scope="class")
+def connected(nodes: Nodes) -> Iterator[None]:
+    with ray_cluster(nodes.address):
+        yield
+
+
+class TestOnRay(WorkplaceTests):
+    @pytest.fixture
+    def build(self, connected: None) -> Build:
+        from registry.pieces.on_ray import OnRay
+
+        return partial(OnRay, grace=30.0)
+
+
+def test_more_cores_than_any_machine_has_is_said(nodes: Nodes) -> None:
+    from registry.pieces.on_ray import OnRay
+
+    with ray_cluster(nodes.address), pytest.raises(Unavailable, match=r"No machine .* has 64 processor cores"):
+        list(OnRay(cores=64).run([Piece("square", work.squared, 2)]))
+
+
+Sweep = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> Sweep:
+    folder = tmp_path_factory.mktemp("texts") / "law"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(LINES[:40]))
+    (folder / "valid.jsonl").write_text("\n".join(LINES[40:]))
+
+    def arguments(out: Path, *more: str, base: Path = tiny_base_dir) -> list[str]:
+        return ["train", "sweep", str(folder), "--base-folder", str(base), "--out", str(out), "--steps", "150", "--lr",
+                "1e-2,1e-3", "--seed", "1", "--batch", "2", "--block", "32", "--bottleneck", "4", *more]  # fmt: skip
+
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def without_ray(command: Sweep, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the sweep makes in this process, on one thread as a cell on Ray has."""
+    out = tmp_path_factory.mktemp("without") / "out"
+    with one_thread():
+        assert soup(command(out)) == 0
+    return out
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def table(out: Path) -> dict[str, dict[str, bytes]]:
+    return {cell.name: {file.name: file.read_bytes() for file in cell.iterdir()} for cell in out.glob("[!.]*")}
+
+
+def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes(
+    nodes: Nodes, command: Sweep, without_ray: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The node that goes has a cell by then, which begins again on the one that is left."""
+    seen: dict[str, list[int]] = {}
+    at = Table.at
+
+    def watched(self: Table, name: str, step: int, steps: int, message: str) -> None:
+        at(self, name, step, steps, message)
+        seen.setdefault(name, []).append(step)
+        if len(seen) == 2 and nodes.count == 2:
+            nodes.kill()
+
+    monkeypatch.setattr(Table, "at", watched)
+    assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
+    assert nodes.count == 1
+    rows = json.loads(capsys.readouterr().out)["data"]
+    assert [(row["name"], row["state"]) for row in rows] == [
+        ("law-lr0.01-seed1", "trained"), ("law-lr0.001-seed1", "trained"),
+    ]  # fmt: skip
+    assert any(steps != sorted(steps) for steps in seen.values()), seen
+    assert table(tmp_path / "out") == table(without_ray)
+    assert not (tmp_path / "out" / CHECKPOINTS).exists()
+
+
+def test_a_sweep_that_is_stopped_says_how_to_go_on_and_does(
+    nodes: Nodes, command: Sweep, without_ray: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What was made on Ray and what is made here afterwards are one sweep."""
+    out, seen = tmp_path / "out", []
+    shutil.copytree(without_ray / "law-lr0.01-seed1", out / "law-lr0.01-seed1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "at", lambda *said: seen.append(said))
+        patch.setattr(stopping, "stoppable", partial(nullcontext, lambda: bool(seen)))
+        assert soup(command(out, "--on", f"ray={nodes.address}")) == 1
+    assert "Run the same command again to go on." in capsys.readouterr().err
+    assert list(table(out)) == ["law-lr0.01-seed1"]
+    with one_thread():
+        assert soup(command(out, "--json")) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)["data"]] == ["kept", "trained"]
+    assert table(out) == table(without_ray)
+
+
+def test_a_base_model_that_is_another_on_the_machine_is_refused(
+    nodes: Nodes, command: Sweep, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    base = shutil.copytree(tiny_base_dir, tmp_path / "base")
+    sent = parallel_sweep.sent
+
+    def then_gone(*given: Any) -> Any:
+        shutil.rmtree(base, ignore_errors=True)
+        return sent(*given)
+
+    monkeypatch.setattr(parallel_sweep, "sent", then_gone)
+    assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", base=base)) == 1
+    said = capsys.readouterr().err
+    assert f"On {platform.node()}: " in said
+    assert "Every machine that trains needs the base model at the same path." in said
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        (("--on", "spark"), "--on takes ray, or ray=HOST:PORT"),
+        (("--on", "ray="), "--on takes ray, or ray=HOST:PORT"),
+        (("--cores", "2", "--parallel", "2"), "--cores is of pieces on Ray"),
+        (("--on", "ray=nowhere"), "'nowhere' is not the address of a Ray cluster"),
+        (("--on", "ray=127.0.0.1:9"), "No Ray cluster answers at 127.0.0.1:9"),
+    ],
+)
+def test_a_place_that_is_none_is_one_sentence(
+    nodes: Nodes, command: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str], on: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    assert soup(command(tmp_path / "out", *on)) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_token_is_one_sentence(
+    nodes: Nodes, command: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN[:-1] + "1")
+    assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}")) == 1
+    assert f"The Ray cluster at {nodes.address} refuses this token" in capsys.readouterr().err
+
+
+def test_without_ray_the_sentence_names_the_extra(
+    command: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert soup(command(tmp_path / "out", "--on", "ray")) == 1
+    assert "pip install 'adaptersoup[ray]'" in capsys.readouterr().err

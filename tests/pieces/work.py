@@ -1,0 +1,84 @@
+"""Pieces of work that tests run at every place; a folder, where one is named, is how they and the tests speak."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from registry.errors import Cancelled, InvalidParameter
+from registry.pieces import Watch
+
+
+def squared(given: int, _watch: Watch) -> int:
+    """The square of a number."""
+    return given * given
+
+
+def whose(_given: object, _watch: Watch) -> int:
+    """The process that it is run in."""
+    return os.getpid()
+
+
+def measured(given: bytes, _watch: Watch) -> tuple[int, bytes]:
+    """Bytes, there and back."""
+    return len(given), given[::-1]
+
+
+def refused(given: tuple[Path, str], _watch: Watch) -> None:
+    """Raises InvalidParameter, and notes that it was tried."""
+    folder, name = given
+    _note(folder, name)
+    raise InvalidParameter(f"{name} cannot be had.", param="name", problems=["It is not there."])
+
+
+def broken(given: object, _watch: Watch) -> None:
+    """Raises what is no error of ours."""
+    raise ZeroDivisionError(given)
+
+
+def dies(given: tuple[Path, str, int], _watch: Watch) -> str:
+    """Kills its process the first so many times, and then gives how often it was begun."""
+    folder, name, deaths = given
+    times = _note(folder, name)
+    if times <= deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{name}, try {times}"
+
+
+def waits(given: tuple[Path, str], watch: Watch) -> None:
+    """Says how far it is until it is asked to stop, and notes that it has stopped in good order."""
+    folder, name = given
+    _note(folder, name)
+    turn = 0
+    while not watch.should_stop():
+        turn += 1
+        watch.progress(min(turn, 9), 10, "waiting")
+        time.sleep(0.01)
+    (folder / f"{name} stopped").touch()
+    raise Cancelled("It was asked to stop.")
+
+
+def waits_for_others(given: tuple[Path, str, int], watch: Watch) -> int:
+    """Ends when so many are at work at the same time, or it is asked to stop; gives how many there are."""
+    folder, name, others = given
+    _note(folder, name)
+    while (at_work := len(list(folder.iterdir()))) < others and not watch.should_stop():
+        time.sleep(0.01)
+    return at_work
+
+
+def deaf(given: tuple[Path, str], _watch: Watch) -> None:
+    """Never stops by itself."""
+    folder, name = given
+    (folder / f"{name} {os.getpid()}").touch()
+    while True:
+        time.sleep(0.01)
+
+
+def _note(folder: Path, name: str) -> int:
+    """Note that a piece was begun; gives how often."""
+    with (folder / name).open("a") as file:
+        file.write("begun\n")
+    return len((folder / name).read_text().splitlines())
