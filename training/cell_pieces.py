@@ -54,7 +54,7 @@ class CellSent:
 def train_here(cell: CellHere, watch: Watch) -> None:
     """Train to the directory that the run names."""
     torch.set_num_threads(cell.threads)
-    base = _base(cell.entry.model_dump_json(), cell.fingerprint)
+    base = base_of(cell.entry, cell.fingerprint)
     train(cell.run, base, progress=watch.progress, should_stop=watch.should_stop)
 
 
@@ -122,19 +122,26 @@ def _write(folder: Path, files: Files) -> None:
         (folder / name).write_bytes(data)
 
 
-@lru_cache(maxsize=1)
-def _base(entry_json: str, fingerprint: str) -> LoadedBase:
-    """The base model of an entry, loaded once a process."""
-    entry = BaseEntry.model_validate_json(entry_json)
+def base_of(entry: BaseEntry, fingerprint: str) -> LoadedBase:
+    """The base model of an entry, loaded once a process.
+
+    Raises Unavailable or Incompatible with this machine's name where it is not there, or has another fingerprint.
+    """
     try:
-        base = load_base(entry)
+        base = _loaded(entry.model_dump_json())
     except Unavailable as problem:
         raise Unavailable(
-            f"On {platform.node()}: {problem.message} Every machine that trains needs the base model at the same path."
+            f"On {platform.node()}: {problem.message} Every machine that has a part in it needs the base model at the "
+            "same path."
         ) from problem
     if base.shape.fingerprint != fingerprint:
         raise Incompatible(
             f"On {platform.node()} the base model in {entry.source} is another: its fingerprint is "
-            f"{base.shape.fingerprint}, and {fingerprint} is trained on. Every machine needs the same files."
+            f"{base.shape.fingerprint}, and {fingerprint} is wanted. Every machine needs the same files."
         )
     return base
+
+
+@lru_cache(maxsize=1)
+def _loaded(entry_json: str) -> LoadedBase:
+    return load_base(BaseEntry.model_validate_json(entry_json))

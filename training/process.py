@@ -1,8 +1,8 @@
 """A child process that answers one request at a time, in JSON lines over its standard input and output: both ends.
 
-`Child` is the parent's end, used for the fits and trainings of a server and for the cells of a grid; `serve` is the
-child's. A parent that ends, however it does, closes the child's standard input; a child that works for long looks
-there (`asked_to_end`) and stops in good order.
+`Child` is the parent's end, used for the fits and trainings of a server; `serve` is the child's. A parent that ends,
+however it does, closes the child's standard input; a child that works for long looks there (`asked_to_end`) and stops
+in good order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ class Child:
 
     def _lines(self, seconds: float) -> list[Json]:
         assert self._process is not None
-        if not wait_for([self], seconds):
+        if not _has_news(self, seconds):
             return []
         chunk = os.read(self.fileno(), CHUNK)
         if not chunk:
@@ -162,12 +162,11 @@ class Child:
         self._process, self._pending, self._said = None, b"", None
 
 
-def wait_for(children: Sequence[Child], seconds: float) -> list[Child]:
-    """Those of the children that have something to say, waiting so many seconds at most."""
+def _has_news(child: Child, seconds: float) -> bool:
+    """Whether it has something to say, waiting so many seconds at most."""
     with selectors.DefaultSelector() as watched:  # select() knows no file beyond the 1,024th, and a server may
-        for child in children:
-            watched.register(child.fileno(), selectors.EVENT_READ, child)
-        return [key.data for key, _ in watched.select(seconds)]
+        watched.register(child.fileno(), selectors.EVENT_READ)
+        return bool(watched.select(seconds))
 
 
 def lower_priority(niceness: int, *, group: Path = AUTOGROUP) -> None:

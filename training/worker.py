@@ -1,7 +1,7 @@
 """A process that trains: a base model of its own, and one training after another as its parent asks for them.
 
-Run by `parallel_sweep` for the cells of a grid (`python -m training.worker`), and by the server under the module
-`service.jobs.train_process`. It stops in good order where its input ends: a training under way is saved first.
+Run by the server under the module `service.jobs.train_process`. It stops in good order where its input ends: a training
+under way is saved first.
 """
 
 from __future__ import annotations
@@ -98,9 +98,5 @@ def _turn(path: Path | None, waiting: Callable[[], object]) -> Iterator[None]:
 
 
 def main() -> None:
-    """The process of a grid's cell, or of a server's training."""
+    """The process of a server's training."""
     serve(begin, failed="The training failed on our side ({}).")
-
-
-if __name__ == "__main__":
-    main()

@@ -204,7 +204,7 @@ def test_a_base_model_that_is_another_on_the_machine_is_refused(
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", base=base)) == 1
     said = capsys.readouterr().err
     assert f"On {platform.node()}: " in said
-    assert "Every machine that trains needs the base model at the same path." in said
+    assert "Every machine that has a part in it needs the base model at the same path." in said
 
 
 @pytest.mark.parametrize(
