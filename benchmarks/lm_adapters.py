@@ -3,7 +3,8 @@
 `python -m benchmarks.lm_adapters` (--base DIR --data DIR) trains every variant of the three papers on two domains with
 three seeds (`benchmarks.lm.plan` has the list, and what it costs), scores test text, and gives a verdict for each claim
 (`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are kept in
-`--folder`: the same call goes on where one was stopped. `--long` is a larger grid, `--plan` prints what would be run.
+`--folder`: the same call goes on where one was stopped. `--on ray=HOST:PORT` runs them on a cluster. `--long` is a
+larger grid, `--plan` prints what would be run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from benchmarks.report import Result, options, table
 from demo.results import best_dtype
 from registry.base_model import shape_of
 from registry.errors import SoupError
+from registry.pieces.places import place_of_work
 
 FOLDER = Path(".reproduce") / "lm"
 SHARED = Path("../shared")
+HERE = 2
+"""Cells at once on this machine, by default."""
 
 
 @dataclass
@@ -89,7 +93,8 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
     parser.add_argument("--base", type=Path, default=SHARED / "base-lm", help="folder of the base model")
     parser.add_argument("--data", type=Path, default=SHARED / "corpora", help="folder with train/<domain>/")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results of cells are kept")
-    parser.add_argument("--parallel", type=int, default=2, help="cells at once, each with one thread")
+    parser.add_argument("--parallel", type=int, help=f"cells at once, each with one thread ({HERE} here)")
+    parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="run the cells on a Ray cluster, or on one made here")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of training")
     parser.add_argument("--long", action="store_true", help="more seeds, steps, passages, sizes and scales")
     parser.add_argument("--plan", action="store_true", help="print the cells and what they cost, and run nothing")
@@ -104,8 +109,8 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
             print(show(Given(chosen, shape, data, dtype)))
             return 0
         given = Given(chosen, shape, runner.all_data(place), dtype)
-        with Runner(place, parallel=asked.parallel) as running:
-            result = Experiment(running, given).run()
+        with place_of_work(asked.on, at_once=asked.parallel or (HERE if asked.on is None else None)) as workplace:
+            result = Experiment(Runner(place, workplace), given).run()
         result.finish(asked.out)
     except SoupError as problem:
         print(f"error: {problem}", file=sys.stderr)

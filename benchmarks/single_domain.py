@@ -7,8 +7,9 @@ logit ensembles, and the best on test as the oracle. Then mixing curves L(a A + 
 and three adapters of a shared collection trained again from their recorded recipes.
 
 Cells are trained two at a time with one thread each; every adapter and every score is kept under `.reproduce/single`,
-so that the same command goes on where it was stopped, and `made_by.jsonl` there says which commit made each. What the
-short form costs, in tokens:
+so that the same command goes on where it was stopped, and `made_by.jsonl` there says which commit made each. With
+`--on ray=HOST:PORT` the grids' cells are trained on a cluster; all else is computed here. What the short form costs,
+in tokens:
 
 - training: 22 cells (15, and 7 more for the curves) x 128 steps x 4 x 512 = 5.8 M; again 3 x 160 x 8 x 512 = 2.0 M:
   7.7 M, 32 minutes at 4,000 a second;
@@ -52,13 +53,13 @@ RECORDED_ON = 80
 """Passages of a domain's validation text that the recorded perplexities are of, each scored by itself."""
 
 
-def run(found: Setting, *, processes: int, talk: Talk, again: bool = True) -> Result:
+def run(found: Setting, *, processes: int, talk: Talk, again: bool = True, on: str | None = None) -> Result:
     """The whole experiment; what was made or scored before is used again."""
     result = Result("single_domain")
     rates, orders = making.MAIN.rates, making.MAIN.orders
     talk.stage(f"train: {len(rates)} learning rates x {len(orders)} orders on {found.sizes.domain}, and the curves'")
     ledger = Ledger(found.home.parent / "made_by.jsonl")
-    making.train_grids(found, processes=processes, say=talk.line, ledger=ledger)
+    making.train_grids(found, processes=processes, say=talk.line, ledger=ledger, on=on)
     grid = {(rate, order): making.cell(found, making.MAIN, rate, order) for rate in rates for order in orders}
     with worker_pool(found.base, block=found.sizes.block, processes=processes) as pool:
         scorer = Scorer(found.base, found.home.parent / "cells.jsonl", pool, block=found.sizes.block, ledger=ledger)
@@ -130,6 +131,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--long", action="store_true", help="five times the steps, ten domains held out (hours)")
     parser.add_argument("--processes", type=int, default=2, help="cells at once, one thread each")
+    parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="train the grids' cells on a Ray cluster")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of the grid")
     parser.add_argument("--base", type=Path, default=SHARED / "base-lm", help="folder of the base model")
     parser.add_argument("--data", type=Path, default=SHARED / "corpora", help="folder with train/ and novel/")
@@ -138,7 +140,7 @@ def main() -> None:
     dtype = best_dtype() if given.dtype == "auto" else given.dtype
     sizes = LONG if given.long else SHORT
     found = setting(sizes, base=given.base, data=given.data, adapters=given.adapters, home=HOME, dtype=dtype)
-    run(found, processes=given.processes, talk=Talk(STAGES)).finish(given.out)
+    run(found, processes=given.processes, talk=Talk(STAGES), on=given.on).finish(given.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs cells, some at once, each in a process with one thread, and keeps every result as a file of its own.
+"""Runs cells, some at once, each on one thread of a process here or on Ray, and keeps every result in a file.
 
 Called by `lm_adapters`. A result is `cells/<digest of the cell>.json`; what is there is not run again, so that a run
 that was stopped goes on with the next call. What a change of the code changes, no digest sees: `cells.VERSION` does,
@@ -8,23 +8,26 @@ and every file says which commit made it.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
 
 from benchmarks.lm.cells import Cell, Data
 from benchmarks.lm.plan import Size
-from benchmarks.lm.work import Texts, data_of, run_cell, texts_of
+from benchmarks.lm.work import Texts, adapter_file, data_of, run_cell, texts_of
 from demo.results import commit
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import shape_of
 from registry.files import replace_file
+from registry.pieces import Piece, Watch, Workplace
 from registry.spec import BaseEntry
+from training.cell_pieces import base_of
 
 Record = dict[str, Any]
 
@@ -74,53 +77,52 @@ def kept(place: Place, cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
 
 
 class Runner:
-    """Runs cells in processes that are there from the first cell to be run until it is closed."""
+    """Runs cells at a place of work."""
 
-    def __init__(self, place: Place, *, parallel: int) -> None:
-        self._place, self._parallel = place, parallel
-        self._pool: ProcessPoolExecutor | None = None
+    def __init__(self, place: Place, workplace: Workplace) -> None:
+        self._place, self._workplace = place, workplace
+        self._texts = cache(self._read_texts)
         self.kept: dict[str, str | None] = {}
         """The commits that made the cells that earlier runs left, by their keys."""
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, cells: Sequence[Cell], *, what: str) -> dict[str, Record]:
         """The results of all cells by their keys, those that are not there yet run now, the longest first.
 
-        Raises what the first cell that fails raises; those that run beside it are kept.
+        Raises what the first cell that fails raises; those that run beside it are run again with the next call.
         """
         files = kept(self._place, cells)
         self.kept |= {key: value.get("commit") for key, value in files.items()}
         found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
-        todo = sorted((cell for cell in cells if cell.key not in found), key=lambda one: -one.training_tokens)
-        tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo)))
-        running = {self._submit(cell): cell for cell in todo}
-        for cell, record in _as_they_end(running):
-            found[cell.key] = record
-            tell.done(cell, _tokens(cell), record)
+        todo = {cell.key: cell for cell in sorted(cells, key=lambda one: -one.training_tokens) if cell.key not in found}
+        tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo.values())))
+        for ended in self._workplace.run([self._piece(cell) for cell in todo.values()]):
+            cell = todo[ended.name]
+            found[cell.key] = self._keep(cell, ended.value())
+            tell.done(cell, _tokens(cell), found[cell.key])
         return found
 
-    def _submit(self, cell: Cell) -> Future[Record]:
-        if self._pool is None:
-            self._place.cells.mkdir(parents=True, exist_ok=True)
-            started = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, and hang
-            self._pool = ProcessPoolExecutor(
-                self._parallel, mp_context=started, initializer=_begin, initargs=(self._place, commit())
-            )
-        return self._pool.submit(_run, cell)
+    def _piece(self, cell: Cell) -> Piece[Ran]:
+        """A cell with all that it is run on but the base model, whose fingerprint says which it must be."""
+        base = entry(self._place)
+        members = {name: (self._place.cells / name).read_bytes() for name in map(adapter_file, cell.members)}
+        texts = self._texts(cell.data.domain, cell.data.tenth)
+        return Piece(cell.key, _run, ToRun(cell, base, shape_of(base).fingerprint, texts, members))
 
+    def _read_texts(self, domain: str, tenth: bool) -> Texts:
+        return texts_of(self._place.corpora, domain, self._place.size, tenth=tenth)
 
-def _as_they_end(running: Mapping[Future[Record], Cell]) -> Iterable[tuple[Cell, Record]]:
-    left = set(running)
-    while left:
-        ended, left = wait(left, return_when=FIRST_COMPLETED)
-        for future in ended:
-            yield running[future], future.result()
+    def _keep(self, cell: Cell, ran: Ran) -> Record:
+        """Write what a cell came to, its adapter first: a result without it does not count."""
+        self._place.cells.mkdir(parents=True, exist_ok=True)
+        value = {
+            "cell": cell.model_dump(mode="json"), "result": ran.record, "seconds": round(ran.seconds, 2),
+            "commit": commit(),
+        }  # fmt: skip
+        files = {**ran.adapter, self._place.file(cell).name: json.dumps(value, allow_nan=False).encode()}
+        for name, data in files.items():
+            path = self._place.cells / name
+            replace_file(path, data, beside=path.with_suffix(".new"))
+        return ran.record
 
 
 def _tokens(cell: Cell) -> int:
@@ -150,43 +152,40 @@ class Progress:
         )
 
 
-# --- in a process of its own ------------------------------------------------------------------------
-
-_PLACE: list[Place] = []
-_COMMIT: list[str | None] = []
+# --- in a process of its own, here or on another machine ---------------------------------------------
 
 
-def _begin(place: Place, made_by: str | None) -> None:
+@dataclass(frozen=True)
+class ToRun:
+    """A cell, and what it is run on; `members` are files of adapters by their names."""
+
+    cell: Cell
+    base: BaseEntry
+    fingerprint: str
+    texts: Texts
+    members: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a cell came to, with the file of its adapter where that is kept."""
+
+    record: Record
+    seconds: float
+    adapter: Mapping[str, bytes]
+
+
+def _run(given: ToRun, _watch: Watch) -> Ran:
     """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
-    import torch
-
     torch.set_num_threads(1)
-    _PLACE.append(place)
-    _COMMIT.append(made_by)
-
-
-@cache
-def _base() -> LoadedBase:
-    return load_base(entry(_PLACE[0]))
-
-
-@cache
-def _texts(domain: str, tenth: bool) -> Texts:
-    return texts_of(_PLACE[0].corpora, domain, _PLACE[0].size, tenth=tenth)
-
-
-def _run(cell: Cell) -> Record:
-    place, began = _PLACE[0], time.monotonic()
-    texts = _texts(cell.data.domain, cell.data.tenth)
-    record: Record = rounded_deep(run_cell(cell, _base(), texts, place.cells))
-    value = {
-        "cell": cell.model_dump(mode="json"), "result": record, "seconds": round(time.monotonic() - began, 2),
-        "commit": _COMMIT[0],
-    }  # fmt: skip
-    path = place.file(cell)
-    data = json.dumps(value, allow_nan=False).encode()
-    replace_file(path, data, beside=path.with_suffix(".new"))
-    return record
+    base, began = base_of(given.base, given.fingerprint), time.monotonic()
+    with TemporaryDirectory(prefix="soup-cell-") as name:
+        folder = Path(name)
+        for file, data in given.members.items():
+            (folder / file).write_bytes(data)
+        record: Record = rounded_deep(run_cell(given.cell, base, given.texts, folder))
+        made = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in given.members}
+    return Ran(record, time.monotonic() - began, made)
 
 
 def rounded_deep(value: Any) -> Any:

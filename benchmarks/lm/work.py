@@ -1,7 +1,7 @@
 """Running one cell: its training, and what is measured of it.
 
 Called by the runner, in a process of its own with one thread of torch, so that a cell's numbers do not depend on how
-many cells run at once. What comes out is plain JSON.
+many cells run at once, nor on which machine of a kind. What comes out is plain JSON.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ def _adapter(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Made:
 def _start(cell: Cell, base: LoadedBase, folder: Path) -> Mapping[str, Tensor] | None:
     """What replaces the initial tensors: a fusion's members, or projections of another scale."""
     if isinstance(cell.config, FusionConfig):
-        return fusion_start(cell.config, [load_tensors(_kept(folder, key).read_bytes()) for key in cell.members])
+        return fusion_start(
+            cell.config, [load_tensors((folder / adapter_file(key)).read_bytes()) for key in cell.members]
+        )
     if cell.std is None:
         return None
     assert cell.config is not None
@@ -163,10 +165,11 @@ def _start(cell: Cell, base: LoadedBase, folder: Path) -> Mapping[str, Tensor] |
     return {name: tensor * factor for name, tensor in drawn.items() if name.endswith((".down.weight", ".up.weight"))}
 
 
-def _kept(folder: Path, key: str) -> Path:
-    return folder / f"{key.removeprefix('sha256:')}.safetensors"
+def adapter_file(key: str) -> str:
+    """What the file of a cell's adapter is called, where it is kept."""
+    return f"{key.removeprefix('sha256:')}.safetensors"
 
 
 def _keep(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> None:
-    path = _kept(folder, key)
+    path = folder / adapter_file(key)
     replace_file(path, save_tensors(tensors), beside=path.with_suffix(".new"))

@@ -76,8 +76,8 @@ def curve_grids(rate: float) -> Iterator[Grid]:
         yield Grid(init, OTHER_SEED, (rate,), ORDERS[1:2])
 
 
-def train_grids(setting: Setting, *, processes: int, say: Say, ledger: Ledger) -> None:
-    """Train every cell that is not there; raises CalledProcessError where `soup train sweep` fails.
+def train_grids(setting: Setting, *, processes: int, say: Say, ledger: Ledger, on: str | None = None) -> None:
+    """Train every cell that is not there, in processes or with `on` on Ray; CalledProcessError where a sweep fails.
 
     `ledger` hears of every cell that was made, also of those before a failure.
     """
@@ -85,7 +85,7 @@ def train_grids(setting: Setting, *, processes: int, say: Say, ledger: Ledger) -
     for part, texts in (("train", setting.train), ("valid", setting.stopping)):
         _write(folder / f"{part}.jsonl", texts)
     for grid in (MAIN, *curve_grids(setting.sizes.curve_rate)):
-        arguments = sweep_arguments(setting, grid, folder, processes=processes)
+        arguments = sweep_arguments(setting, grid, folder, processes=processes, on=on)
         say(f"$ soup {' '.join(arguments)}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with told(ledger, lambda grid=grid: _made(setting, grid)):  # type: ignore[misc]
@@ -116,7 +116,7 @@ def _made(setting: Setting, grid: Grid) -> list[Ingredient]:
     ]
 
 
-def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: int) -> list[str]:
+def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: int, on: str | None = None) -> list[str]:
     """What `soup` is told to train a grid."""
     sizes = setting.sizes
     said: Mapping[str, object] = {
@@ -124,7 +124,7 @@ def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: in
         "--init-seed": grid.init_seed, "--lr": ",".join(f"{rate:g}" for rate in grid.rates),
         "--seed": ",".join(map(str, grid.orders)), "--bottleneck": BOTTLENECK, "--steps": sizes.steps,
         "--batch": sizes.batch, "--block": sizes.block, "--evaluations": sizes.evaluations, "--dtype": setting.dtype,
-        "--sample": 0, "--parallel": processes,
+        "--sample": 0, **({"--parallel": processes} if on is None else {"--on": on}),
     }  # fmt: skip
     return ["train", "sweep", str(folder), *(str(word) for pair in said.items() for word in pair)]
 

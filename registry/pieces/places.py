@@ -25,7 +25,8 @@ def place_of_work(on: str | None, *, at_once: int | None, cores: int | None = No
     if on is None:
         if cores is not None:
             raise InvalidParameter("--cores is of pieces on Ray: give --on ray as well.", param="cores")
-        yield Processes(at_once or 1)
+        with Processes(at_once or 1) as processes:
+            yield processes
         return
     name, equals, address = on.partition("=")
     if name != "ray" or bool(equals) != bool(address):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from registry.errors import Cancelled, Unavailable, rebuild
 from registry.pieces.contract import (
@@ -37,7 +37,7 @@ class _Try:
 
 
 class Processes:
-    """So many processes, started as they are needed and ended with the last piece.
+    """So many processes, started as they are needed, kept for further pieces, and ended where `with` ends.
 
     A piece may find in its process what an earlier one left there, such as a base model that is loaded.
     """
@@ -46,6 +46,14 @@ class Processes:
 
     def __init__(self, at_once: int, *, retries: int = RETRIES, grace: float = GRACE_SECONDS) -> None:
         self._at_once, self._retries, self._grace = at_once, retries, grace
+        self._idle: list[_Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end_all(self._idle, self._grace)
+        self._idle = []
 
     def threads(self, *, of: int) -> int:
         """A share of those that this process uses, and one at least."""
@@ -60,12 +68,11 @@ class Processes:
     ) -> Iterator[Ended[R]]:
         """As `Workplace.run`."""
         waiting = deque(_Try(piece) for piece in pieces)
-        idle: list[_Process] = []
         busy: dict[_Process, _Try] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._at_once:
-                    process = idle.pop() if idle else _Process()
+                    process = self._idle.pop() if self._idle else _Process()
                     one = waiting.popleft()
                     busy[process] = one
                     process.tell(one.piece)
@@ -86,10 +93,10 @@ class Processes:
                         continue
                     if ended is not None:
                         del busy[process]
-                        idle.append(process)
+                        self._idle.append(process)
                         yield replace(ended, lost=one.lost)
         finally:
-            _end_all((*busy, *idle), self._grace)
+            _end_all(list(busy), self._grace)
 
 
 def _with_news(processes: list[_Process]) -> list[_Process]:

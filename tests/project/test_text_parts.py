@@ -175,6 +175,13 @@ def test_a_sweep_finds_in_each_file_the_part_it_is_called_after(found, tmp_path,
     assert {path.name for path in folders[0].iterdir()} == {"train.jsonl", "valid.jsonl"}
 
 
+def test_grids_are_trained_in_processes_or_on_a_cluster(found):
+    here = making.sweep_arguments(found, making.MAIN, Path("law"), processes=2)
+    there = making.sweep_arguments(found, making.MAIN, Path("law"), processes=2, on="ray=10.0.0.5:6379")
+    assert here[-2:] == ["--parallel", "2"]
+    assert there == [*here[:-2], "--on", "ray=10.0.0.5:6379"]
+
+
 def test_an_adapter_made_again_is_trained_and_chosen_on_its_own_parts(found, tmp_path, monkeypatch):
     seen: list[set[str]] = []
 
