@@ -18,11 +18,13 @@ from adaptersoup.calls import Model, checked, name_of, request_of
 from adaptersoup.clients import Client
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.in_process import AppTransport
+from adaptersoup.matrix import evaluate_on
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow
+from registry.cross_evaluate import CrossEvaluated
 from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
@@ -181,6 +183,27 @@ class Store:
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
         """Perplexity of texts under a model, against a baseline: the base model, another, or None for none."""
         return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
+
+    def evaluate_pool(
+        self, *, pool: Mapping[str, Any] | None = None, passages: int | None = None, on: str | None = None,
+        parallel: int | None = None, cores: int | None = None, progress: Progress | None = None,
+    ) -> CrossEvaluated:  # fmt: skip
+        """Evaluate every adapter of a pool on the samples of all of them: how many pairs, and what went wrong.
+
+        `client.evaluations()` lists what is known, which is not computed again. It is computed by this store, or with
+        `on`, "ray" or "ray=HOST:PORT", as tasks of a Ray cluster: `parallel` at once, by default as many as have room,
+        on `cores` processor cores each, by default one. `pool` has the fields of PoolRequest.
+        """
+        self._embedded(progress)
+        if on is not None:
+            return evaluate_on(
+                on, self._runtime, pool=pool, passages=passages, parallel=parallel, cores=cores,
+                progress=progress or silent,
+            )  # fmt: skip
+        if parallel is not None or cores is not None:
+            raise InvalidParameter("parallel and cores are of tasks on Ray: give on='ray' as well.", param="on")
+        job = self.client.evaluate_pool(pool=pool, passages=passages, progress=progress)
+        return CrossEvaluated(**(job.result or {}))
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
         """Text that goes on from a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""

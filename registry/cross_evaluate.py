@@ -6,7 +6,7 @@ has grown costs what is new. An adapter mostly was trained on text like its own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,11 @@ from registry.catalogue.evaluation_rows import NewEvaluation
 from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
 from registry.files import decode_lines
+from registry.pieces import Ended, Piece, Watch, Workplace
 from registry.pools import check_not_empty, current_members
 from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
-from registry.spec import PassageScore, PoolSpec
+from registry.spec import AdapterConfig, BaseEntry, PassageScore, PoolSpec
 from registry.stored_adapters import loadable
 from registry.uncertainty import paired_difference
 
@@ -38,6 +39,27 @@ class CrossEvaluated:
     computed: int
     known: int
     failed: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ToScore:
+    """Samples that are scored by an adapter, or by the base model alone; what they come to depends on nothing else."""
+
+    entry: BaseEntry
+    fingerprint: str
+    threads: int
+    samples: tuple[tuple[str, ...], ...]
+    adapter: tuple[str, AdapterConfig, bytes] | None = None
+    """Its digest, its configuration, and its weights as they are stored."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A place where pools are evaluated, and the function that gives a sample's scores there, each in its order."""
+
+    place: Workplace
+    work: Callable[[ToScore, Watch], list[list[PassageScore]]]
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -85,16 +107,22 @@ def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
 
 
 def cross_evaluate(
-    registry: Registry, caller: Caller, base: BaseModel, pool: PoolSpec, *, passages: int, progress: Progress
-) -> CrossEvaluated:
+    registry: Registry, caller: Caller, base: BaseModel, pool: PoolSpec, *, passages: int, progress: Progress,
+    elsewhere: Elsewhere | None = None,
+) -> CrossEvaluated:  # fmt: skip
     """Evaluate what is missing of a pool, on the first passages of each sample; each pair is stored when it is known.
 
-    `progress` may raise to end it. Raises as `pairs_of`, and what the base model's scoring does.
+    `progress` may raise to end it. With `elsewhere` the base model is asked for its entry and shape alone, and an
+    adapter's pairs are known together. Raises as `pairs_of`, what the base model's scoring does, and what the place
+    does.
     """
     pairs = pairs_of(registry, pool, passages=passages)
     work = _Work(registry, caller, base, passages, progress, total=len(pairs.missing))
-    for one, of in pairs.missing:
-        work.evaluate(one, of)
+    if elsewhere is None:
+        for one, of in pairs.missing:
+            work.evaluate(one, of)
+    else:
+        work.evaluate_elsewhere(pairs.missing, elsewhere)
     return CrossEvaluated(pairs.count, work.computed, pairs.count - len(pairs.missing), work.failed)
 
 
@@ -136,20 +164,97 @@ class _Work:
         except BROKEN as error:
             self.failed[one.ref] = error.message
 
+    def evaluate_elsewhere(self, pairs: Sequence[tuple[AdapterRow, AdapterRow]], at: Elsewhere) -> None:
+        """Pairs at a place: first the base alone, a sample a piece, then a piece for each adapter with its samples."""
+        texts = self._all_texts({_sample(of): of for _, of in pairs})
+        alone = self._alone_elsewhere(texts, at)
+        wanted: dict[str, list[AdapterRow]] = {}
+        for one, of in pairs:
+            if _sample(of) in alone:
+                wanted.setdefault(one.digest, []).append(of)
+        rows = {one.digest: one for one, _ in pairs if one.digest in wanted}
+        pieces = []
+        for digest, one in rows.items():
+            samples = tuple(texts[_sample(of)][1] for of in wanted[digest])
+            try:
+                adapter = (digest, one.config, self._registry.blobs.read(one.weights_blob))
+            except BROKEN as error:
+                self.failed[one.ref] = error.message
+                continue
+            pieces.append(Piece(digest, at.work, self._to_score(at, samples, adapter)))
+        self._begun = len(pairs) - sum(len(wanted[piece.name]) for piece in pieces)
+        for ended in self._run(pieces, at, lambda digest: rows[digest].ref):
+            one = rows[ended.name]
+            try:
+                found = _scores(ended)
+            except BROKEN as error:
+                self.failed[one.ref] = error.message
+                found = []
+            for of, scores in zip(wanted[one.digest], found, strict=False):
+                self._alone = alone[_sample(of)]
+                self._store(one, of, scores)
+            self._begun += len(wanted[one.digest])
+
+    def _all_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[AdapterRow, tuple[str, ...]]]:
+        """Samples by their digests, with one whose they are; one that is damaged is noted and left out."""
+        found = {}
+        for digest, of in sampled.items():
+            try:
+                found[digest] = (of, tuple(self._texts_of(of)))
+            except BROKEN as error:
+                self.failed[of.ref] = error.message
+        return found
+
+    def _alone_elsewhere(
+        self, texts: Mapping[str, tuple[AdapterRow, tuple[str, ...]]], at: Elsewhere
+    ) -> dict[str, list[PassageScore]]:
+        """What the base gets on each sample; one of which too little can be scored is noted and left out."""
+        pieces = [Piece(digest, at.work, self._to_score(at, (some,))) for digest, (_, some) in texts.items()]
+        found = {}
+        for ended in self._run(pieces, at, lambda digest: f"the base model on {texts[digest][0].domain}"):
+            (scores,) = ended.value()
+            try:
+                _check_scored(scores)
+            except InvalidParameter as error:
+                self.failed[texts[ended.name][0].ref] = error.message
+            else:
+                found[ended.name] = scores
+        return found
+
+    def _to_score(
+        self,
+        at: Elsewhere,
+        samples: tuple[tuple[str, ...], ...],
+        adapter: tuple[str, AdapterConfig, bytes] | None = None,
+    ) -> ToScore:
+        return ToScore(self._base.entry, self._base.shape.fingerprint, at.threads, samples, adapter)
+
+    def _run(
+        self, pieces: Sequence[Piece[list[list[PassageScore]]]], at: Elsewhere, called: Callable[[str], str]
+    ) -> Iterator[Ended[list[list[PassageScore]]]]:
+        """Pieces as they end; `progress` is called meanwhile, and may raise to end them."""
+        said = "waiting for the first piece"
+
+        def should_stop() -> bool:
+            self._progress(self._begun, self._total, said)
+            return False
+
+        for ended in at.place.run(pieces, should_stop=should_stop):
+            said = called(ended.name)
+            yield ended
+
     def _read(self, of: AdapterRow, alive: Progress) -> None:
         """The text of a sample, and the base alone on it."""
         if self._of != _sample(of):
-            texts = decode_lines(self._registry.blobs.read(_sample(of)))[: self._passages]
+            texts = self._texts_of(of)
             alone = self._base.score(texts, None, progress=alive)
-            scored = sum(score.tokens > 0 for score in alone)
-            if scored < FEWEST:
-                raise InvalidParameter(
-                    f"Of the first {len(texts)} passages of the sample, {scored} can be scored, and an evaluation "
-                    f"takes {FEWEST}: push a sample with longer texts.",
-                    param="passages",
-                )
+            _check_scored(alone)
             self._alone = alone
             self._of, self._texts = _sample(of), texts
+
+    def _texts_of(self, of: AdapterRow) -> list[str]:
+        """The first passages of a sample."""
+        return decode_lines(self._registry.blobs.read(_sample(of)))[: self._passages]
 
     def _store(self, one: AdapterRow, of: AdapterRow, scores: Sequence[PassageScore]) -> None:
         nll, alone = (np.array([score.nll for score in some]) for some in (scores, self._alone))
@@ -164,6 +269,24 @@ class _Work:
             if None not in there:  # nothing is kept of what was purged meanwhile
                 catalogue.evaluations.put(row)
                 self.computed += 1
+
+
+def _check_scored(alone: Sequence[PassageScore]) -> None:
+    """Raises InvalidParameter where too few passages of a sample have a token to score."""
+    scored = sum(score.tokens > 0 for score in alone)
+    if scored < FEWEST:
+        raise InvalidParameter(
+            f"Of the first {len(alone)} passages of the sample, {scored} can be scored, and an evaluation takes "
+            f"{FEWEST}: push a sample with longer texts.",
+            param="passages",
+        )
+
+
+def _scores(ended: Ended[list[list[PassageScore]]]) -> list[list[PassageScore]]:
+    """What a piece came to; one whose process was lost too often is an adapter that cannot be run."""
+    if ended.gave_up:
+        raise Internal(str(ended.problem))
+    return ended.value()
 
 
 def _sample(row: AdapterRow) -> str:

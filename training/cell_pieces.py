@@ -6,7 +6,6 @@ same bytes; of the base model a machine must have the files, which are known by 
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.errors import Incompatible, Unavailable
+from registry.base_model.same_files import check_same, named_machine
 from registry.pieces import Watch
 from registry.spec import BaseEntry
 from training.checkpoint import FILE
@@ -127,18 +126,9 @@ def base_of(entry: BaseEntry, fingerprint: str) -> LoadedBase:
 
     Raises Unavailable or Incompatible with this machine's name where it is not there, or has another fingerprint.
     """
-    try:
+    with named_machine():
         base = _loaded(entry.model_dump_json())
-    except Unavailable as problem:
-        raise Unavailable(
-            f"On {platform.node()}: {problem.message} Every machine that has a part in it needs the base model at the "
-            "same path."
-        ) from problem
-    if base.shape.fingerprint != fingerprint:
-        raise Incompatible(
-            f"On {platform.node()} the base model in {entry.source} is another: its fingerprint is "
-            f"{base.shape.fingerprint}, and {fingerprint} is wanted. Every machine needs the same files."
-        )
+    check_same(entry, base.shape.fingerprint, wanted=fingerprint)
     return base
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from adaptersoup import Store
 from registry.errors import Unavailable
 from registry.pieces import Piece
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
@@ -24,6 +25,7 @@ from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from tests.pieces import work
 from tests.pieces.contract import Build, WorkplaceTests
+from tests.pieces.matrix import SETTINGS, known, stock
 from training import parallel_sweep
 from training.sweep import CHECKPOINTS
 
@@ -239,3 +241,15 @@ def test_without_ray_the_sentence_names_the_extra(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert soup(command(tmp_path / "out", "--on", "ray")) == 1
     assert "pip install 'adaptersoup[ray]'" in capsys.readouterr().err
+
+
+def test_a_pool_is_evaluated_to_the_figures_of_the_stores_engine(
+    nodes: Nodes, tiny_base_dir: Path, tmp_path: Path
+) -> None:
+    stock(tmp_path / "here", tiny_base_dir)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    with Store(tmp_path / "here", **SETTINGS) as here, Store(tmp_path / "there", **SETTINGS) as there:
+        found = there.evaluate_pool(passages=10, on=f"ray={nodes.address}")
+        assert found == here.evaluate_pool(passages=10)
+        assert (found.computed, found.failed) == (9, {})
+        assert known(there) == known(here)

@@ -1,0 +1,58 @@
+"""Scoring samples by an engine as a piece of work: what a matrix of adapters by domains is made of elsewhere.
+
+The engine is a server's, with nobody else's requests in it, so that texts are cut and computed as they are there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry import cores
+from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.weights import load_tensors
+from registry.base_model.same_files import check_same, named_machine
+from registry.cross_evaluate import ToScore
+from registry.pieces import Watch
+from registry.spec import BaseEntry, PassageScore
+from service.engine.bases import AllowedBases
+from service.engine.engine import Engine
+
+
+def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
+    """Log-likelihoods of each sample's texts; raises Incompatible or Unavailable with this machine's name.
+
+    Raises Cancelled where it is asked to stop.
+    """
+    entry = given.entry
+    with named_machine():
+        scoring = _scoring(entry.model_dump_json(), given.threads)
+        check_same(entry, scoring.fingerprint, wanted=given.fingerprint)
+        adapter = None
+        if given.adapter is not None:
+            digest, config, weights = given.adapter
+            adapter = LoadableAdapter(digest, config, lambda: load_tensors(weights), len(weights))
+        found = []
+        for number, texts in enumerate(given.samples):
+            watch.progress(number, len(given.samples), "scoring the samples")
+            found.append(scoring.engine.score(entry.id, texts, adapter, should_stop=watch.should_stop, patient=True))
+    return found
+
+
+class _Scoring:
+    """An engine for one base model, on so many threads, and the fingerprint of the files it has."""
+
+    def __init__(self, entry: BaseEntry, threads: int) -> None:
+        cores.one_each(threads)
+        self._cache = TemporaryDirectory(prefix="soup-score-")
+        bases = AllowedBases({entry.id: entry}, Path(self._cache.name))
+        self.fingerprint = bases.shape(entry.id).fingerprint
+        self.engine = Engine(bases)
+        self.engine.start()
+
+
+@lru_cache(maxsize=1)
+def _scoring(entry_json: str, threads: int) -> _Scoring:
+    """Made once a process."""
+    return _Scoring(BaseEntry.model_validate_json(entry_json), threads)

@@ -1,0 +1,101 @@
+"""A pool that is evaluated as pieces of work: the figures of the store's own engine, and what goes wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptersoup import Store
+from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
+from registry.errors import Cancelled, InvalidParameter
+from registry.pieces import Processes
+from registry.progress import Progress, silent
+from registry.registry import Caller
+from registry.select import pool_of
+from registry.spec import PoolRequest
+from service.engine.score_pieces import score_samples
+from tests.pieces.matrix import SETTINGS, known, stock
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("matrix") / "store"
+    stock(folder, tiny_base_dir)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(1) as place:
+        yield place
+
+
+@pytest.fixture
+def store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
+    with Store(shutil.copytree(stocked, tmp_path / "store"), **SETTINGS) as store:
+        yield store
+
+
+def elsewhere(store: Store, place: Processes, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
+    registry, caller = store._runtime.parts.registry, Caller("admin", None, "test")
+    base, spec = pool_of(registry, caller, PoolRequest(**pool))
+    at = Elsewhere(place, score_samples, 1)
+    return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, elsewhere=at)
+
+
+def test_pieces_come_to_the_figures_of_the_stores_engine(
+    stocked: Path, store: Store, processes: Processes, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+    found = elsewhere(store, processes, lambda done, total, _: told.append((done, total)))
+    assert found == CrossEvaluated(pairs=9, computed=9, known=0, failed={})
+    assert told == sorted(told)
+    assert {total for _, total in told} == {9}
+    with Store(shutil.copytree(stocked, tmp_path / "here"), **SETTINGS) as here:
+        assert here.evaluate_pool(passages=10) == found
+        assert known(store) == known(here)
+    assert len(known(store)) == 9
+
+
+def test_what_is_known_is_not_computed_again(store: Store, processes: Processes) -> None:
+    assert elsewhere(store, processes, namespaces=("team",), tag=None).computed == 9
+    assert elsewhere(store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
+
+
+def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: Processes) -> None:
+    row = store._row("team/code")
+    weights = store._runtime.parts.registry.blobs.read(row.weights_blob)
+    (path,) = (
+        one for one in store.folder.rglob("*") if one.is_file() and one.stat().st_size == len(weights)
+        and one.read_bytes() == weights
+    )  # fmt: skip
+    path.chmod(0o600)
+    path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    found = elsewhere(store, processes)
+    assert (found.computed, list(found.failed)) == (6, ["team/code@1"])
+    assert {adapter for adapter, _ in known(store)} == {"team/court@1", "team/kitchen@1"}
+
+
+def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: Processes) -> None:
+    def stop(done: int, _total: int, _said: str) -> None:
+        if done:
+            raise Cancelled("It was cancelled.")
+
+    with pytest.raises(Cancelled):
+        elsewhere(store, processes, stop)
+    before = len(known(store))
+    assert 0 < before < 9
+    assert elsewhere(store, processes) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
+
+
+def test_what_is_of_ray_alone_is_refused_without_it(store: Store) -> None:
+    with pytest.raises(InvalidParameter, match="are of tasks on Ray"):
+        store.evaluate_pool(cores=2)
+    with pytest.raises(InvalidParameter, match="--on takes ray"):
+        store.evaluate_pool(on="spark")

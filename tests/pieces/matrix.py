@@ -1,0 +1,35 @@
+"""A store with adapters and samples of three domains, whose evaluations are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adaptersoup import Store
+from registry.formats import AdapterContents, write_directory
+from tests.service.passages import WORDS, passages
+from tests.service.servers import CONFIG, adapter_weights
+
+SETTINGS: dict[str, Any] = {"default_effort": "instant", "threads": 1}  # effort quick would start a process
+
+
+def stock(folder: Path, base: Path) -> None:
+    """Make the store."""
+    with Store(folder, base, base_id="tiny", **SETTINGS) as store:
+        for seed, domain in enumerate(WORDS):
+            weights = adapter_weights(store._runtime, seed=seed)
+            made = folder.parent / f"{folder.name}-{domain}"
+            write_directory(
+                made, AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny")
+            )  # fmt: skip
+            store.push(made, name=f"team/{domain}", texts=passages(domain, 30))
+        store.fit("uniform")  # waits until the samples are embedded
+
+
+def known(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """What is known, by adapter and sample: all figures, to the last bit."""
+    return {
+        (one.adapter, one.sample_of): (one.mean_nll, one.base_mean_nll, one.difference, one.standard_error,
+                                       one.tokens, one.passages)
+        for one in store.client.evaluations()
+    }  # fmt: skip
