@@ -39,7 +39,12 @@ OPTIONS = {
     "otel": ["service.open_telemetry"],
     "hub": ["service.client.hub_download"],
     "gguf": ["registry.adapters.lora_gguf"],
-    "ray": ["registry.ray_cluster", "service.ray_serving.engine", "service.ray_serving.deployment"],
+    "ray": [
+        "registry.ray_cluster",
+        "registry.pieces.on_ray",
+        "service.ray_serving.engine",
+        "service.ray_serving.deployment",
+    ],
 }
 """Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the modules that
 alone import what they bring."""
