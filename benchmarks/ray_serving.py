@@ -35,7 +35,7 @@ STORE_BYTES = 100_000_000
 def measure_ray(result: Result, *, streams: int, tokens: int, repeats: int, source: Path = FOLDER) -> None:
     """Streams at once, from a server with an engine and from one whose replica is on Ray."""
     with tempfile.TemporaryDirectory() as folder, _cluster() as address, ExitStack() as stack:
-        at = stack.enter_context(place(Path(folder), source, SOUP_ENGINE_ROWS=str(streams)))
+        at = stack.enter_context(place(Path(folder), source, settings={"SOUP_ENGINE_ROWS": str(streams)}))
         direct = at.replica()
         _deploy(at, address)
         servers = {"direct": direct, "ray": at.replica(SOUP_RAY_ADDRESS=address)}
