@@ -40,10 +40,10 @@ class Pushed:
 def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     """Check everything, store the bytes, then the row, its jobs and its audit entry in one transaction.
 
-    A known adapter without a sample, or whose sample could not be embedded, takes the one of this push. Pools that gain
-    or lose a member at once are refitted later; where text is to be embedded, its job does that. Raises
-    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or
-    QuotaExceeded; then nothing is visible.
+    A known adapter without a sample, or whose sample could not be embedded, takes the one of this push; an owner is
+    given to the name, known or not. Pools that gain or lose a member at once are refitted later; where text is to be
+    embedded, its job does that. Raises InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible,
+    NotFound (a blob), TooLarge or QuotaExceeded; then nothing is visible.
     """
     checked = _check(registry, caller, manifest)
     new, sample = checked.new, checked.sample
@@ -62,7 +62,13 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
         brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
         warnings = () if same is None else _ignored(same, new, manifest, brings)
+        owned = new.owner is not None and catalogue.adapters.owner_of(new.namespace, new.name) != new.owner
+        said = {"owner": new.owner or ""} if owned else {}
+        if same is not None and new.owner is not None:
+            same = catalogue.adapters.set_owner(same, new.owner)
         if same is not None and not brings:
+            if said:
+                caller.audit(catalogue, "adapter.change", same.ref, digest=same.digest, **said)
             return Pushed(same, created=False, warnings=warnings)
         learnt = tuple(sorted(catalogue.adapters.learnt_by([new.digest])))  # under whatever name these bytes were made
         row = same or catalogue.adapters.add(replace(new, learnt_from=learnt))
@@ -73,7 +79,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         added: tuple[Stored, ...] = ("stored_bytes",) if same is not None else ("stored_bytes", "adapters")
         check_stored(catalogue, registry.quotas, *added, key_id=caller.key_id, namespaces=[new.namespace])
-        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest)
+        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **said)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes
     return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
@@ -217,13 +223,13 @@ def _stored(registry: Registry, data: bytes) -> str | None:
 
 def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
     """What a push of known bytes said otherwise than what is stored, which stays as it is."""
-    said = manifest.model_fields_set & {"domain", "owner", "card", "provenance"}
+    said = manifest.model_fields_set & {"domain", "card", "provenance"}
     changed = [field for field in sorted(said) if getattr(row, field) != getattr(new, field)]
     if not brings and new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
         changed.append("sample")
     if not changed:
         return ()
-    return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card, domain and owner).",)
+    return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
 
 
 def _record_sample(

@@ -51,21 +51,20 @@ class Adapters(Repository[AdapterRow]):
     # --- writing --------------------------------------------------------------------------------
 
     def add(self, new: NewAdapter) -> AdapterRow:
-        """Store an adapter as the next version of its name, whose owner it has unless it brings one for all of them."""
+        """Store an adapter as the next version of its name; all versions have the owner it brings, else the name's."""
         given = (
             select(func.coalesce(func.max(table.c.version), 0)).where(*_name_of(table, new.namespace, new.name))
             for table in (adapters, purged_adapters)
         )
         version = max(self._connection.execute(query).scalar_one() for query in given) + 1
-        owner = new.owner or self._owner(new.namespace, new.name)
-        columns = {**columns_of(new), "owner": owner, "version": version}
-        result = self._connection.execute(insert(adapters).values(**columns))
+        owner = new.owner or self.owner_of(new.namespace, new.name)
+        result = self._connection.execute(insert(adapters).values(**columns_of(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
         row = self.get(key[0])
-        if new.owner is not None:
-            row = self.set_owner(row, new.owner)
+        if owner is not None:
+            row = self.set_owner(row, owner)
         self._insert(adapter_words, adapter_id=row.id, words=indexed(row))
         self._set_tags(row)
         return row
@@ -115,19 +114,19 @@ class Adapters(Repository[AdapterRow]):
     def set_owner(self, row: AdapterRow, owner: str | None) -> AdapterRow:
         """Say who answers for the name of a version, None for nobody: all its versions, the retired too, have it then.
 
-        The revision of each that had another goes on.
+        No revision goes on: what was read to change the card of a version is as it was.
         """
         self._connection.execute(
             update(adapters)
             .where(_named(row.namespace, row.name), adapters.c.owner.is_distinct_from(owner))
-            .values(owner=owner, revision=adapters.c.revision + 1)
+            .values(owner=owner)
         )
         return self.get(row.id)
 
-    def _owner(self, namespace: str, name: str) -> str | None:
-        """Who answers for a name; a version that a server of the release before stored says nothing of it."""
-        query = select(adapters.c.owner).where(_named(namespace, name), adapters.c.owner.is_not(None)).limit(1)
-        return self._connection.scalars(query).one_or_none()
+    def owner_of(self, namespace: str, name: str) -> str | None:
+        """Who answers for a name: a version that a server of the release before stored says nothing of it."""
+        query = select(adapters.c.owner).where(_named(namespace, name), adapters.c.owner.is_not(None))
+        return self._connection.scalars(query.order_by(adapters.c.id.desc()).limit(1)).one_or_none()
 
     def retire(self, id: int, *, at: datetime | None = None) -> AdapterRow:
         """Retire a version, now or `at` a moment: names no longer lead to it. Once retired it stays as it was."""

@@ -11,7 +11,7 @@ from registry.formats.atomic_directory import (
     new_directory_beside,
     place_files,
 )
-from registry.formats.card import CARD_FILE, format_card, parse_card, parse_owner
+from registry.formats.card import CARD_FILE, format_card, parse_card
 from registry.formats.directory import (
     EMBEDDINGS_FILE,
     SAMPLES_FILE,
@@ -46,7 +46,6 @@ __all__ = [
     "move_into_place",
     "new_directory_beside",
     "parse_card",
-    "parse_owner",
     "place_files",
     "read_directory",
     "write_directory",

@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from registry.errors import InvalidManifest
 from registry.formats.refusal import refusal
 from registry.names import PART_PATTERN
-from registry.spec import Card, Owner
+from registry.spec import Card
 
 CARD_FILE = "README.md"
 MOST = 20_000
 """Characters of a description, as `Card` has it, and of the YAML of one of its fields."""
-OWNER: TypeAdapter[str] = TypeAdapter(Owner)
 DEEPEST = 16
 """Lists and mappings in each other; parsing deeper ones takes time that grows with the square."""
-FIELDS = ("owner", "license", "tags", "metadata")
+FIELDS = ("license", "tags", "metadata")
 BELOW = " \t\r-#]}"
 """What a line begins with that goes on with the value of the key above it, or says nothing."""
 UNFILLED = "# Model Card for Model ID"
@@ -52,16 +51,14 @@ USES = re.compile(rf"\r?\n{USE}\r?\n(?:(?!{USE}).)*?\r?\n{USE_END}(?:\r?\n|\Z)",
 """What a registry says of the use, from line to line."""
 
 
-def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None, owner: str | None = None,
+def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None,
                 relation: Relation = "adapter", use: Use | None = None) -> str:  # fmt: skip
     """A card as README.md, the same text for the same values; `relation` is how it came from its base model.
 
     `use` says below the card how the adapter is loaded.
     """
     library = None if use is None else use.library
-    fields = card_fields(
-        card, base_model=base_model, domain=domain, owner=owner, relation=relation, library=library
-    )  # fmt: skip
+    fields = card_fields(card, base_model=base_model, domain=domain, relation=relation, library=library)
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     body = f"\n{card.description}\n" if card.description else ""
     below = "" if use is None else f"\n{USE}\n## Use\n\n{use.text}\n{USE_END}\n"
@@ -70,7 +67,10 @@ def format_card(card: Card, *, base_model: str | None = None, domain: str | None
 
 def card_fields(card: Card, *, base_model: str | None = None, domain: str | None = None, owner: str | None = None,
                 relation: Relation = "adapter", library: str | None = None) -> dict[str, Any]:  # fmt: skip
-    """The fields of a README's front matter: what is said of a card, without what is not."""
+    """The fields of a README's front matter: what is said of a card, without what is not.
+
+    The `owner` is told by the hub's API alone: it is of the name, and a file that is pinned may not change with it.
+    """
     fields: dict[str, Any] = {
         "base_model": base_model,
         "base_model_relation": relation,
@@ -112,22 +112,6 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
         return Card(description=body, **values)
     except ValidationError as error:
         raise refusal(error, Path(CARD_FILE)) from None
-
-
-def parse_owner(text: str, *, foreign: bool = False) -> str | None:
-    """Who answers for the adapter by the front matter of its README.md, if it says.
-
-    Of a `foreign` one what is no owner here is left out. Raises InvalidManifest.
-    """
-    said = _split_front_matter(text)[0].get("owner")
-    if said in (None, ""):
-        return None
-    try:
-        return OWNER.validate_python(said)
-    except ValidationError as error:
-        if foreign:
-            return None
-        raise InvalidManifest(f"{CARD_FILE}: owner {error.errors()[0]['msg']}.", param="owner") from None
 
 
 def _without_use(text: str) -> str:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from registry.errors import Invalid, InvalidManifest, NotFound
 from registry.files import encode_lines, loads_strict
 from registry.formats.atomic_directory import CONFIG_FILE, place_files
-from registry.formats.card import CARD_FILE, Relation, format_card, parse_card, parse_owner
+from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
 from registry.formats.refusal import refusal
@@ -78,8 +78,6 @@ class AdapterDirectory:
     embeddings: Path | None
     embeddings_note: EmbeddingsNote | None
     card: Card
-    owner: str | None
-    """Who answers for the adapter, as the front matter of its README.md says."""
 
 
 def read_directory(path: Path) -> AdapterDirectory:
@@ -103,7 +101,7 @@ def read_directory(path: Path) -> AdapterDirectory:
             f"{path / (SOUP_FILE if is_peft else CONFIG_FILE)} does not say what made {EMBEDDINGS_FILE}: add "
             '"embeddings": {"encoder": "sha256:...", "unit": "passage" or "sentence"}.'
         )
-    readme = _readme(path)
+    card = _if_there(path / CARD_FILE)
     recorded = said.get("base_model_name_or_path") if is_peft else None
     return AdapterDirectory(
         path=path,
@@ -117,8 +115,7 @@ def read_directory(path: Path) -> AdapterDirectory:
         sample=sample,
         embeddings=embeddings,
         embeddings_note=notes.embeddings if embeddings else None,
-        card=parse_card(readme, foreign=is_peft),
-        owner=parse_owner(readme, foreign=is_peft),
+        card=Card() if card is None else _read_card(card, foreign=is_peft),
     )
 
 
@@ -161,13 +158,9 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _readme(folder: Path) -> str:
-    """The text of a directory's README.md, nothing where there is none."""
-    path = folder / CARD_FILE
-    if not path.is_file():
-        return ""
+def _read_card(path: Path, *, foreign: bool) -> Card:
     try:
-        return _read_bytes(path).decode("utf-8")
+        return parse_card(_read_bytes(path).decode("utf-8"), foreign=foreign)
     except UnicodeDecodeError as error:
         raise InvalidManifest(f"{path} is not valid UTF-8 at byte {error.start}.") from None
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from registry.errors import InvalidManifest
 from registry.files import loads_strict
 from registry.formats.atomic_directory import CONFIG_FILE
-from registry.formats.card import CARD_FILE, parse_card, parse_owner
+from registry.formats.card import CARD_FILE, parse_card
 from registry.formats.directory import (
     EMBEDDINGS_FILE,
     SAMPLES_FILE,
@@ -41,7 +41,7 @@ class SentDirectory(Frozen):
     base_model: str | None = None
     """A base model's id, likewise."""
     owner: str | None = None
-    """Likewise, instead of the card's."""
+    """Who answers for the name: no file of the directory says it."""
     tags: tuple[str, ...] = ()
     """Beside those of the card."""
 
@@ -61,15 +61,15 @@ class SentDirectory(Frozen):
         if domain is None:
             raise InvalidManifest("The folder does not say which domain the adapter is of: say it.", param="domain")
         recorded = said.get("base_model_name_or_path") if is_peft else None
-        readme = self.texts.get(CARD_FILE, "")
-        card, owner = parse_card(readme, foreign=is_peft), self.owner or parse_owner(readme, foreign=is_peft)
+        card = parse_card(self.texts[CARD_FILE], foreign=is_peft) if CARD_FILE in self.texts else Card()
         try:
             return Manifest(
                 name=self.name, domain=domain, base_model=self.base_model or notes.base_model,
                 base_fingerprint=notes.base_fingerprint, config=config, peft_config=said if is_peft else None,
                 recorded_base=recorded if isinstance(recorded, str) and recorded else None,
                 files={WEIGHTS_FILE: FileSource(digest=self.blobs[WEIGHTS_FILE])}, sample=self._sample(notes),
-                owner=owner, card=Card.model_validate({**card.model_dump(), "tags": _joined(card.tags, self.tags)}),
+                owner=self.owner,
+                card=Card.model_validate({**card.model_dump(), "tags": _joined(card.tags, self.tags)}),
                 provenance=notes.provenance,
             )  # fmt: skip
         except ValidationError as error:

@@ -48,7 +48,7 @@ class Additions:
     base: str | None = None
     """A base model's id."""
     owner: str | None = None
-    """Who answers for the adapter; nobody where it is empty."""
+    """Who answers for the name, which keeps the one it has where this is None; an empty one is refused."""
     texts: Sequence[str] | None = None
     tags: Sequence[str] = ()
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
@@ -87,8 +87,9 @@ def push_folder(
 ) -> Json:
     """Push an adapter directory as `name`, a PEFT directory of a LoRA as it is.
 
-    `domain`, `base` (a base model's id), `owner` and `texts` replace what the directory says, tags and metadata join
-    those of its card. Raises InvalidManifest where nobody says the domain.
+    `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
+    its card; `owner` is who answers for the name. Raises InvalidManifest where nobody says the domain, and for an empty
+    owner.
     """
     more = Additions(
         domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {}
@@ -110,18 +111,28 @@ def send_folder(
 ) -> Pushed:
     """As `push_folder`, for one of many: what the server has already is found by its digest and not sent again.
 
-    A full queue of jobs is waited for. `progress` may raise to end it.
+    Another owner is said of it all the same. A full queue of jobs is waited for. `progress` may raise to end it.
     """
     manifest = described(folder, name, more)
     there = same_there(client, manifest, file_digest(folder.weights), _texts(folder, more))
-    if there is not None:
+    if there is not None and manifest.owner in (None, there.get("owner")):
         return Pushed(there, created=False)
+    if there is not None:
+        return Pushed(client.update_adapter(str(there["ref"]), owner=manifest.owner), created=False)
     sent = client.run(_sent(folder, manifest, more, progress))
     return Pushed(*client.push_patiently(sent, progress=progress))
 
 
 def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
-    """The manifest of a directory, still without its files and its sample. Raises InvalidManifest without a domain."""
+    """The manifest of a directory, still without its files and its sample.
+
+    Raises InvalidManifest without a domain, and for an empty owner.
+    """
+    if more.owner == "":
+        raise InvalidManifest(
+            f"An empty owner names nobody, and a push takes none away: `soup edit {name} --set-owner ''` does.",
+            param="owner",
+        )
     domain = more.domain or local.domain
     if domain is None:
         raise InvalidManifest(
@@ -135,7 +146,7 @@ def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
         recorded_base=local.recorded_base,
         config=local.config,
         files={},
-        owner=local.owner if more.owner is None else more.owner or None,
+        owner=more.owner,
         card=more.card(local.card),
         provenance=local.provenance,
     )

@@ -54,7 +54,7 @@ def made_files(row: AdapterRow, parts: Parts) -> dict[str, bytes]:
     )
     shape, name = _shape(row, parts), base_name(row, parts)
     use = how_to_load(row.config, name=row.name, base=name, revision=_base_revision(row, parts), shape=shape)
-    card = format_card(row.card, base_model=name, owner=row.owner, relation=relation_of(row), use=use)
+    card = format_card(row.card, base_model=name, relation=relation_of(row), use=use)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
 

@@ -156,14 +156,37 @@ class TestAgain:
         assert said.row.card.description == "first"
         assert verbs.push().warnings == ()
 
+    def test_another_owner_is_that_of_the_name_and_the_audit_has_it(self, verbs):
+        first, second = verbs.push(owner="legal"), verbs.push(seed=2)
+        assert (first.row.owner, second.row.owner) == ("legal", "legal")
+        again = verbs.push(owner="contracts")
+        assert (again.created, again.row.owner, again.row.etag, again.warnings) == (
+            False, "contracts", first.row.etag, (),
+        )  # fmt: skip
+        assert verbs.push(owner="contracts").row == verbs.push().row == again.row
+        brought = verbs.push(owner="court", sample={"texts": passages("law")})
+        third = verbs.push(owner="tax", seed=3)
+        assert (brought.row.owner, third.created) == ("court", True)
+        with verbs.database.read() as catalogue:
+            assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
+            said = [
+                (row.action, row.subject, row.detail.get("owner"))
+                for row in reversed(catalogue.audit.list(None, limit=9).rows)
+            ]
+        assert said == [
+            ("adapter.push", "acme/law@1", "legal"),
+            ("adapter.push", "acme/law@2", None),
+            ("adapter.change", "acme/law@1", "contracts"),
+            ("adapter.push", "acme/law@1", "court"),
+            ("adapter.push", "acme/law@3", "tax"),
+        ]
+
     def test_a_missing_sample_is_brought_by_a_later_push(self, verbs):
         row = verbs.push().row
         brought = verbs.push(sample={"texts": passages("law", 120)}, card={"description": "late"})
         assert (brought.created, brought.row.id, brought.row.sample_state) == (False, row.id, "pending")
         assert brought.job is not None
-        assert brought.warnings == (
-            "Known as acme/law@1: its card stayed as stored (PATCH changes card, domain and owner).",
-        )
+        assert brought.warnings == ("Known as acme/law@1: its card stayed as stored (PATCH changes card and domain).",)
         assert verbs.embed(brought.row).sample_state == "ready"
 
     def test_a_sample_that_failed_is_tried_again(self, verbs):

@@ -266,6 +266,36 @@ class TestManifest:
         assert (bones["owner"], plants["owner"]) == ("Bone team", "us")
         assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
+    def test_other_owners_of_what_is_there_are_said_and_nothing_is_sent(
+        self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code, _, err = soup("push", *sorted(many.iterdir()), "--namespace", "held")
+        assert code == 0, err
+
+        def sent(*_: Any, **__: Any) -> None:
+            raise AssertionError("known already, and sent")
+
+        monkeypatch.setattr(SoupClient, "push_patiently", sent)
+        rows = [(f"many/{name}", "" if name == "drama" else f"{name} team") for name in NAMES]
+        file = self.write(tmp_path / "owners.csv", ("path", "owner"), *rows)
+        for _ in range(2):
+            code, out, err = soup("push", "--manifest", file, "--namespace", "held", "--json")
+            assert code == 0, err
+            assert set(states(out).values()) == {"there already"}
+            found = json.loads(soup("ls", "--namespace", "held", "--json")[1])["data"]
+            owners = {one["name"]: one["owner"] for one in found}
+            assert owners == {**{name: f"{name} team" for name in NAMES}, "drama": None}
+
+    @pytest.mark.parametrize("folders", [1, 2])
+    def test_an_empty_owner_is_refused_in_a_sentence(self, soup: Soup, many: Path, folders: int) -> None:
+        said = ("--domain", "d") if folders == 1 else ()
+        code, _, err = soup(
+            "push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said
+        )
+        assert code != 0
+        assert "An empty owner names nobody" in " ".join(err.split())
+        assert "--set-owner" in err
+
     def test_one_row_is_as_one_of_many(self, soup: Soup, many: Path, tmp_path: Path) -> None:
         """The folder's name is its domain, and all that the row says is in the card."""
         file = self.write(
@@ -542,7 +572,7 @@ class TestChangingMany:
         assert soup("edit", "bulk/drama", "--set-owner", "team@acme.example")[1] == "", "it is so already"
         assert soup("pull", "bulk/drama", tmp_path / "drama")[0] == 0
         code, out, _ = soup("push", tmp_path / "drama", "--name", "pulled/drama", "--json")
-        assert (code, json.loads(out)["owner"]) == (0, "team@acme.example")
+        assert (code, json.loads(out)["owner"]) == (0, None), "who answers for a copy is said with it"
         assert soup("edit", "bulk/drama", "--set-owner", "")[:2] == (0, "bulk/drama@1\n")
         assert set(self.tags(soup, owner="team@acme.example")) == {*NAMES} - {"drama"}
 

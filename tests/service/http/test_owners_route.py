@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from registry.formats.card import parse_owner
 from tests.service.servers import World
 
 SETTINGS = {"job_workers": 0}  # jobs stay in the queue
@@ -78,18 +77,35 @@ def test_what_names_nobody_is_refused_and_the_field_is_named(stocked: World, own
     assert stocked.client.get("/v1/adapters/acme/law").json()["owner"] == "legal@acme.example"
 
 
-def test_the_files_and_the_hub_say_it_and_a_push_of_them_keeps_it(stocked: World) -> None:
-    change(stocked, "acme/law", owner=HOSTILE)
-    readme = stocked.client.get("/v1/adapters/acme/law/files/README.md").text
-    assert parse_owner(readme) == parse_owner(readme, foreign=True) == HOSTILE
-    hub = stocked.client.get("/api/models/acme/law").json()
-    assert hub["cardData"]["owner"] == HOSTILE
-    change(stocked, "acme/law", owner=None)
-    assert parse_owner(stocked.client.get("/v1/adapters/acme/law/files/README.md").text) is None
-    change(stocked, "acme/law", owner="legal@acme.example")
+def test_the_hub_says_it_and_what_a_commit_pins_stays(stocked: World) -> None:
+    """Whoever pinned a commit has the same files, and a change that was prepared of another version is taken."""
+
+    def files() -> dict[str, tuple[str, str]]:
+        listed = stocked.client.get("/v1/adapters/acme/law@1/files").json()["data"]
+        pinned = {one["name"]: stocked.client.get(f"/acme/law/resolve/{commit}/{one['name']}").text for one in listed}
+        return {one["name"]: (one["digest"], pinned[one["name"]]) for one in listed}
+
+    stocked.push("acme/law", seed=4)
+    commit = stocked.client.get("/api/models/acme/law/revision/1").json()["sha"]
+    before, etag = files(), stocked.client.get("/v1/adapters/acme/law@1").json()["etag"]
+    assert "owner" not in before["README.md"][1]
+    for said in (
+        lambda: change(stocked, "acme/law@2", owner=HOSTILE),
+        lambda: stocked.push("acme/law", seed=5, owner="us"),
+    ):
+        said()
+        hub = stocked.client.get("/api/models/acme/law/revision/1").json()
+        assert (hub["sha"], hub["cardData"]["owner"] in (HOSTILE, "us")) == (commit, True)
+        assert files() == before
+    headers = {"if-match": f'"{etag}"'}
+    answer = stocked.client.patch("/v1/adapters/acme/law@1", json={"owner": "legal@acme.example"}, headers=headers)
+    assert answer.status_code == 200
+    assert stocked.client.delete("/v1/adapters/acme/law@3").status_code == 200
+    assert stocked.client.delete("/v1/adapters/acme/law@2").status_code == 200
 
 
-def test_a_push_of_what_is_known_says_that_its_owner_stayed(stocked: World) -> None:
+def test_a_push_of_what_is_known_gives_the_name_its_owner(stocked: World) -> None:
     answer = stocked.push("acme/law", seed=1, owner="somebody else")
-    assert answer["owner"] == "legal@acme.example"
-    assert any("owner" in warning and "stayed as stored" in warning for warning in answer["warnings"])
+    assert (answer["owner"], answer["warnings"]) == ("somebody else", [])
+    newest = stocked.client.get("/v1/audit?subject=acme/law@1").json()["data"][0]
+    assert (newest["action"], newest["detail"]["owner"]) == ("adapter.change", "somebody else")

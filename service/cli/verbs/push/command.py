@@ -38,7 +38,7 @@ class Said:
     ] = None
     owner: Annotated[
         str | None,
-        typer.Option(help="Who answers for the adapter (a team, an address), instead of what its card says."),
+        typer.Option(help="Who answers for the name (a team, an address), also of adapters that are there."),
     ] = None
     tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
     metadata: Annotated[list[str] | None, typer.Option(help="A field to add; may be repeated.", metavar="K=V")] = None
