@@ -41,7 +41,7 @@ REFS = BodyLimit(lambda _: 3 * LONGEST * MOST + 16 * 1024)
 TRIES = 3
 """Times that a card which somebody else changes meanwhile is read again."""
 Chosen = Annotated[list[str] | None, Query(max_length=MOST)]
-Action = Literal["tags", "owner", "retire"]
+Action = Literal["tags", "owner", "no owner", "retire"]
 
 
 class Selection(Wire):
@@ -156,8 +156,13 @@ def _action(
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
         return lambda ns, name: bool(retire_adapter(request, ns, name, parts, who).data)
-    if form.get("do") == "owner":
-        owned = _owned(form.get("owner", "").strip())
+    if form.get("do") in ("owner", "no owner"):
+        owner = form.get("owner", "").strip() if form["do"] == "owner" else None
+        if owner == "":
+            raise InvalidParameter(
+                "Write who is to answer for them; a button of its own takes owners away.", param="owner"
+            )
+        owned = _owned(owner)
         return lambda ns, name: _changed(request, parts, who, ns, name, owned)
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
@@ -181,9 +186,9 @@ def _tagged(card: Card, add: Sequence[str], remove: Sequence[str]) -> AdapterPat
     return None if tags == card.tags else _patch(card={**card.model_dump(mode="json"), "tags": list(tags)})
 
 
-def _owned(owner: str) -> Callable[[AdapterRow], AdapterPatch | None]:
+def _owned(owner: str | None) -> Callable[[AdapterRow], AdapterPatch | None]:
     """The change to this owner, or to none; raises InvalidParameter for what no owner is called."""
-    patch = _patch(owner=owner or None)
+    patch = _patch(owner=owner)
     return lambda row: None if row.owner == patch.owner else patch
 
 

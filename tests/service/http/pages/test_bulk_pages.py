@@ -245,5 +245,9 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
     assert "U+202E" in read(refused.text)
     again = browser.send("/models/edit", TICKED, **fields, owner=HOSTILE)
     assert "3 were so already." in read(again.text)
-    browser.send("/models/edit", TICKED, **fields, owner="")
+    refused = browser.send("/models/edit", TICKED, **fields, owner=" ")
+    assert refused.status_code == 400
+    assert "Write who is to answer for them" in read(refused.text)
+    assert owned() == {HOSTILE}, "a field that was left empty takes nothing away"
+    browser.send("/models/edit", TICKED, **{**fields, "do": "no owner"}, owner="")
     assert owned() == {None}
