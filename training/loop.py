@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from registry.errors import Cancelled
+from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Progress, silent
 from training.checkpoint import Checkpoint
 from training.losses_file import LossesFile
@@ -65,9 +65,13 @@ def optimise(
         while state.step < numbers.steps:
             if should_stop is not None and should_stop():
                 raise _cancelled(state, checkpoint)
-            state.advance()
-            if state.step in evaluated_at:
-                state.evaluate()
+            try:
+                state.advance()
+                if state.step in evaluated_at:
+                    state.evaluate()
+            except InvalidParameter:  # its last losses are what shows that it diverged
+                _note(losses, state)
+                raise
             if checkpoint is not None and (state.step == numbers.steps or checkpoint.due(state.step)):
                 checkpoint.write(state.step, state.tensors(), state.as_json())
             _note(losses, state)

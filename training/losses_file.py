@@ -6,12 +6,14 @@ Written by the loop, under the names that the record of a training has them by; 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from training.state import TrainingState
 
+log = logging.getLogger("soup.training")
 MOST_POINTS = 400
 """Of each of the two lists."""
 Point = tuple[int, float]
@@ -25,18 +27,21 @@ class LossesFile:
         self._written = (0, 0)
 
     def note(self, state: TrainingState) -> None:
-        """Write them, if there are others than the last time."""
+        """Write them, if there are more than the last time; where the disk takes none, the training goes on."""
         there = (len(state.curve.points), len(state.history))
         if there == self._written:
             return
+        self._written = there
         said = {
             "train_history": thinned(state.curve.points), "valid_history": thinned(state.history),
             "best_step": state.best[1],
         }  # fmt: skip
         beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
-        beside.replace(self._path)
-        self._written = there
+        try:
+            beside.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
+            beside.replace(self._path)
+        except OSError as error:
+            log.warning("the losses of a training are not written: %s", error.strerror)
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:

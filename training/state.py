@@ -57,6 +57,14 @@ class Curve:
             self.points.append((step, self._sum / self._count))
             self._sum, self._count = 0.0, 0
 
+    def end(self, step: int, loss: float | None) -> None:
+        """Take no more: the steps begun are a point, and so is the `loss` that diverged, where it is a number."""
+        if self._count:
+            self.points.append((step - 1, self._sum / self._count))
+            self._sum, self._count = 0.0, 0
+        if loss is not None and math.isfinite(loss):
+            self.points.append((step, loss))
+
     def state(self) -> dict[str, Any]:
         """As JSON."""
         return {"points": self.points, "sum": self._sum, "count": self._count}
@@ -136,13 +144,17 @@ class TrainingState:
         self.resume_note: str | None = None
 
     def advance(self) -> None:
-        """One update."""
+        """One update; raises InvalidParameter for a loss that diverges, which the curve then ends with."""
         step = self.step + 1
         for group in self._optimiser.param_groups:
             group["lr"] = self.hyperparameters.learning_rate_at(step)
         self._optimiser.zero_grad(set_to_none=True)
         self.loss = self._gradient(self.train[self.order.next()])
-        self._guard.check(self.loss, step)
+        try:
+            self._guard.check(self.loss, step)
+        except InvalidParameter:
+            self.curve.end(step, self.loss)
+            raise
         if step == 1 and not any(value.grad is not None and value.grad.any() for value in self.trained.values()):
             raise _trains_nothing()  # a scale of 0, say
         nn.utils.clip_grad_norm_(list(self.trained.values()), self.hyperparameters.clip)
@@ -173,8 +185,14 @@ class TrainingState:
             with self._precision():
                 total += float(scored(torch.from_numpy(part))) * len(part)
         found = total / len(self.valid)
-        self._guard.check_valid(found, self.step, before=self.history[0][1] if self.history else None)
-        self.history.append((self.step, found))
+        before = self.history[0][1] if self.history else None
+        if math.isfinite(found):
+            self.history.append((self.step, found))
+        try:
+            self._guard.check_valid(found, self.step, before=before)
+        except InvalidParameter:
+            self.curve.end(self.step + 1, None)
+            raise
         if found < self.best[0]:
             self.best = (found, self.step)
             self._kept = {name: value.detach().clone() for name, value in self._changing.items()}

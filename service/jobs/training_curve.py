@@ -30,15 +30,15 @@ def kept_curve(context: JobContext, path: Path) -> Iterator[Progress]:
 
     def store() -> None:
         nonlocal stored
-        found = read_losses(path)
-        if found is None or found == stored:
-            return
         try:
+            found = read_losses(path)
+            if found is None or found == stored:
+                return
             with context.parts.registry.database.write() as catalogue:
                 catalogue.curves.put(context.row.id, found)
             stored = found
-        except (Busy, Unavailable) as error:  # a picture ends no training, and hides no error of one
-            log.warning("a curve is not stored: %s", error.message)
+        except (Busy, Unavailable, OSError) as error:  # a picture ends no training, and hides no error of one
+            log.warning("a curve is not stored: %s", error)
 
     def report(done: int, total: int, message: str) -> None:
         nonlocal looked_at

@@ -16,6 +16,7 @@ from registry.errors import Cancelled, InvalidParameter
 from training.data import DataOrder
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
+from training.losses_file import LossesFile, read_losses
 from training.spec import TrainingSpec
 from training.state import Curve, Objective, TrainingState
 
@@ -112,6 +113,39 @@ def test_a_loss_that_diverges_is_refused_with_step_and_rate(bad):
     with pytest.raises(InvalidParameter, match=r"diverged at step 3 of 300.*learning rate") as caught:
         run(Diverging())
     assert caught.value.param == "learning_rate"
+
+
+@pytest.mark.parametrize("bad", [math.nan, 1e6])
+def test_the_losses_of_one_that_diverges_end_with_the_loss_that_did(bad, tmp_path):
+    """Points are means of three steps here: the step begun before the fifth is one, and what is no number is none."""
+    module, file, seen = Counter(), tmp_path / "losses.json", []
+
+    def loss(blocks):
+        seen.append(float(module.mean_nll(blocks).detach()))
+        return module.mean_nll(blocks) * 0 + bad if len(seen) == 5 else module.mean_nll(blocks)
+
+    state = started(module, loss, valid_loss=module.mean_nll, steps=300, batch=6, block=4, learning_rate=0.1)
+    with pytest.raises(InvalidParameter, match="diverged at step 5"):
+        optimise(state, losses=LossesFile(file))
+    found = read_losses(file)
+    mean = pytest.approx(sum(seen[:3]) / 3, rel=1e-6)
+    last = [[5, 1e6]] if bad == 1e6 else []
+    assert found["train_history"] == [[3, mean], [4, pytest.approx(seen[3], rel=1e-6)], *last]
+    assert found["valid_history"] == [[0, pytest.approx(math.log(4))]]
+
+
+def test_a_validation_loss_that_diverges_is_the_last_of_its_losses(tmp_path):
+    module, file = Counter(), tmp_path / "losses.json"
+    valid = iter([1.0, 9.0])
+    state = started(
+        module, module.mean_nll, valid_loss=lambda _: torch.tensor(next(valid)), steps=300, batch=6, block=4,
+        evaluations=60,
+    )  # fmt: skip
+    with pytest.raises(InvalidParameter, match="validation loss is 9"):
+        optimise(state, losses=LossesFile(file))
+    found = read_losses(file)
+    assert found["valid_history"] == [[0, 1.0], [5, 9.0]]
+    assert [step for step, _ in found["train_history"]] == [3, 5]
 
 
 def test_a_validation_loss_that_is_no_number_is_refused_too():
