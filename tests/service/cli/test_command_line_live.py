@@ -289,9 +289,7 @@ class TestManifest:
     @pytest.mark.parametrize("folders", [1, 2])
     def test_an_empty_owner_is_refused_in_a_sentence(self, soup: Soup, many: Path, folders: int) -> None:
         said = ("--domain", "d") if folders == 1 else ()
-        code, _, err = soup(
-            "push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said
-        )
+        code, _, err = soup("push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said)
         assert code != 0
         assert "An empty owner names nobody" in " ".join(err.split())
         assert "--set-owner" in err

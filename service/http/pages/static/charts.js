@@ -39,7 +39,8 @@
 
   const map = (found, figure) => {
     const most = Number(figure.dataset.most);
-    const places = found.places.slice(0, most);
+    const alike = new Set(figure.dataset.alike?.split(" ")); // those that the page names, before the first of all
+    const places = [...found.places.filter((one) => alike.has(one.ref)), ...found.places.filter((one) => !alike.has(one.ref))].slice(0, most);
     const spots = places.map((one) => ({ name: one.domain, value: [one.x, one.y], ref: one.ref, share: one.posterior }));
     const label = { show: true, position: "right", padding: 3, color: token("ink"), width: 160, overflow: "truncate", formatter: (one) => plain(one.name) };
     const drawn = [{
@@ -160,9 +161,15 @@
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", figure.querySelector("svg").getAttribute("aria-label"));
     figure.prepend(place);
-    const chart = echarts.init(place, null, { renderer: "svg" });
     const kind = kinds[figure.dataset.chart];
-    chart.setOption(kind(found, figure));
+    let chart;
+    try {
+      chart = echarts.init(place, null, { renderer: "svg" });
+      chart.setOption(kind(found, figure));
+    } catch (error) {
+      place.remove();
+      throw error;
+    }
     for (const one of figure.querySelectorAll(":scope > svg, [data-fewer]")) one.setAttribute("hidden", "");
     for (const one of figure.querySelectorAll("[data-all]")) one.hidden = false;
     steer(chart, figure);

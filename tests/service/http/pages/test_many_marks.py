@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from registry.embeddings_file import save_embeddings
 from registry.fit import fit
 from registry.progress import silent
 from registry.spec import PoolSpec, PosteriorSpec
+from service.http.pages import domain_map
 from tests.browser import Browser, Page
 from tests.service.http.pages.looked_at import look_at, signed_in
 from tests.service.http.pages.signed import Signed, active, read
@@ -131,11 +133,54 @@ def test_it_is_drawn_anew_in_the_colours_that_a_reader_prefers(page: Page) -> No
     page.until(f"{colours} === {light!r}")
 
 
+@contextmanager
+def first(page: Page, script: str) -> Iterator[None]:
+    """While open, each page runs the script before its own."""
+    id = page.call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+    try:
+        yield
+    finally:
+        page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=id)
+
+
+def test_where_there_are_more_than_are_drawn_the_most_alike_are_among_them(
+    page: Page, stocked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domain_map, "MOST_DRAWN", 50)
+    keeping = "set: (it) => { real = { init: (...how) => (window.chart = it.init(...how)) }; }"
+    with first(page, f"let real; Object.defineProperty(window, 'echarts', {{ get: () => real, {keeping} }});"):
+        page.open("/map")
+        page.until(DRAWN)
+        page.fill("#text", "The court held that the contract was void.")
+        page.evaluate("document.querySelector('form.cook').requestSubmit()")
+        page.until(f"document.querySelector('#answer') && {DRAWN}")
+    alike = page.evaluate("document.querySelector('figure').dataset.alike").split()
+    assert len(alike) == 49
+    drawn = page.evaluate("chart.getOption().series[0].data.map(one => one.ref)")
+    assert len(drawn) == 50
+    assert {*drawn} > {*alike}
+    assert "Drawn are 50 of 52, among them the 49 most alike" in page.text("figcaption")
+
+
+@pytest.mark.parametrize("at", ["init", "setOption"])
+def test_where_it_cannot_be_drawn_the_drawing_stays_and_no_empty_box(page: Page, at: str) -> None:
+    broken = "const fail = () => { window.tried = true; throw new Error('no room'); };"
+    broken += "init = fail;" if at == "init" else "init = () => ({ setOption: fail });"
+    whole = "Object.defineProperty(window, 'echarts', { get: () => ({ init }), set: () => {} });"
+    with first(page, f"let init; {broken} {whole}"):
+        page.open("/map")
+        page.until("window.tried")
+        assert page.evaluate("document.querySelector('.drawn')") is None
+        assert page.evaluate("[...document.querySelectorAll('svg.map')].some(one => one.checkVisibility())")
+        assert "Drawn are the 49 first of 52." in page.text("figcaption")
+
+
 def test_where_the_numbers_do_not_come_the_drawing_stays(page: Page, stocked: World) -> None:
     page.open(LONG)
     page.until(DRAWN)
-    refuse = "const real = window.fetch; window.fetch = () => Promise.reject(new Error('away'));"
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=refuse)
-    page.open(LONG)
-    assert page.evaluate("[...document.querySelectorAll('svg.chart')].some(one => one.checkVisibility())")
-    assert page.evaluate("document.querySelector('.drawn')") is None
+    refuse = "window.fetch = () => { window.asked = true; return Promise.reject(new Error('away')) };"
+    with first(page, refuse):
+        page.open(LONG)
+        page.until("window.asked")
+        assert page.evaluate("[...document.querySelectorAll('svg.chart')].some(one => one.checkVisibility())")
+        assert page.evaluate("document.querySelector('.drawn')") is None
