@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, MetaData, inspect, text
 
 Schema = dict[str, dict[str, Any]]
 Rows = dict[str, list[dict[str, Any]]]
@@ -23,7 +24,9 @@ def schema_of(engine: Engine) -> Schema:
             | {tuple(one["column_names"]) for one in found.get_indexes(table) if one["unique"]},
             "checks": {one["sqltext"] for one in found.get_check_constraints(table)},
             "foreign": {
-                (tuple(one["constrained_columns"]), one["referred_table"]): str(one["options"].get("ondelete")).upper()
+                (tuple(one["constrained_columns"]), one["referred_table"], tuple(one["referred_columns"])): str(
+                    one["options"].get("ondelete", "NO ACTION")
+                ).upper()
                 for one in found.get_foreign_keys(table)
             },
         }
@@ -54,8 +57,8 @@ def _of_columns(table: str, before: dict[str, Any], after: dict[str, Any]) -> li
             found.append(f"{table}.{name} was {old['type']} and is {new['type']}")
         if old["nullable"] and not new["nullable"]:
             found.append(f"{table}.{name} takes no NULL any more")
-        if old["default"] is not None and new["default"] is None:
-            found.append(f"{table}.{name} has no default any more")
+        if new["default"] != old["default"]:
+            found.append(f"{table}.{name} had the default {old['default']} and has {new['default']}")
     for name in after.keys() - before.keys():
         if not after[name]["nullable"] and after[name]["default"] is None:
             found.append(f"{table}.{name} is new and has to be given")
@@ -65,16 +68,31 @@ def _of_columns(table: str, before: dict[str, Any], after: dict[str, Any]) -> li
 def _of_constraints(table: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     found = [f"{table} has another primary key"] if before["primary"] != after["primary"] else []
     found += [f"{table} has a new unique {', '.join(one)}" for one in sorted(after["unique"] - before["unique"])]
+    found += [f"{table} has no unique {', '.join(one)} any more" for one in sorted(before["unique"] - after["unique"])]
     return found + [f"{table} has a new check: {one}" for one in sorted(after["checks"] - before["checks"])]
 
 
 def _of_references(table: str, before: Schema, after: Schema) -> list[str]:
-    """Rows of which an older version knows nothing must not keep it from writing, nor from deleting others."""
-    old = before.get(table, {"foreign": {}})["foreign"]
-    new = {one: rule for one, rule in after[table]["foreign"].items() if one not in old}
-    found = [f"{table} has a new foreign key to {other}" for _, other in new if table in before]
-    kept = [other for (_, other), rule in new.items() if other in before and rule not in GOES_ALONG]
+    """Rows of which an older version knows nothing must not keep it from writing, nor from deleting others.
+
+    What it relies on is there still: that the row a row refers to exists, and what happens where that is deleted.
+    """
+    old, new = before.get(table, {"foreign": {}})["foreign"], after[table]["foreign"]
+    found = [f"{table}.{_key(one)} is no foreign key any more" for one in old if one not in new]
+    found += [
+        f"{table}.{_key(one)} said {rule} on delete and says {new[one]}"
+        for one, rule in old.items()
+        if one in new and new[one] != rule
+    ]
+    added = {one: rule for one, rule in new.items() if one not in old}
+    found += [f"{table} has a new foreign key to {other}" for _, other, _ in added if table in before]
+    kept = [other for (_, other, _), rule in added.items() if other in before and rule not in GOES_ALONG]
     return found + [f"rows of {table} keep those of {other} from being deleted" for other in kept if other != table]
+
+
+def _key(reference: tuple[tuple[str, ...], str, tuple[str, ...]]) -> str:
+    columns, other, theirs = reference
+    return f"{', '.join(columns)} to {other}.{', '.join(theirs)}"
 
 
 def rows_of(engine: Engine, schema: Schema) -> Rows:
@@ -87,3 +105,26 @@ def rows_of(engine: Engine, schema: Schema) -> Rows:
             query = text(f'SELECT {columns} FROM "{table}" ORDER BY {order}')
             found[table] = [dict(row) for row in connection.execute(query).mappings()]
     return found
+
+
+def copy_rows(source: Engine, target: Engine) -> None:
+    """Fill a database with what another one holds, as far as its tables and columns have a place for it."""
+    schema = schema_of(target)
+    found = MetaData()
+    found.reflect(target, only=list(schema))
+    there = schema_of(source)
+    shared = {table: {"columns": parts["columns"].keys() & there[table]["columns"].keys(), "primary": parts["primary"]}
+              for table, parts in schema.items() if table in there}  # fmt: skip
+    rows = rows_of(source, shared)
+    with target.begin() as connection:
+        for table in found.sorted_tables:
+            for row in rows.get(table.name, []):
+                names = sorted(row)
+                columns, values = ", ".join(f'"{one}"' for one in names), ", ".join(f":{one}" for one in names)
+                statement = text(f'INSERT INTO "{table.name}" ({columns}) VALUES ({values})')
+                connection.execute(statement, {name: _as_sent(value) for name, value in row.items()})
+
+
+def _as_sent(value: object) -> object:
+    """What a driver gave for a value, as it takes it: PostgreSQL's reads JSON and wants it written."""
+    return json.dumps(value) if isinstance(value, (dict, list)) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from migrations import last_release
 from registry.catalogue import Database
 from registry.errors import Unavailable
 from service.storage import SchemaWatch, check_schema, check_serves, migrate
-from tests.registry.catalogue.neighbours import rows_of, schema_of, taken_away
-from tests.registry.catalogue.test_migrations import fill
+from tests import last_release as history
+from tests.registry.catalogue.neighbours import Schema, copy_rows, rows_of, schema_of, taken_away
+from tests.registry.catalogue.test_migrations import fill, schema
 from tests.registry.catalogue.test_replicas import IDLE, ONE
 from tests.registry.catalogue_rows import add_ready
 
@@ -51,6 +53,16 @@ BROKEN = {
     'op.create_index("ix_once", "jobs", ["created_by"], unique=True)': "jobs has a new unique created_by",
     ALTER.format(table="jobs", what='create_check_constraint("few", "attempts < 3")'):
         "jobs has a new check: attempts < 3",
+    ALTER.format(table="jobs", what='alter_column("failures", server_default=sa.text("7"))'):
+        "jobs.failures had the default 0 and has 7",
+    ALTER.format(table="evaluations", what='drop_constraint("uq_evaluations_adapter_digest_sample_digest")'):
+        "evaluations has no unique adapter_digest, sample_digest any more",
+    ALTER.format(table="sessions", what='drop_constraint("fk_sessions_key_id", type_="foreignkey")'):
+        "sessions.key_id to keys.id is no foreign key any more",
+    ALTER.format(
+        table="sessions", what="""drop_constraint("fk_sessions_key_id", type_="foreignkey")
+        table.create_foreign_key("fk_sessions_key_id", "keys", ["key_id"], ["id"], ondelete="CASCADE")""",
+    ): "sessions.key_id to keys.id said NO ACTION on delete and says CASCADE",
     NEW_TABLE.format(rule=""): "rows of planted keep those of adapters from being deleted",
 }  # fmt: skip
 HARMLESS = (
@@ -78,30 +90,57 @@ def beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield make
 
 
-def test_they_take_nothing_away_that_the_last_release_uses(databases: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def released(databases: Any, tmp_path: Path) -> Iterator[Database]:
+    """A database for the last release's schema, still empty."""
+    with databases.new(tmp_path / "released", empty=True) as database:
+        yield database
+
+
+def as_released(database: Database) -> Schema:
+    """Bring an empty database to the last release's schema, from which ours goes on.
+
+    It was never at ours: a migration back need not bring again what the one forth took.
+    """
+    migrations.upgrade(database.engine, last_release.REVISION)
+    return schema_of(database.engine)
+
+
+def test_they_take_nothing_away_that_the_last_release_uses(database: Database, released: Database) -> None:
     """Its schema and its rows, as it finds them on a database of this version."""
-    with databases.new(tmp_path) as database:
-        fill(database)
-        with database.write() as catalogue:
-            catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", delay=0.0)
-            catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
-        migrations.downgrade(database.engine, last_release.REVISION)
-        before = schema_of(database.engine)
-        rows = rows_of(database.engine, before)
-        migrations.upgrade(database.engine)
-        found = set(taken_away(before, schema_of(database.engine)))
-        assert found - CONTRACTED.keys() == set(), "two releases share a schema: take it away one release later"
-        assert CONTRACTED.keys() - found == set(), "it is not taken away"
-        assert len(rows["adapters"]) == 3
-        assert rows_of(database.engine, before) == rows
+    fill(database)
+    with database.write() as catalogue:
+        catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", delay=0.0)
+        catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
+    before = as_released(released)
+    copy_rows(database.engine, released.engine)
+    rows = rows_of(released.engine, before)
+    migrations.upgrade(released.engine)
+    found = set(taken_away(before, schema_of(released.engine)))
+    assert found - CONTRACTED.keys() == set(), "two releases share a schema: take it away one release later"
+    assert CONTRACTED.keys() - found == set(), "it is not taken away"
+    assert len(rows["adapters"]) == 3
+    assert rows_of(released.engine, before) == rows
+
+
+def test_ours_begin_with_those_of_the_last_release(
+    released: Database, databases: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shipped is what ours make up to its revision: else another schema is compared than it runs on."""
+    as_released(released)
+    monkeypatch.setattr(migrations, "SCRIPTS", history.last_release(tmp_path / "code") / "migrations")
+    with databases.new(tmp_path / "theirs", empty=True) as theirs:
+        migrations.upgrade(theirs.engine)
+        assert schema(theirs) == schema(released)
 
 
 @pytest.mark.parametrize(("upgrade", "sentence"), BROKEN.items(), ids=BROKEN.values())
-def test_what_would_break_it_is_found(database: Database, beyond: Any, upgrade: str, sentence: str) -> None:
-    before = schema_of(database.engine)
+def test_what_would_break_it_is_found(released: Database, beyond: Any, upgrade: str, sentence: str) -> None:
+    """Also where the way back leaves it broken, as it does here."""
     beyond(upgrade)
-    migrations.upgrade(database.engine)
-    found = [one.replace("(", "").replace(")", "") for one in taken_away(before, schema_of(database.engine))]
+    before = as_released(released)
+    migrations.upgrade(released.engine)
+    found = [one.replace("(", "").replace(")", "") for one in taken_away(before, schema_of(released.engine))]
     assert sentence.replace("(", "").replace(")", "") in found
 
 
