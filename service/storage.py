@@ -75,22 +75,30 @@ def _close_to_others(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Migrated:
-    """A database's revision before and after, and the copy that was made before; `before` is None for a new one."""
+    """A database's revision before and after, and the copy that was made before; `before` is None for a new one.
+
+    Nothing was done where it `is_later`: of a later version, beside which this one serves.
+    """
 
     before: str | None
     after: str
     backup: Path | None = None
+    is_later: bool = False
 
 
 def migrate(database: Database, *, backups: Path) -> Migrated:
     """Bring the schema to this version's; a SQLite file that holds anything is copied to `backups` first.
 
-    Raises Unavailable for a database written by a later version, and where servers run on it that could not go on.
+    One of a later version that serves this one too is left as it is: what is started after this command may start. A
+    SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version, and
+    where servers run on it that could not go on.
     """
     with database.starting():
         before, after = migrations.current(database.engine), migrations.head()
         if before == after:
             return Migrated(before, after)
+        if before is not None and not is_sqlite(database) and may_serve(database):
+            return Migrated(before, before, is_later=True)
         _check_known(database, before)
         _check_nobody_is_left_behind(database, before)
         backup = None if before is None else _back_up(database, backups, before)

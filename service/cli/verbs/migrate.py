@@ -23,7 +23,8 @@ def migrate(
 
     A SQLite database is copied to <data>/backups first, and its server must be stopped. On PostgreSQL writers wait
     meanwhile, and so does a second `soup migrate`. There servers of the last release go on beside those of this
-    version: migrate first, then exchange them one by one. Prints the revision.
+    version: migrate first, then exchange them one by one. Where the next release has been there it changes nothing.
+    Prints the revision.
 
     \b
     Examples:
@@ -46,7 +47,9 @@ def migrate(
         as_json({"object": "migration", "before": done.before, "after": done.after, "backup": backup})
         return
     data(done.after)
-    if done.before == done.after:
+    if done.is_later:
+        talk("The database is of a later version, beside which this one serves: nothing was changed.")
+    elif done.before == done.after:
         talk("The schema was up to date.")
     else:
         talk(f"From {done.before or 'nothing'} to {done.after}." + (f" A copy is at {backup}." if backup else ""))

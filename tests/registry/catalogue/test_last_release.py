@@ -15,7 +15,7 @@ import migrations
 from migrations import last_release
 from registry.catalogue import Database
 from registry.errors import Unavailable
-from service.storage import SchemaWatch, check_schema, check_serves, migrate
+from service.storage import Migrated, SchemaWatch, check_schema, check_serves, migrate
 from tests import last_release as history
 from tests.registry.catalogue.neighbours import Schema, copy_rows, rows_of, schema_of, taken_away
 from tests.registry.catalogue.test_migrations import fill, schema
@@ -170,7 +170,7 @@ def test_a_database_says_which_versions_it_serves(database: Database) -> None:
     assert "oldest_version" not in inspect(database.engine).get_table_names()
 
 
-def test_this_version_serves_a_database_of_the_next_one(database: Database, beyond: Any, tmp_path: Path) -> None:
+def test_this_version_serves_a_database_of_the_next_one(database: Database, beyond: Any) -> None:
     """A server that is started again while others are upgraded; what copies the database is the next one's."""
     patch = beyond(HARMLESS[0])
     migrations.upgrade(database.engine)
@@ -180,9 +180,25 @@ def test_this_version_serves_a_database_of_the_next_one(database: Database, beyo
     with database.write() as catalogue:
         add_ready(catalogue, "acme/more")
     sentence = f"'next0' (it serves versions from revision '{last_release.REVISION}' on), which this"
-    for refused in (check_schema, lambda one: migrate(one, backups=tmp_path)):
-        with pytest.raises(Unavailable, match=re.escape(sentence)):
-            refused(database)
+    with pytest.raises(Unavailable, match=re.escape(sentence)):
+        check_schema(database)
+
+
+def test_migrating_with_the_older_version_leaves_a_database_that_serves_it(
+    database: Database, beyond: Any, tmp_path: Path
+) -> None:
+    """What starts servers runs `soup migrate` first, also on the way back. A SQLite file goes back by its copy."""
+    patch = beyond(HARMLESS[0])
+    migrations.upgrade(database.engine)
+    patch.undo()
+    before = schema(database)
+    if database.engine.dialect.name == "sqlite":
+        with pytest.raises(Unavailable, match=r"'next0'.*start the version that wrote it"):
+            migrate(database, backups=tmp_path)
+    else:
+        assert migrate(database, backups=tmp_path) == Migrated("next0", "next0", is_later=True)
+    assert schema(database) == before
+    assert migrations.oldest(database.engine) == last_release.REVISION
 
 
 def test_it_does_not_serve_one_of_the_version_after_that(database: Database, beyond: Any) -> None:

@@ -120,6 +120,25 @@ def test_a_database_ahead_is_left_alone(settings: Settings, capsys: pytest.Captu
     database.close()
 
 
+def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In containers servers are started once it has ended without an error: also where one goes back a version."""
+    assert cli.run(["migrate"]) == 0
+    database = Database(settings.database)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")  # which still serves this one
+    database.close()
+    capsys.readouterr()
+    assert cli.run(["migrate"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == "9999"
+    assert "is of a later version, beside which this one serves: nothing was changed" in said.err
+    runtime = Runtime(settings)
+    runtime.start()
+    runtime.stop()
+
+
 def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tmp_path: Path) -> None:
     environment = {**os.environ, "SOUP_DATABASE_URL": url, "SOUP_DATA": str(tmp_path / "data")}
     command = [sys.executable, "-m", "service.cli", "migrate", "--json"]
