@@ -31,6 +31,13 @@ from tests.service.servers import BASE_ID, CONFIG, write_bases
 
 pytestmark = pytest.mark.slow
 DOMAINS = {"old": "court", "new": "kitchen"}
+VERSIONS = tuple(DOMAINS)
+WEIGHTS = "adapter_model.safetensors"
+TURNS = 12
+"""Of pushes beside removals."""
+TAKEN_BEFORE_IT_WAS_STORED, TAKEN_BEFORE_IT_WAS_NAMED = 429, 404
+MOMENT_DAYS = 1e-6
+"""What nothing is made of is collected after a tenth of a second, and its file as long after its row."""
 
 
 class Fleet:
@@ -52,7 +59,7 @@ class Fleet:
         domain = DOMAINS[version]
         body = {
             "name": name, "domain": domain, "base_model": BASE_ID, "config": CONFIG.model_dump(),
-            "files": {"adapter_model.safetensors": {"base64": base64.b64encode(self.weights(seed)).decode()}},
+            "files": {WEIGHTS: {"base64": base64.b64encode(self.weights(seed)).decode()}},
             "sample": {"texts": passages(domain, 25, seed=seed)}, "card": {"description": f"by the {version} one"},
         }  # fmt: skip
         pushed = answered(self.clients[version].post("/v1/adapters", json=body))
@@ -87,6 +94,7 @@ def asking(fleet: Fleet, version: str, model: str) -> Iterator[list[Any]]:
     def ask() -> None:
         while not over.is_set():
             said.append(fleet.says(version, model))
+            over.wait(0.2)  # all that it is asked for in vain is time of the others
 
     with ThreadPoolExecutor(1) as pool:
         asked: Future[None] = pool.submit(ask)
@@ -108,7 +116,13 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(postgres: Postgres, tiny_base_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
     url = postgres.url(empty=True)
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
-    settings = {"bases": bases, "database_url": url, "replica_beat_seconds": 0.4, "default_effort": "instant"}
+    settings = {
+        "bases": bases,
+        "database_url": url,
+        "replica_beat_seconds": 0.4,
+        "default_effort": "instant",
+        "collect_days": MOMENT_DAYS,
+    }
     with cluster(tmp_path / "processes", **settings) as found:
         yield found
     postgres.drop(url)
@@ -124,21 +138,21 @@ def test_the_pin_names_the_schema_of_its_commit(code: Path) -> None:
 def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base_dir: Path, tmp_path: Path) -> None:
     """The last release's server goes on while this version migrates and starts beside it, until it is stopped."""
     fleet = Fleet(tiny_base_dir, tmp_path / "cache")
-    servers.migrate(code=code)
+    migrated(servers, REVISION)
     old = servers.replica(code=code)
     old.wait()
     with ExitStack() as stack:
         fleet.clients["old"] = stack.enter_context(client_of(old.url))
         before = fleet.push("old", "acme/before", seed=1)
         with asking(fleet, "old", "acme/before") as heard:
-            servers.migrate()
+            head = migrated(servers)
             new, router = servers.replica(), servers.router()
             for version, one in (("new", new), ("router", router)):
                 one.wait()
                 fleet.clients[version] = stack.enter_context(client_of(one.url))
             until(lambda: len(ids(fleet.clients["old"])) == 2, "two servers")
-            head = revision_of(servers)
             each_does_what_the_other_sees(fleet, before["digest"])
+            bytes_go_beside_pushes_of_them(fleet)
             count = len(heard)
             until(lambda: len(heard) > count, "an answer of the old one")
         with asking(fleet, "router", "acme/before"):
@@ -150,9 +164,11 @@ def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base
     assert "Traceback" not in servers.logs()
 
 
-def revision_of(servers: Cluster) -> str | None:
+def migrated(servers: Cluster, revision: str = "head") -> str | None:
+    """Bring the database to a revision; gives the one that it is at then."""
     database = Database(servers.settings["database_url"])
     try:
+        migrations.upgrade(database.engine, revision)
         return migrations.current(database.engine)
     finally:
         database.close()
@@ -196,7 +212,7 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
 def copy(fleet: Fleet, version: str, name: str, *, of: str) -> None:
     """Push an adapter that is there once more, as the next version of another name."""
     row = answered(fleet.clients[version].get(f"/v1/adapters/{of}"))
-    files = {"adapter_model.safetensors": {"digest": row["weights_blob"]}}
+    files = {WEIGHTS: {"digest": row["weights_blob"]}}
     body = {"name": name, "domain": "moved", "base_model": BASE_ID, "config": row["config"], "files": files}
     answered(fleet.clients[version].post("/v1/adapters", json=body))
 
@@ -213,3 +229,55 @@ def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
     ended = fleet.clients[there].put(path, params={"digest": digest})
     assert ended.status_code == 201, ended.text
     assert fleet.clients[here].head(f"/v1/blobs/{digest}").status_code == 200
+
+
+def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
+    """Both push the same bytes while versions of these are purged and what is not named is collected, again and again.
+
+    What a push was answered has its file, whichever version promised it and whichever took it away before.
+    """
+    data = fleet.weights(50)
+    kept: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(TURNS):
+            pushed = {version: f"acme/{version}-again{turn}" for version in VERSIONS}
+            pushes = [pool.submit(push_bytes, fleet, *one, data) for one in pushed.items()]
+            purges = [pool.submit(purge, fleet, VERSIONS[(turn + place) % 2], name) for place, name in enumerate(kept)]
+            collections = [pool.submit(collect, fleet, VERSIONS[turn % 2])]
+            for done in (*pushes, *purges, *collections):
+                done.result()
+            kept = list(pushed.values())
+            for name in kept:
+                for version in VERSIONS:
+                    found = fleet.clients[version].get(f"/v1/adapters/{name}/files/{WEIGHTS}")
+                    assert (found.status_code, found.content == data) == (200, True), (turn, name, version, found.text)
+    for name in kept:
+        purge(fleet, "new", name)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert [fleet.clients[version].head(f"/v1/blobs/{digest}").status_code for version in VERSIONS] == [404, 404]
+
+
+def push_bytes(fleet: Fleet, version: str, name: str, data: bytes) -> None:
+    """Push as the command line does: what a server has is not sent, and sent where it turns out not to be there."""
+    client, digest = fleet.clients[version], f"sha256:{hashlib.sha256(data).hexdigest()}"
+    files = {WEIGHTS: {"digest": digest}}
+    body = {"name": name, "domain": "again", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
+    for _ in range(50):
+        if client.head(f"/v1/blobs/{digest}").status_code == 404:
+            sent = client.put(f"/v1/blobs/{digest}", content=data)
+            if sent.status_code == TAKEN_BEFORE_IT_WAS_STORED:
+                continue
+            answered(sent)
+        pushed = client.post("/v1/adapters", json=body)
+        if pushed.status_code != TAKEN_BEFORE_IT_WAS_NAMED:
+            answered(pushed)
+            return
+    raise AssertionError(f"{name}: its bytes are taken away before each push")
+
+
+def purge(fleet: Fleet, version: str, name: str) -> None:
+    answered(fleet.clients[version].post(f"/v1/adapters/{name}@1/purge"))
+
+
+def collect(fleet: Fleet, version: str) -> None:
+    answered(fleet.clients[version].post("/v1/collect", json={}))
