@@ -20,6 +20,8 @@ from demo.results import Figure
 from registry.errors import Internal
 
 ALIASES = 4
+BETWEEN = 2.0
+"""Seconds from one change of servers to the next; the first is at once."""
 SHOWN = 20
 
 
@@ -70,23 +72,30 @@ class Canaries:
 
 
 def measure_wrong(result: Result, *, requests: int, canaries: int, replicas: int = REPLICAS) -> None:
-    """Ask while servers come and go and aliases move."""
+    """Ask servers of their own while these come and go and aliases move."""
     with behind_router(replicas) as (at, servers, router):
-        with at.client(router) as client:
-            pushed = push_adapters(client, the_base(), canaries)
-            found = _canaries(client, pushed)
-        changes: list[str] = []
-        over = threading.Event()
-        others = [threading.Thread(target=_move, args=(at, router, found, over))]
-        others.append(threading.Thread(target=_come_and_go, args=(at, servers, changes, over)))
+        ask_while_they_change(result, at, servers, router, requests=requests, canaries=canaries)
+
+
+def ask_while_they_change(
+    result: Result, at: Place, servers: list[Process], router: Process, *, requests: int, canaries: int
+) -> None:
+    """Ask through the router while servers come and go and aliases move; `servers` are those that run then."""
+    with at.client(router) as client:
+        pushed = push_adapters(client, the_base(), canaries)
+        found = _canaries(client, pushed)
+    changes: list[str] = []
+    over = threading.Event()
+    others = [threading.Thread(target=_move, args=(at, router, found, over))]
+    others.append(threading.Thread(target=_come_and_go, args=(at, servers, changes, over)))
+    for one in others:
+        one.start()
+    try:
+        _ask_all(at, router, found, requests)
+    finally:
+        over.set()
         for one in others:
-            one.start()
-        try:
-            _ask_all(at, router, found, requests)
-        finally:
-            over.set()
-            for one in others:
-                one.join()
+            one.join()
     note = f"{len(changes)} servers killed, stopped or started, {sum(one.moves for one in found.aliases)} aliases moved"
     result.rows.append({
         "part": "wrong", "requests": requests, "adapters": canaries, "wrong": found.wrong[:SHOWN],
@@ -136,7 +145,7 @@ def _move(at: Place, router: Process, found: Canaries, over: threading.Event) ->
 def _come_and_go(at: Place, servers: list[Process], changes: list[str], over: threading.Event) -> None:
     """Kill or stop the oldest server and start another, again and again."""
     for how in itertools.cycle((signal.SIGKILL, signal.SIGTERM)):
-        if over.wait(2.0):
+        if changes and over.wait(BETWEEN):
             return
         servers.append(at.replica())
         changes.append("started")

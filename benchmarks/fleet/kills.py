@@ -79,12 +79,16 @@ def _until_started(start: Callable[[], object]) -> None:
 
 @contextmanager
 def fleet(servers: int, workers: int) -> Iterator[Fleet]:
-    """Servers and workers over one PostgreSQL and one bucket, and a router before them."""
+    """Servers and workers over one PostgreSQL and one bucket, and a router before them.
+
+    Without workers the servers do their work too.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         database = stack.enter_context(postgresql_server())
         store = stack.enter_context(object_store(folder))
-        settings = {**bucket_settings(store.port), "SOUP_JOB_LEASE_SECONDS": LEASE}
+        role = "api" if workers else "all"
+        settings = {**bucket_settings(store.port), "SOUP_JOB_LEASE_SECONDS": LEASE, "SOUP_ROLE": role}
         at = stack.enter_context(place(folder, settings=settings, database=database))
         found = [at.replica() for _ in range(servers)]
         working = [at.replica(SOUP_ROLE="worker") for _ in range(workers)]
@@ -92,12 +96,19 @@ def fleet(servers: int, workers: int) -> Iterator[Fleet]:
 
 
 def measure_kills(result: Result, *, kills: int, servers: int = SERVERS, workers: int = WORKERS) -> None:
-    """Kill so many, of each kind the same number in an order that is drawn, and count what was lost."""
+    """Kill so many in a fleet of its own, and count what was lost."""
+    with fleet(servers, workers) as found:
+        strike_all(result, found, kills=kills)
+
+
+def strike_all(result: Result, found: Fleet, *, kills: int) -> None:
+    """Kill so many, of each kind that there is the same number in an order that is drawn, and count what was lost."""
     draw = random.Random(f"kills {kills}")
-    order = [KINDS[number % len(KINDS)] for number in range(kills)]
+    kinds = [kind for kind in KINDS if kind != "worker" or found.workers]
+    order = [kinds[number % len(kinds)] for number in range(kills)]
     draw.shuffle(order)
     began, survived, failures = time.monotonic(), Counter[str](), list[str]()
-    with fleet(servers, workers) as found, Traffic(lambda: found.at.client(found.router)) as traffic:
+    with Traffic(lambda: found.at.client(found.router)) as traffic:
         for number, kind in enumerate(order):
             time.sleep(draw.uniform(0, SPAN))
             found.strike(kind, draw)
@@ -116,7 +127,7 @@ def measure_kills(result: Result, *, kills: int, servers: int = SERVERS, workers
     })  # fmt: skip
     bad = sum(map(len, lost.values()))
     note = (
-        f"{', '.join(f'{survived[kind]} of a {kind}' for kind in KINDS)}; the store's are of the process before it, "
+        f"{', '.join(f'{survived[kind]} of a {kind}' for kind in kinds)}; the store's are of the process before it, "
         f"which cuts requests off: its objects are in the memory of the one behind"
     )
     result.figures["kills_survived"] = Figure(0 if bad else survived.total(), "kills", KILLS_GOAL, note=note)

@@ -58,6 +58,11 @@ def measure_stores(result: Result, *, adapters: int, bottleneck: int = BOTTLENEC
     with ways() as both:
         _push_all(both, base, adapters, bottleneck)
         _load_all(both, adapters)
+    put_figures(result, both, adapters)
+
+
+def put_figures(result: Result, both: tuple[Way, Way], adapters: int) -> None:
+    """What the calls of both took, and the bucket's over the folder's."""
     for way in both:
         result.rows.append({
             "part": "stores", "blobs": way.name, "adapters": adapters, "push_ms": _ms(way.pushes, 0),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2
@@ -13,19 +15,30 @@ import pytest
 from benchmarks import report
 from benchmarks.faults.content import WEIGHTS
 from benchmarks.fleet import canaries, kills, stores, traffic
-from benchmarks.fleet.front import Meter
+from benchmarks.fleet.front import Meter, metered
+from benchmarks.replicas import free_port
 
 pytestmark = pytest.mark.slow
 DATA = b"weights"
 
 
-def test_answers_of_servers_that_come_and_go_are_looked_at(monkeypatch):
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[kills.Fleet]:
+    """A server that also works on jobs, the router, PostgreSQL and the store: what all parts that need them share."""
+    with kills.fleet(servers=1, workers=0) as found:
+        yield found
+
+
+def test_answers_of_servers_that_come_and_go_are_looked_at(fleet, monkeypatch):
+    """One server takes the place of another meanwhile."""
     monkeypatch.setattr(canaries, "CLIENTS", 2)
-    result = report.Result("scale")
-    canaries.measure_wrong(result, requests=40, canaries=4, replicas=1)
+    monkeypatch.setattr(canaries, "BETWEEN", 600.0)
+    result, [first] = report.Result("scale"), fleet.servers
+    canaries.ask_while_they_change(result, fleet.at, fleet.servers, fleet.router, requests=40, canaries=4)
     assert (result.figures["wrong_digest"].value, result.figures["wrong_digest"].goal) == (0, 0)
     [row] = result.rows
-    assert row["changes"] == ["started", "killed"] * (len(row["changes"]) // 2)
+    assert row["changes"] == ["started", "killed"]
+    assert first not in fleet.servers
 
 
 def test_an_answer_of_another_adapter_is_noticed():
@@ -47,15 +60,15 @@ def test_an_answer_of_another_adapter_is_noticed():
     assert judged("1", **{"1": ("x", -1.1)}).wrong == ["canary/a0: 1"]
 
 
-def test_what_is_killed_comes_back_and_nothing_is_lost(monkeypatch):
-    """One of each kind, beside pushes, cooks and streams."""
+def test_what_is_killed_comes_back_and_nothing_is_lost(fleet, monkeypatch):
+    """One of each kind that is there, beside pushes, cooks and streams."""
     monkeypatch.setattr(kills, "SPAN", 0.5)
     result = report.Result("scale")
-    kills.measure_kills(result, kills=4, servers=1, workers=1)
+    kills.strike_all(result, fleet, kills=3)
     [row] = result.rows
-    assert (result.figures["kills_survived"].value, result.figures["kills_lost"].value) == (4, 0), row
-    assert row["survived"] == dict.fromkeys(kills.KINDS, 1)
-    assert all(row["done"][kind] >= 4 for kind in traffic.KINDS)
+    assert (result.figures["kills_survived"].value, result.figures["kills_lost"].value) == (3, 0), row
+    assert row["survived"] == dict.fromkeys(("replica", "store", "postgresql"), 1)
+    assert all(row["done"][kind] >= 3 for kind in traffic.KINDS)
 
 
 def judged(answers: Callable[[str], httpx2.Response], **answer: Any) -> dict[str, list[str]]:
@@ -101,12 +114,39 @@ def test_requests_at_a_time_are_counted_once():
     assert meter.seconds() == 10.0
 
 
+class Slow(BaseHTTPRequestHandler):
+    """Answers each request with as many bytes as a store would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(DATA)))
+        self.end_headers()
+        self.wfile.write(DATA)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_what_passes_to_the_store_is_timed():
+    port = free_port()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as store:
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        with metered(port, store.server_port) as meter:
+            way = stores.Way("bucket", at=None, meter=meter)
+            assert way.timed(lambda: None)[1] == 0
+            seconds, of_the_store = way.timed(lambda: httpx2.get(f"http://127.0.0.1:{port}/", trust_env=False))
+        store.shutdown()
+    assert 0 < of_the_store < seconds
+
+
 def test_a_bucket_is_held_against_a_folder():
+    """By medians; the share of the store is of all the time that the bucket's calls took."""
+    folder = stores.Way("folder", at=None, meter=Meter(), pushes=[(0.1, 0.0)] * 3, loads=[(0.2, 0.0)] * 3)
+    bucket = stores.Way("bucket", at=None, meter=Meter(), loads=[(0.3, 0.2)] * 3)
+    bucket.pushes += [(0.1, 0.05), (0.2, 0.05), (0.7, 0.4)]
     result = report.Result("scale")
-    stores.measure_stores(result, adapters=2, bottleneck=8)
-    assert [row["blobs"] for row in result.rows] == ["folder", "bucket"]
-    folder, bucket = result.rows
-    assert folder["push_store_ms"] == folder["load_store_ms"] == 0
-    assert 0 < bucket["push_store_ms"] < bucket["push_ms"]
-    assert bucket["load_store_ms"] > 0
-    assert set(result.figures) == {"store_vs_folder_pushes", "store_vs_folder_loads"}
+    stores.put_figures(result, (folder, bucket), 3)
+    assert [round(row["push_ms"]) for row in result.rows] == [100, 200]
+    assert [round(row["push_store_ms"]) for row in result.rows] == [0, 50]
+    pushes, loads = result.figures["store_vs_folder_pushes"], result.figures["store_vs_folder_loads"]
+    assert (pushes.value, loads.value) == (pytest.approx(2.0), pytest.approx(1.5))
+    assert "50% of the bucket's time is the store's" in pushes.note
