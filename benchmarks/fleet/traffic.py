@@ -24,6 +24,8 @@ from registry.spec import CookRequest, PoolRequest, SampleSource, UniformSpec
 READY, TOKENS = 3, 24
 """Adapters of the pool that is cooked from, which streams ask for; and the tokens of a stream."""
 PAUSE = 0.2
+REST = 0.0
+"""Seconds between the end of a push, cook or stream and the next of its kind."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 END_SECONDS = 300.0
 """Within which all that was acknowledged has to be there at the end."""
@@ -123,7 +125,7 @@ class Traffic:
         """Every second one with a sample, which is waited for: else workers would fall behind further and further."""
         with self._client() as client:
             for number in count():
-                if self._over.is_set():
+                if self._over.wait(REST):
                     return
                 name = f"kept/a{number}"
                 body = _push(name, 1000 + number, sample=number % 2 == 0)
@@ -146,7 +148,7 @@ class Traffic:
                 if answer is not None:
                     self._cooked.append(Acknowledged(name, answer))
                     self._wait_for(client, "cooks", self._cooked[-1])
-                if self._over.is_set():
+                if self._over.wait(REST):
                     return
 
     def _wait_for(self, client: httpx2.Client, kind: str, one: Acknowledged) -> None:
@@ -163,7 +165,7 @@ class Traffic:
     def _stream_all(self) -> None:
         with self._client() as client:
             for number in count():
-                if self._over.is_set():
+                if self._over.wait(REST):
                     return
                 self._stream(client, f"ready/a{number % READY}")
 

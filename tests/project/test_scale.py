@@ -63,6 +63,7 @@ def test_an_answer_of_another_adapter_is_noticed():
 def test_what_is_killed_comes_back_and_nothing_is_lost(fleet, monkeypatch):
     """One of each kind that is there, beside pushes, cooks and streams."""
     monkeypatch.setattr(kills, "SPAN", 0.5)
+    monkeypatch.setattr(traffic, "REST", 1.0)
     result = report.Result("scale")
     kills.strike_all(result, fleet, kills=3)
     [row] = result.rows
