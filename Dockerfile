@@ -4,6 +4,8 @@
 #
 # torch comes from the index that pip is told of. On Linux x86-64 PyPI's build carries CUDA (gigabytes); to get the CPU
 # build, name an index that has it:  --build-arg PIP_EXTRA_INDEX_URL=...
+#
+# More extras of pyproject.toml, with commas between:  --build-arg EXTRAS=ray
 
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
@@ -13,11 +15,12 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
+ARG EXTRAS=
 COPY constraints.txt pyproject.toml ./
 RUN python -m venv --without-pip /opt/soup \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt torch==2.13.0 \
  && rm -r /opt/soup/lib/python3.*/site-packages/torch/include /opt/soup/lib/python3.*/site-packages/torch/test
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], *e['otel'], sep='\n')" > requirements.txt \
+RUN python -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], *e['otel'], *(r for name in filter(None, os.environ['EXTRAS'].split(',')) for r in e[name]), sep='\n')" > requirements.txt \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt -r requirements.txt \
  && python -m pip install -c constraints.txt setuptools
 COPY README.md LICENSE ./

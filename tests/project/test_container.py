@@ -222,11 +222,16 @@ def shell(command: str, source: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_dependencies_are_those_of_the_project(source: Path) -> None:
-    shell(run_line('python -c "import tomllib'), source)
+@pytest.mark.parametrize("more", [[], ["ray"], ["ray", "frames"]], ids=",".join)
+def test_the_dependencies_are_those_of_the_project(
+    source: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTRAS", ",".join(more))  # the build's argument
+    shell(run_line('python -c "import os, tomllib'), source)
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["train"], *extras["server"], *extras["oidc"], *extras["otel"]]
     wanted.remove("adaptersoup[train]")
+    wanted += [requirement for name in more for requirement in extras[name]]
     assert (source / "src" / "requirements.txt").read_text().splitlines() == wanted
 
 
