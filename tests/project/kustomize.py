@@ -15,10 +15,13 @@ import yaml
 
 Resource = dict[str, Any]
 
-KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches", "configurations"}
+OWN = {"Deployment", "Job"}
+"""Kinds of Kubernetes' own in which names of config maps are followed."""
 SUFFIX = "-generated"
 KEYED_BY = {
-    "containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "containerPort",
+    "containers": "name", "initContainers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath",
+    "ports": "containerPort",
 }  # fmt: skip
 """Lists that a strategic merge merges element by element, by this field."""
 
@@ -26,6 +29,8 @@ KEYED_BY = {
 def render(folder: Path) -> list[Resource]:
     """The resources of a kustomization, those of generated config maps first."""
     resources, maps = _build(folder)
+    for resource in resources:
+        assert resource["kind"] in OWN or resource["kind"] in _known_names(folder) or not list(references(resource))
     made = [_config_map(name, data, resources) for name, data in maps.items()]
     for holder in references(resources):
         if holder["name"] in maps:
@@ -48,6 +53,19 @@ def references(node: Any) -> Iterator[Resource]:
     elif isinstance(node, list):
         for child in node:
             yield from references(child)
+
+
+def containers(node: Any) -> Iterator[Resource]:
+    """Every container of a resource, those of init first where they stand first."""
+    if isinstance(node, dict):
+        for field, child in node.items():
+            if field in {"containers", "initContainers"}:
+                yield from child
+            else:
+                yield from containers(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from containers(child)
 
 
 def _build(folder: Path) -> tuple[list[Resource], dict[str, dict[str, str]]]:
@@ -105,17 +123,24 @@ def _merge(target: Resource, change: Resource) -> None:
 
 
 def _merge_list(target: list[Resource], change: list[Resource], by: str) -> None:
+    """What is new comes first, as kubectl has it."""
     there = {one[by]: one for one in target}
+    target[:0] = [deepcopy(value) for value in change if value[by] not in there]
     for value in change:
         if value[by] in there:
             _merge(there[value[by]], value)
-        else:
-            target.append(deepcopy(value))
 
 
 def _set_image(resources: list[Resource], image: Resource) -> None:
     assert image.keys() == {"name", "newName", "newTag"}
     for resource in resources:
-        for container in resource.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
+        for container in containers(resource):
             if container["image"].rpartition(":")[0] == image["name"]:
                 container["image"] = f"{image['newName']}:{image['newTag']}"
+
+
+def _known_names(folder: Path) -> set[str]:
+    """The kinds in which names of config maps are looked for because the kustomization says so."""
+    files = yaml.safe_load((folder / "kustomization.yaml").read_text()).get("configurations", ())
+    rules = [rule for file in files for rule in yaml.safe_load((folder / file).read_text())["nameReference"]]
+    return {field["kind"] for rule in rules if rule["kind"] == "ConfigMap" for field in rule["fieldSpecs"]}

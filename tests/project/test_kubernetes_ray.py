@@ -1,0 +1,247 @@
+"""deploy/kubernetes/ray: the example with its texts generated on Ray, by KubeRay's schema and what Ray takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from service.settings import Settings
+from tests.project.kustomize import SUFFIX, Resource, containers, key_of, references, render
+from tests.project.test_kubernetes import FOLDER, PAGE, SCHEMAS, settings_map
+from tests.repository import REPOSITORY
+
+KUBERAY = json.loads((REPOSITORY / "tests" / "fixtures" / "kuberay-1.7.json").read_text())
+KINDS = {**SCHEMAS["kinds"], **KUBERAY["kinds"]}
+PART = {"app.kubernetes.io/part-of": "soup-ray"}
+HEAD = "soup-ray-head-svc:6379"
+STRICT = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+TOKEN = {"secretKeyRef": {"name": "soup-ray", "key": "auth_token"}}
+PARSES = """
+import json, sys
+from ray.scripts.scripts import start
+for arguments in json.load(sys.stdin):
+    start.make_context("start", arguments)
+"""
+
+
+@cache
+def resources() -> dict[tuple[str, str], Resource]:
+    return {key_of(one): one for one in render(FOLDER / "ray")}
+
+
+def cluster() -> Resource:
+    found: Resource = resources()["RayCluster", "soup-ray"]["spec"]
+    return found
+
+
+def templates() -> dict[str, Resource]:
+    """The pods that are nodes of the cluster."""
+    head, (worker,) = cluster()["headGroupSpec"], cluster()["workerGroupSpecs"]
+    return {
+        "head": head["template"],
+        "worker": worker["template"],
+        "api": resources()["Deployment", "soup-api"]["spec"]["template"],
+        "deploy": resources()["Job", "soup-ray-deploy"]["spec"]["template"],
+    }
+
+
+def drivers() -> dict[str, tuple[Resource, Resource, Resource]]:
+    """Of each pod that uses the cluster: its template, the container that does, and the node beside it."""
+    found = {}
+    for name in ("api", "deploy"):
+        (own,), (node,) = templates()[name]["spec"]["containers"], templates()[name]["spec"]["initContainers"]
+        found[name] = templates()[name], own, node
+    return found
+
+
+def variables(container: Resource) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+# --- it is Kubernetes and KubeRay ---------------------------------------------------------------------
+
+
+def mistakes(resource: Resource) -> list[str]:
+    schema = {**KINDS[f"{resource['apiVersion']} {resource['kind']}"], "$defs": SCHEMAS["$defs"]}
+    found = Draft202012Validator(schema).iter_errors(resource)
+    return [f"{key_of(resource)} {one.json_path}: {one.message}" for one in found]
+
+
+def test_everything_has_the_form_that_kubernetes_and_kuberay_say() -> None:
+    assert [one for resource in resources().values() for one in mistakes(resource)] == []
+
+
+@pytest.mark.parametrize("field", ["rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"])
+def test_the_schema_would_see_a_typo(field: str) -> None:
+    spec = cluster()
+    assert len(mistakes({**resources()["RayCluster", "soup-ray"], "spec": {**spec, field + "s": spec[field]}})) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kubectl_renders_the_same() -> None:
+    told = subprocess.run(["kubectl", "kustomize", FOLDER / "ray"], capture_output=True, text=True, check=True).stdout
+    theirs = re.sub(r"\b(soup-(?:settings|bases))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
+    assert {key_of(one): one for one in yaml.safe_load_all(theirs)} == resources()
+
+
+def test_all_but_the_servers_that_answer_is_the_example() -> None:
+    example = {key_of(one): one for one in render(FOLDER / "overlays" / "example")}
+    changed = {key for key, one in example.items() if resources()[key] != one}
+    assert changed == {("Deployment", "soup-api")}
+    assert resources().keys() - example.keys() == {
+        ("RayCluster", "soup-ray"), ("Job", "soup-ray-deploy"),
+        ("NetworkPolicy", "soup-ray"), ("NetworkPolicy", "soup-ray-head"),
+    }  # fmt: skip
+
+
+# --- it is what Ray takes -----------------------------------------------------------------------------
+
+
+def test_the_version_is_the_one_that_is_pinned_and_takes_tokens() -> None:
+    assert cluster()["rayVersion"] == version("ray")
+    assert f"ray=={version('ray')}\n" in (REPOSITORY / "constraints.txt").read_text()
+
+
+def test_every_node_is_started_with_options_that_ray_has() -> None:
+    groups = [cluster()["headGroupSpec"], *cluster()["workerGroupSpecs"]]
+    told = [[f"--{name}={value}" for name, value in group["rayStartParams"].items()] for group in groups]
+    for _, _, node in drivers().values():
+        assert (node["command"], node["args"][0]) == (["ray"], "start")
+        told.append(node["args"][1:])
+    run = subprocess.run([sys.executable, "-c", PARSES], input=json.dumps(told), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_driver_has_a_node_beside_it_that_it_finds() -> None:
+    """Ray looks for the node in the list of processes, and speaks to it through files in two folders."""
+    for template, own, node in drivers().values():
+        assert template["spec"]["shareProcessNamespace"] is True
+        assert node["restartPolicy"] == "Always"  # a sidecar: ready before the driver is started
+        assert {f"--address={HEAD}", "--num-cpus=0", "--block"} <= set(node["args"])
+        assert variables(own)["SOUP_RAY_ADDRESS"] == HEAD
+        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        for folder in ("/tmp", "/dev/shm"):
+            (theirs,), (ours,) = (
+                [one["name"] for one in each["volumeMounts"] if one["mountPath"] == folder] for each in (node, own)
+            )
+            assert theirs == ours
+            assert "emptyDir" in volumes[ours]
+
+
+def test_a_node_is_asked_what_it_answers_without_a_token() -> None:
+    for _, _, node in drivers().values():
+        assert "--dashboard-agent-listen-port=52365" in node["args"]
+        assert node["ports"] == [{"name": "ray-agent", "containerPort": 52365}]
+        for probe in (node["startupProbe"], node["livenessProbe"]):
+            assert probe["httpGet"] == {"path": "/api/local_raylet_healthz", "port": "ray-agent"}
+
+
+def test_the_token_is_asked_for_and_comes_from_the_secret() -> None:
+    assert cluster()["authOptions"] == {"mode": "token", "secretName": "soup-ray"}  # of which KubeRay makes variables
+    for _, own, node in drivers().values():
+        for container in (own, node):
+            found = variables(container)
+            assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN"]) == ("token", TOKEN)
+    assert "create secret generic soup-ray --from-literal=auth_token=" in PAGE
+    for path in (FOLDER / "ray").iterdir():
+        assert not re.search(r"://[^/\s]*:[^/\s]*@|sk-soup-", path.read_text())
+
+
+def test_replicas_get_no_key_and_no_password() -> None:
+    allowed = {"RAY_USAGE_STATS_ENABLED", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    for name in ("head", "worker"):
+        (container,) = templates()[name]["spec"]["containers"]
+        assert variables(container).keys() <= allowed
+    _, deploy, _ = drivers()["deploy"]
+    assert variables(deploy).keys() == {"SOUP_RAY_ADDRESS", "SOUP_THREADS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+
+
+def test_a_replica_fills_a_worker() -> None:
+    (group,) = cluster()["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    _, deploy, _ = drivers()["deploy"]
+    options = dict(one.removeprefix("--").split("=") for one in deploy["args"] if one.startswith("--"))
+    cpus = worker["resources"]["requests"]["cpu"]
+    assert {options["cpus"], group["rayStartParams"]["num-cpus"], variables(deploy)["SOUP_THREADS"]} == {str(cpus)}
+    assert (int(options["replicas"]), int(options["max-replicas"])) == (group["minReplicas"], group["maxReplicas"])
+    assert cluster()["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert cluster()["enableInTreeAutoscaling"] is True
+
+
+def test_the_job_says_what_the_command_takes() -> None:
+    from service.cli.app import command_of
+
+    _, deploy, _ = drivers()["deploy"]
+    verb, sub, *options = deploy["args"]
+    group: Any = command_of(verb)
+    with group.commands[sub].make_context(sub, options):
+        pass
+    ours = {one for one in variables(deploy) if one.startswith("SOUP_")}
+    assert {one.removeprefix("SOUP_").lower() for one in ours} <= set(Settings.model_fields)
+    assert settings_map([*resources().values()]).keys() - {"SOUP_BASES"} >= {"SOUP_BLOBS_URL", "AWS_REGION"}
+
+
+# --- the network, and what pods may do ----------------------------------------------------------------
+
+
+def test_nodes_reach_each_other_and_nobody_else_reaches_them() -> None:
+    policy = resources()["NetworkPolicy", "soup-ray"]["spec"]
+    among = [{"podSelector": {"matchLabels": PART}}]
+    assert policy["podSelector"] == among[0]["podSelector"]
+    assert (policy["ingress"], policy["egress"]) == ([{"from": among}], [{"to": among}])
+    for template in templates().values():
+        labels = template["metadata"]["labels"]
+        assert labels.items() >= (PART | {"app.kubernetes.io/name": "adaptersoup"}).items()  # the policy soup's too
+    others = [
+        one for one in resources().values() if one["kind"] == "Deployment" and one["metadata"]["name"] != "soup-api"
+    ]
+    assert not any(PART.items() <= one["spec"]["template"]["metadata"]["labels"].items() for one in others)
+    head = resources()["NetworkPolicy", "soup-ray-head"]["spec"]
+    assert head["podSelector"]["matchLabels"].items() <= templates()["head"]["metadata"]["labels"].items()
+    assert (head["policyTypes"], "ingress" in head) == (["Egress"], False)
+
+
+def test_no_service_has_a_port_of_ray_but_the_heads_own() -> None:
+    """KubeRay's Service of the head has the ports that its container names; with none it would have the dashboard's."""
+    services = [one for one in resources().values() if one["kind"] == "Service"]
+    assert [one["metadata"]["name"] for one in services] == ["soup"]
+    head = cluster()["headGroupSpec"]
+    assert "serviceType" not in head  # within the cluster
+    (container,) = head["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "gcs-server", "containerPort": int(HEAD.partition(":")[2])}]
+    assert head["rayStartParams"].items() >= {"include-dashboard": "false", "dashboard-host": "127.0.0.1"}.items()
+
+
+def test_pods_may_do_little() -> None:
+    example = templates()["api"]["spec"]["securityContext"]
+    for name, template in templates().items():
+        spec = template["spec"]
+        assert spec["securityContext"] == example
+        assert spec["enableServiceLinks"] is False
+        if name == "head":  # KubeRay gives it an account for the autoscaler
+            assert "serviceAccountName" not in spec
+        else:
+            assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("soup", False)
+        volumes = {one["name"] for one in spec["volumes"]}
+        for container in containers(spec):
+            assert container["securityContext"] == STRICT
+            assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
+            assert {one["name"] for one in container["volumeMounts"]} <= volumes
+            assert container["image"] == templates()["api"]["spec"]["containers"][0]["image"]
+    assert cluster()["autoscalerOptions"]["securityContext"] == STRICT
+
+
+def test_config_maps_that_are_named_are_there() -> None:
+    maps = {name for kind, name in resources() if kind == "ConfigMap"}
+    assert {holder["name"] for holder in references([*resources().values()])} == maps
