@@ -64,6 +64,14 @@ def drivers() -> dict[str, tuple[Resource, Resource, Resource]]:
     return found
 
 
+def start_of(node: Resource) -> list[str]:
+    """The options with which a node beside a driver is started."""
+    assert node["command"] == ["sh", "-c"]
+    before, _, options = node["args"][0].partition("ray start ")
+    assert before == "umask 0002 && exec "
+    return options.split()
+
+
 def variables(container: Resource) -> dict[str, Any]:
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
@@ -117,8 +125,7 @@ def test_every_node_is_started_with_options_that_ray_has() -> None:
     groups = [cluster()["headGroupSpec"], *cluster()["workerGroupSpecs"]]
     told = [[f"--{name}={value}" for name, value in group["rayStartParams"].items()] for group in groups]
     for _, _, node in drivers().values():
-        assert (node["command"], node["args"][0]) == (["ray"], "start")
-        told.append(node["args"][1:])
+        told.append(start_of(node))
     run = subprocess.run([sys.executable, "-c", PARSES], input=json.dumps(told), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
@@ -128,7 +135,7 @@ def test_a_driver_has_a_node_beside_it_that_it_finds() -> None:
     for template, own, node in drivers().values():
         assert template["spec"]["shareProcessNamespace"] is True
         assert node["restartPolicy"] == "Always"  # a sidecar: ready before the driver is started
-        assert {f"--address={HEAD}", "--num-cpus=0", "--block"} <= set(node["args"])
+        assert {f"--address={HEAD}", "--num-cpus=0", "--block"} <= set(start_of(node))
         assert variables(own)["SOUP_RAY_ADDRESS"] == HEAD
         volumes = {one["name"]: one for one in template["spec"]["volumes"]}
         for folder in ("/tmp", "/dev/shm"):
@@ -141,7 +148,7 @@ def test_a_driver_has_a_node_beside_it_that_it_finds() -> None:
 
 def test_a_node_is_asked_what_it_answers_without_a_token() -> None:
     for _, _, node in drivers().values():
-        assert "--dashboard-agent-listen-port=52365" in node["args"]
+        assert "--dashboard-agent-listen-port=52365" in start_of(node)
         assert node["ports"] == [{"name": "ray-agent", "containerPort": 52365}]
         for probe in (node["startupProbe"], node["livenessProbe"]):
             assert probe["httpGet"] == {"path": "/api/local_raylet_healthz", "port": "ray-agent"}
@@ -235,7 +242,8 @@ def test_pods_may_do_little() -> None:
             assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("soup", False)
         volumes = {one["name"] for one in spec["volumes"]}
         for container in containers(spec):
-            assert container["securityContext"] == STRICT
+            other = {"runAsUser": 10002} if container["name"] == "ray" and name in drivers() else {}
+            assert container["securityContext"] == STRICT | other  # the group is the pod's: files are shared by it
             assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
             assert {one["name"] for one in container["volumeMounts"]} <= volumes
             assert container["image"] == templates()["api"]["spec"]["containers"][0]["image"]
