@@ -46,7 +46,8 @@ def ray_nodes(count: int) -> Iterator[Nodes]:
     """A head that runs nothing, and so many nodes of one CPU each."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.ray_serving.ray_nodes", str(count)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=with_token(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=with_token(RAY_prestart_worker_first_driver="0"),  # a replica has variables of its own, and takes none
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -65,9 +66,12 @@ def main(count: int) -> None:
     from registry.ray_cluster import prepare_environment
 
     prepare_environment()
+    import psutil
     from ray.cluster_utils import Cluster
 
-    common: dict[str, Any] = {"object_store_memory": STORE, "include_dashboard": False, "node_ip_address": HOST}
+    common: dict[str, Any] = {
+        "object_store_memory": STORE, "include_dashboard": False, "node_ip_address": HOST, "include_log_monitor": False,
+    }  # fmt: skip
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
     nodes = [cluster.add_node(wait=False, num_cpus=1, **common) for _ in range(count)]
     cluster.wait_for_nodes()
@@ -77,7 +81,10 @@ def main(count: int) -> None:
         if what == "add":
             nodes.append(cluster.add_node(num_cpus=1, **common))
         else:
-            cluster.remove_node(nodes[int(number)], allow_graceful=False)
+            node = nodes[int(number)]
+            for process in psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True):
+                process.kill()  # the replica dies at once, and not when it misses its node
+            cluster.remove_node(node, allow_graceful=False)
         say(f"did {line.strip()}")
     cluster.shutdown()
 

@@ -23,6 +23,7 @@ from tests.service.servers import open_world, write_bases
 pytestmark = pytest.mark.slow
 SOUPS = 4
 CHOICES = 8
+LONG = 16
 TOKENS = 40
 
 
@@ -177,7 +178,7 @@ def test_another_token_is_refused_at_once(fleet: Fleet) -> None:
 
 def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapter(fleet: Fleet) -> None:
     """What was streaming there ends with a sentence, what had no token yet is answered by the other node."""
-    refs = fleet.refs * 4
+    refs = fleet.refs * 2
     begun = threading.Barrier(len(refs) + 1)
 
     def listen(ref: str) -> tuple[list[str], str | None]:
@@ -209,7 +210,20 @@ def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapt
         assert got == expected[: len(got)], ref
         assert (code, len(got)) in ((None, len(expected)), ("unavailable", len(got)))
     assert sum(code is None for _, code in answers) > 0
+
+
+def test_a_stream_that_has_begun_on_a_node_that_dies_ends_with_a_sentence(fleet: Fleet) -> None:
+    """One replica is left: it has the stream whose first token was seen. Another node then takes its place."""
+    body = asked(fleet.refs[1], stream=True, n=LONG)
+    with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+        found = events(answer.iter_lines())
+        assert "choices" in next(found)
+        fleet.nodes.tell("kill 1")
+        *tokens, last = found
+    assert last["error"]["code"] == "unavailable"
+    assert len(tokens) < LONG * TOKENS
     fleet.nodes.tell("add")
+    until(lambda: fleet.client.post("/v1/completions", json=asked("tiny")).status_code == 200, "another replica")
     for ref in fleet.refs:
         assert [*stream(fleet.client, ref), json.dumps(whole(fleet.client, ref))] == fleet.direct[ref]
 
