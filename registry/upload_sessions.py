@@ -1,8 +1,8 @@
 """Uploads in parts: opened, added to, asked for their offset, finished as a blob, deleted, and swept when they expire.
 
 Called by the routes of `/v1/blobs/uploads`, and by the runner for the sweep. An upload is its key's alone. What is
-acknowledged is synced and in the database: the offset is what both of them hold, and bytes beyond it were never
-acknowledged. Parts come one after the other, never two at once.
+acknowledged is durable and in the database: the offset is what both of them hold, and bytes beyond it were never
+acknowledged. Parts come one after the other: of two that are for the same place one is taken.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from registry.blobs import Unfinished, UnfinishedFile
+from registry.blobs import LostPartError, OpenUpload, UploadStore
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import UploadRow
 from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, WrongOffset
 from registry.registry import Caller, Registry
+from registry.spec import UploadPart
 from registry.uploads import is_damaged, record_blob, room_for_blob, too_large
 
 log = logging.getLogger("soup.blobs")
+MOST_PARTS = 10_000
+"""Parts of an upload that are objects: each is a row, and an object to be read at the end."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class UploadLimits:
 
 
 class UploadSessions:
-    """The uploads in parts of one server."""
+    """The uploads in parts, as one server sees them."""
 
-    def __init__(self, registry: Registry, files: Unfinished, limits: UploadLimits) -> None:
+    def __init__(self, registry: Registry, files: UploadStore, limits: UploadLimits) -> None:
         self._registry = registry
         self._database = registry.database
         self._files = files
@@ -63,13 +67,12 @@ class UploadSessions:
     def get(self, caller: Caller, id: str) -> UploadRow:
         """An upload of the caller's key, with what is really held of it; raises NotFound."""
         with self._database.read() as catalogue:
-            return self._held(catalogue.uploads.get(caller.key_id, id))
+            return self._held(catalogue, catalogue.uploads.get(caller.key_id, id))
 
     def list(self, caller: Caller, *, digest: str | None = None) -> builtins.list[UploadRow]:
         """The uploads of the caller's key, newest first; all, or those that are to have this digest."""
         with self._database.read() as catalogue:
-            rows = catalogue.uploads.list(caller.key_id, digest=digest)
-        return [self._held(row) for row in rows]
+            return [self._held(catalogue, row) for row in catalogue.uploads.list(caller.key_id, digest=digest)]
 
     def delete(self, caller: Caller, id: str) -> None:
         """Delete an upload and what is held of it; a part that is on its way is refused at its end."""
@@ -100,7 +103,7 @@ class UploadSessions:
                     "offset again, and go on there.",
                     offset=row.received,
                 ) from None
-            row = self._begin(caller, row.id, file, start)
+            row = self._begin(caller, row, file, start)
             try:
                 yield self._reserved(row, file, stop if start is not None else row.received)
             except BaseException:
@@ -112,11 +115,11 @@ class UploadSessions:
         moment = datetime.now(UTC)
         with self._database.read() as catalogue:
             expired = catalogue.uploads.expired(moment)
-        ended = [id for id in expired if self._files.remove(id)]
+        ended, count = [id for id in expired if not self._files.is_held(id)], 0
         if ended:
             with self._database.write() as catalogue:
-                catalogue.uploads.remove_expired(ended, moment)
-        count = len(ended)
+                ended = catalogue.uploads.remove_expired(ended, moment)
+            count = sum(self._files.remove(id) for id in ended)
         old = list(self._files.older_than(time.time() - self.limits.keep.total_seconds()))
         if old:
             with self._database.read() as catalogue:
@@ -126,12 +129,33 @@ class UploadSessions:
             log.info("%d unfinished uploads have expired and are removed", count)
         return count
 
-    def receive(self, row: UploadRow, received: int) -> UploadRow:
-        """Record what is durable of an upload; raises NotFound where it was deleted or has expired meanwhile."""
+    def receive(self, row: UploadRow, received: int, part: UploadPart | None = None) -> UploadRow:
+        """Record what is durable of an upload, and the part that it has to name.
+
+        Raises NotFound where it was deleted or has expired meanwhile, WrongOffset where another's part was taken.
+        """
         with self._database.write() as catalogue:
             if not catalogue.uploads.receive(row.id, received, expires_at=self._end()):
                 raise NotFound("This upload was deleted while the part came.", param="id")
+            if part is not None:
+                parts = catalogue.uploads.parts(row.id)
+                held = parts[-1].stop if parts else 0
+                if held != part.start:
+                    raise WrongOffset(
+                        f"Another request has written to this upload, of which {held} bytes are held: go on there.",
+                        offset=held,
+                    )
+                catalogue.uploads.add_part(row.id, part)
             return catalogue.uploads.get(row.key_id, row.id)
+
+    def cut(self, row: UploadRow, start: int) -> WrongOffset:
+        """Forget what came from byte `start` on, which the store has lost; the refusal that says so."""
+        with self._database.write() as catalogue:
+            catalogue.uploads.cut(row.id, start)
+        log.error("the store of the blobs has lost a part of an unfinished upload, which is asked for again")
+        return WrongOffset(
+            f"The store has lost what came of this upload from byte {start} on: send it again from there.", offset=start
+        )
 
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
         """Raises QuotaExceeded where a blob of this size is more than the caller may add."""
@@ -139,21 +163,26 @@ class UploadSessions:
         if left is not None and size > left[0]:
             raise left[1]
 
-    def _begin(self, caller: Caller, id: str, file: UnfinishedFile, start: int | None) -> UploadRow:
-        """See that a part begins where the upload ends. The file is held: nobody adds to it meanwhile."""
+    def _begin(self, caller: Caller, row: UploadRow, file: OpenUpload, start: int | None) -> UploadRow:
+        """See that a part begins where the upload ends, now that it is open: nobody adds to a file meanwhile."""
         with self._database.read() as catalogue:
-            found = catalogue.uploads.get(caller.key_id, id)
-        row = replace(found, received=min(found.received, file.end))
+            row = self._held(catalogue, catalogue.uploads.get(caller.key_id, row.id))
+            parts = catalogue.uploads.parts(row.id)
+        if start is not None and len(parts) >= MOST_PARTS:
+            raise InvalidParameter(
+                f"This upload has {len(parts)} parts, the most there may be: open another, and send larger ones.",
+                param="content-range",
+            )
         if start is not None and start != row.received:
             raise WrongOffset(
                 f"The part begins at byte {start}, and {row.received} bytes of this upload are held: go on there.",
                 offset=row.received,
                 param="content-range",
             )
-        file.begin(row.received)
+        file.begin(row.received, parts)
         return row
 
-    def _reserved(self, row: UploadRow, file: UnfinishedFile, stop: int | None) -> Part:
+    def _reserved(self, row: UploadRow, file: OpenUpload, stop: int | None) -> Part:
         """The part, once there is room for it among what its key may hold; raises Busy."""
         stop = row.size if stop is None else stop
         up_to = self.limits.blob if stop is None else stop
@@ -173,9 +202,9 @@ class UploadSessions:
         with suppress(SoupError), self._database.write() as catalogue:
             catalogue.uploads.release(id)
 
-    def _held(self, row: UploadRow) -> UploadRow:
+    def _held(self, catalogue: Catalogue, row: UploadRow) -> UploadRow:
         """A row with what is there: an older copy of the database, or of the disk, knows less."""
-        return replace(row, received=min(row.received, self._files.size(row.id)))
+        return replace(row, received=self._files.held(row.id, row.received, catalogue.uploads.parts(row.id)))
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.blob:
@@ -193,7 +222,7 @@ class Part:
         sessions: UploadSessions,
         registry: Registry,
         row: UploadRow,
-        file: UnfinishedFile,
+        file: OpenUpload,
         *,
         stop: int | None,
     ) -> None:
@@ -230,7 +259,8 @@ class Part:
         if self._file.end == self._start:  # nothing to keep: what was reserved is given back all the same
             return self._sessions.receive(self._row, self._start)
         try:
-            return self._sessions.receive(self._row, self._file.keep())
+            part = self._file.keep()
+            return self._sessions.receive(self._row, self._file.end, part)
         except NotFound:
             self._file.discard()
             raise
@@ -257,6 +287,8 @@ class Part:
                 catalogue.uploads.remove(row.id)
             self._file.discard()
             raise
+        except LostPartError as lost:
+            raise self._sessions.cut(row, lost.start) from lost
         with self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from registry.base_model import read_allowlist
-from registry.blobs import ServerBlobs, Unfinished, open_blobs
+from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.replica_rows import ReplicaLoad
 from registry.cores import one_each
@@ -186,7 +186,7 @@ class Runtime:
             engine=self.engine,
             jobs=JobBoard(),
             selections=threading.BoundedSemaphore(max(1, settings.database_pool // 4)),
-            uploads=UploadSessions(registry, Unfinished(blobs), upload_limits_of(settings)),
+            uploads=UploadSessions(registry, blobs.uploads(), upload_limits_of(settings)),
             rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
             traces=self.traces,

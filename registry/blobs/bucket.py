@@ -185,6 +185,15 @@ class Bucket:
 
         return self._tried(listed)
 
+    def ages_under(self, prefix: str) -> list[tuple[str, float]]:
+        """The keys of all objects in a folder, and when each was stored by the store's clock, in seconds since 1970."""
+
+        def listed() -> list[tuple[str, float]]:
+            found = self._api.list(self._objects, prefix)
+            return [(one["path"], one["last_modified"].timestamp()) for chunk in found for one in chunk]
+
+        return self._tried(listed)
+
     # --- whether it can be used ------------------------------------------------------------------------
 
     def mark(self, *, patient: bool = True) -> StoreMark | None:

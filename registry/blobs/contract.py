@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import IO, BinaryIO, Protocol
 from registry.blobs.folder import BlobFolder
 from registry.errors import DamagedBlob, DigestMismatch, InvalidName, TooLarge
 from registry.names import DIGEST_PATTERN
-from registry.spec import StoreMark
+from registry.spec import StoreMark, UploadPart
 
 
 class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
@@ -147,6 +147,67 @@ class ServerBlobs(BlobStore, Protocol):
 
     def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
         """Make a file of `folder` that was verified, and is open, the blob; durable when this returns."""
+
+    def uploads(self) -> UploadStore:
+        """What keeps uploads that are not whole yet."""
+
+
+class UploadStore(Protocol):
+    """The bytes of uploads that are not whole yet, by ids of ours (never a client's); threads share it.
+
+    A folder keeps them as files that grow. A bucket keeps each part as an object, which the database has to name: what
+    it names of an upload is given to `held` and `begin`, from byte 0 on without a gap.
+    """
+
+    def held(self, id: str, received: int, parts: Sequence[UploadPart]) -> int:
+        """How many of the bytes that the database acknowledged are there; raises Unavailable."""
+
+    def open(self, id: str) -> OpenUpload:
+        """An upload to write a part of, made if need be; entering raises Conflict where it is held by another."""
+
+    def is_held(self, id: str) -> bool:
+        """Whether somebody writes a part of it now, as far as can be told here."""
+
+    def remove(self, id: str) -> bool:
+        """Remove what there is of an upload; False where somebody writes to it now, or it cannot be removed."""
+
+    def older_than(self, moment: float) -> Iterator[str]:
+        """The uploads that were last written before a moment, in seconds since 1970; raises Unavailable."""
+
+
+class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
+    """An upload while a part is written: `begin`, `write`, then `keep` or `store`; what is not kept is gone after it.
+
+    `end` is the byte that it ends before, with those of this part so far.
+    """
+
+    end: int
+
+    def begin(self, offset: int, parts: Sequence[UploadPart] = ()) -> None:
+        """Write from here on, where what is acknowledged ends."""
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises Unavailable."""
+
+    def keep(self) -> UploadPart | None:
+        """Make what was written durable; what the database has to name, None where that is nothing."""
+
+    def store(self, digest: str) -> None:
+        """Make all of it the blob with this digest; raises DigestMismatch, LostPartError, Unavailable."""
+
+    def finish(self) -> None:
+        """Remove the upload, once what was stored of it has a row."""
+
+    def discard(self) -> None:
+        """Remove the upload: what is held of it is of no use to anybody."""
+
+
+class LostPartError(Exception):
+    """An acknowledged part of an upload is not there, or is not what it was: from byte `start` on it is sent again."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.start = start
 
 
 def hex_of(digest: str) -> str:

@@ -23,6 +23,7 @@ from typing import IO, BinaryIO, Protocol, Self
 from registry.blobs.aside import Aside
 from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
 from registry.blobs.folder import ASIDE, BlobFolder, place_in, sync_place
+from registry.blobs.unfinished import Unfinished
 from registry.blobs.verified import Stamp, Verified
 from registry.errors import DamagedBlob, Internal
 from registry.files import begin_sync, open_regular, sync_directory
@@ -186,6 +187,10 @@ class LocalBlobs:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := file.read(CHUNK):
                 yield chunk
+
+    def uploads(self) -> Unfinished:
+        """Uploads that are not whole yet, as files."""
+        return Unfinished(self)
 
     def trouble(self) -> str | None:
         """What keeps the folder from being used now, in some words; it is tried out. None where it can be."""

@@ -7,7 +7,6 @@ depends on conditions that only some stores know. What is read is fetched into t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
@@ -21,16 +20,15 @@ from pydantic import ValidationError
 
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import Check, damaged, hex_of, missing
+from registry.blobs.contract import Check, hex_of
+from registry.blobs.fetching import fetched
 from registry.blobs.folder import ASIDE, MARK, BlobFolder
 from registry.blobs.local import LocalBlobs, LocalWriter
+from registry.blobs.unfinished_objects import UnfinishedObjects
 from registry.blobs.verified import MOST
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import StoreMark
-
-READS = 3
-"""Times that an object is read whose bytes are not its digest's, before the blob is called damaged."""
 
 
 class ObjectBlobs:
@@ -135,31 +133,13 @@ class ObjectBlobs:
 
     def _fetched(self, digest: str) -> BinaryIO:
         """The file of a blob, from the store; raises DamagedBlob where the store gives other bytes each time."""
-        key, size = key_of(digest), 0
-        for tries in range(READS):
-            if tries:
-                self._bucket.pause(tries)
-            there = self._bucket.head(key)
-            if there is None:
-                raise missing(digest)
-            size = there.size
-            with self._cache.fetching(digest) as (path, file):
-                sha = hashlib.sha256()
-                for part in self._parts(digest, size):
-                    sha.update(part)
-                    file.write(part)
-                file.flush()
-                if sha.hexdigest() == hex_of(digest):
-                    self._note(digest, there)
-                    return self._cache.keep(path, digest) or _again(file)
-        self._forget(digest)  # so that what is sent again takes its place
-        raise damaged(digest, size)
-
-    def _parts(self, digest: str, size: int) -> Iterator[bytes]:
         try:
-            yield from self._bucket.parts(key_of(digest), size)
-        except FileNotFoundError:
-            raise missing(digest) from None
+            file, there = fetched(self._bucket, self._cache, digest, key_of(digest))
+        except DamagedBlob:
+            self._forget(digest)  # so that what is sent again takes its place
+            raise
+        self._note(digest, there)
+        return file
 
     def delete(self, digest: str) -> None:
         """Forget it, also where it was set aside."""
@@ -205,6 +185,10 @@ class ObjectBlobs:
     def in_trouble(self) -> bool:
         """Whether one of them could not be used when that was last tried."""
         return self._bucket.trouble is not None or self._staging.in_trouble
+
+    def uploads(self) -> UnfinishedObjects:
+        """Uploads that are not whole yet, as objects of parts."""
+        return UnfinishedObjects(self, self._bucket, self._cache)
 
     def _knows(self, digest: str, there: ObjectStamp) -> bool:
         with self._lock:
@@ -281,13 +265,6 @@ class ObjectAside:
         data = mark.model_dump_json().encode() + b"\n"
         self._bucket.put(MARK, data, len(data))
         self._bucket.store = mark.store
-
-
-def _again(file: BinaryIO) -> BinaryIO:
-    """The same file from its beginning: its folder was deleted while it was written."""
-    copy = os.fdopen(os.dup(file.fileno()), "rb")
-    copy.seek(0)
-    return copy
 
 
 def key_of(digest: str) -> str:

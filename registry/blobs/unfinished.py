@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from io import FileIO
 from pathlib import Path
@@ -24,6 +24,7 @@ from registry.blobs.contract import ServerBlobs, hex_of
 from registry.blobs.folder import sync_place
 from registry.blobs.verified import Stamp
 from registry.errors import Conflict, DigestMismatch, Internal
+from registry.spec import UploadPart
 
 UPLOADS = "uploads"
 MOST_HASHES = 1024
@@ -31,7 +32,7 @@ MOST_HASHES = 1024
 
 
 class Unfinished:
-    """The files of a folder of blobs that are not whole yet, by ids of ours (never a client's); threads share it."""
+    """An UploadStore over the files of a folder of blobs that are not whole yet."""
 
     def __init__(self, blobs: ServerBlobs) -> None:
         self.blobs = blobs
@@ -49,9 +50,24 @@ class Unfinished:
             with self.blobs.state.writing(0):
                 raise
 
+    def held(self, id: str, received: int, parts: Sequence[UploadPart]) -> int:  # noqa: ARG002 - a file has none
+        """The acknowledged bytes that there are; an older copy of the disk or the database knows less."""
+        return min(received, self.size(id))
+
     def open(self, id: str) -> UnfinishedFile:
         """The file to write to, made if need be; entering raises Conflict where somebody else writes to it now."""
         return UnfinishedFile(self, id)
+
+    def is_held(self, id: str) -> bool:
+        """Whether somebody writes to the file now."""
+        try:
+            with (self.folder / id).open("rb") as file:
+                _hold(file)
+        except Conflict:
+            return True
+        except OSError:
+            return False
+        return False
 
     def remove(self, id: str) -> bool:
         """Remove a file; False where somebody writes to it now, or it cannot be removed."""
@@ -132,7 +148,7 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
                 return made
             return self._path.open("r+b", buffering=0)
 
-    def begin(self, offset: int) -> None:
+    def begin(self, offset: int, parts: Sequence[UploadPart] = ()) -> None:  # noqa: ARG002 - a file has none
         """Write from here on; what lies beyond was never kept. There must be as many bytes as that."""
         file = self._held()
         self._sha = hashlib.sha256() if offset == 0 else self._files.hashes.of(self._id, Stamp.of(file), offset)
@@ -154,14 +170,14 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
             self._sha.update(chunk)
         self.end += len(chunk)
 
-    def keep(self) -> int:
-        """Make what was written durable; returns how many bytes there are."""
+    def keep(self) -> UploadPart | None:
+        """Make what was written durable; a file needs nothing else that names it."""
         file = self._held()
         with self._blobs.state.writing(self.end):
             os.fsync(file.fileno())
         self._kept, self._kept_sha = self.end, None if self._sha is None else self._sha.copy()
         self._note()
-        return self.end
+        return None
 
     def store(self, digest: str) -> None:
         """Make all of it the blob with this digest, which is then visible and durable; raises DigestMismatch.

@@ -91,6 +91,14 @@ upload_sessions = Table(
     Column("created_at", Microseconds, nullable=False),
     Column("expires_at", Microseconds, nullable=False, index=True),
 )
+upload_parts = Table(
+    "upload_parts",
+    metadata,
+    Column("upload_id", String(32), ForeignKey("upload_sessions.id", ondelete="CASCADE"), primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("size", BigInteger, nullable=False),
+    Column("digest", DIGEST, nullable=False),  # of no blob: of an object beside them
+)
 adapters = Table(
     "adapters",
     metadata,

@@ -1,4 +1,5 @@
-"""Uploads in parts that are not whole yet: whose they are, how much is held, when they end; the bytes are files."""
+"""Uploads in parts that are not whole yet: whose they are, how much is held, when they end; the bytes are files, or
+objects that are named here."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from sqlalchemy import delete, func, select, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import UploadRow
-from registry.catalogue.tables import upload_sessions
+from registry.catalogue.tables import upload_parts, upload_sessions
 from registry.errors import NotFound
+from registry.spec import UploadPart
 
 COLUMNS = [column for column in upload_sessions.c if column.name != "reserved"]
 
@@ -79,6 +81,23 @@ class Uploads(Repository[UploadRow]):
         changed = self._connection.execute(its.values(received=received, reserved=received, expires_at=expires_at))
         return changed.rowcount == 1
 
+    def parts(self, id: str) -> builtins.list[UploadPart]:
+        """The parts of an upload that are objects, from byte 0 on."""
+        query = select(upload_parts.c.start, upload_parts.c.size, upload_parts.c.digest)
+        rows = self._connection.execute(query.where(upload_parts.c.upload_id == id).order_by(upload_parts.c.start))
+        return [UploadPart(start=row.start, size=row.size, digest=row.digest) for row in rows]
+
+    def add_part(self, id: str, part: UploadPart) -> None:
+        """Name an object that was stored for this upload, which has to exist."""
+        self._insert(upload_parts, upload_id=id, start=part.start, size=part.size, digest=part.digest)
+
+    def cut(self, id: str, start: int) -> None:
+        """Forget what came from byte `start` on, where a part begins."""
+        beyond = (upload_parts.c.upload_id == id, upload_parts.c.start >= start)
+        self._connection.execute(delete(upload_parts).where(*beyond))
+        its = update(upload_sessions).where(upload_sessions.c.id == id)
+        self._connection.execute(its.values(received=start, reserved=start))
+
     def remove(self, id: str) -> None:
         """Forget an upload."""
         self._connection.execute(delete(upload_sessions).where(upload_sessions.c.id == id))
@@ -88,10 +107,12 @@ class Uploads(Repository[UploadRow]):
         query = select(upload_sessions.c.id).where(upload_sessions.c.expires_at <= moment)
         return list(self._connection.execute(query).scalars())
 
-    def remove_expired(self, ids: Collection[str], moment: datetime) -> None:
-        """Forget those of these uploads that have expired by then, whatever happened since they were listed."""
+    def remove_expired(self, ids: Collection[str], moment: datetime) -> builtins.list[str]:
+        """Forget those of these uploads that have expired by then, whatever happened since they were listed; which."""
         these = (upload_sessions.c.id.in_(ids), upload_sessions.c.expires_at <= moment)
-        self._connection.execute(delete(upload_sessions).where(*these))
+        found = list(self._connection.execute(select(upload_sessions.c.id).where(*these)).scalars())
+        self._connection.execute(delete(upload_sessions).where(upload_sessions.c.id.in_(found)))
+        return found
 
     def known(self) -> set[str]:
         """Every upload, of every key."""

@@ -81,7 +81,7 @@ from registry.spec.selection import (
     UniformSpec,
 )
 from registry.spec.statistics import MOST_PASSAGES, MeasuredStatistic, StatisticKind, StatisticRequest
-from registry.spec.store import BlobPlace, StoreMark
+from registry.spec.store import BlobPlace, StoreMark, UploadPart
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
 from registry.spec.structures.fusion import FusionConfig
@@ -200,6 +200,7 @@ __all__ = [
     "UnionConfig",
     "Unit",
     "Unseen",
+    "UploadPart",
     "UseLimits",
     "Verification",
     "Way",

@@ -1,5 +1,5 @@
 """The mark of a store, in its database and beside its blobs: which two belong together, and which is older. Where blobs
-are kept, as a value that travels to other processes."""
+are kept, as a value that travels to other processes. A part of a blob that is not whole yet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from registry.names import Digest
 from registry.spec.frozen import Frozen
 
 
@@ -18,6 +19,19 @@ class StoreMark(Frozen):
 
     store: str = Field(pattern="^[0-9a-f]{32}$")
     generation: int = Field(ge=1)
+
+
+class UploadPart(Frozen):
+    """A part of an upload that is kept as an object: the bytes from `start` to before `stop`, and their digest."""
+
+    start: int = Field(ge=0)
+    size: int = Field(ge=1)
+    digest: Digest
+
+    @property
+    def stop(self) -> int:
+        """The byte after its last."""
+        return self.start + self.size
 
 
 class BlobPlace(Frozen):

@@ -24,7 +24,8 @@ def add(files: Unfinished, data: bytes, start: int) -> None:
     with files.open(ID) as file:
         file.begin(start)
         file.write(data)
-        assert file.keep() == start + len(data)
+        assert file.keep() is None
+        assert file.end == start + len(data)
 
 
 def finish(files: Unfinished, data: bytes) -> None:

@@ -1,0 +1,31 @@
+"""Parts of uploads that are objects of a bucket, so that any server goes on with an upload."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0021"
+down_revision = "0019"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the table; uploads to a bucket that are under way begin again at 0."""
+    op.create_table(
+        "upload_parts",
+        sa.Column("upload_id", sa.String(length=32), nullable=False),
+        sa.Column("start", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["upload_id"], ["upload_sessions.id"], name="fk_upload_parts_upload_id", ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("upload_id", "start", name="pk_upload_parts"),
+    )
+
+
+def downgrade() -> None:
+    """Drop it: uploads to a bucket that are under way begin again at 0."""
+    op.drop_table("upload_parts")
