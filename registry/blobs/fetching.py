@@ -1,4 +1,4 @@
-"""Objects of a bucket as verified files of the cache, whichever key they lie under; called by the stores of a bucket."""
+"""Objects of a bucket as verified files of the cache, whichever key they lie under. Called by a bucket's stores."""
 
 from __future__ import annotations
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +21,8 @@ from service.client.steps import send
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
+from tests.postgres import Postgres
+from tests.service.cluster import KEY, client_of, cluster, until
 from tests.service.journeys.test_killed_server import Server
 from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_world, write_bases
 
@@ -142,6 +147,45 @@ def test_parts_ranges_and_removal_over_http(url: str, bases: Path, tmp_path: Pat
         world.registry.blobs.delete(digest)
         assert keys(url) == ["store.json"]
         assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
+
+
+def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
+    object_store: ObjectStore, postgres: Postgres, bases: Path, tmp_path: Path
+) -> None:
+    """What the killed one acknowledged is there for the next, what it had not is sent again."""
+    database, data = postgres.url(), bytes(range(256)) * 4000
+    settings = {"blobs": None, "blobs_url": object_store.bucket(), "database_url": database, "bases": bases}
+    with cluster(tmp_path / "cluster", **settings, preload=False, job_workers=0) as found:
+        servers = [found.replica(), found.replica()]
+        for one in servers:
+            one.wait()
+        first, second = (client_of(one.url) for one in servers)
+        path = first.post("/v1/blobs/uploads", json={"digest": sha256_digest(data)}).headers["location"]
+        half = len(data) // 2
+        taken = first.patch(path, content=data[:half], headers={"content-range": f"0-{half - 1}"})
+        assert taken.headers["upload-offset"] == str(half)
+        connection = http.client.HTTPConnection(urlsplit(servers[0].url).netloc, timeout=30)
+        with closing(connection):
+            connection.putrequest("PATCH", path)
+            for name, value in {
+                "authorization": f"Bearer {KEY}",
+                "content-range": f"{half}-{len(data) - 1}",
+                "content-length": str(len(data) - half),
+            }.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            connection.send(data[half:-1])
+            until(lambda: list((tmp_path / "cluster" / "data-0" / "unfinished" / "incoming").iterdir()))
+            servers[0].end()
+        assert second.get(path).headers["upload-offset"] == str(half)
+        rest = {"content-range": f"{half}-{len(data) - 1}"}
+        done = second.put(path, content=data[half:], headers=rest, params={"digest": sha256_digest(data)})
+        assert (done.status_code, done.json()["size"]) == (201, len(data)), done.text
+        assert second.get(f"/v1/blobs/{sha256_digest(data)}").content == data
+        assert not [key for key in keys(settings["blobs_url"]) if key.startswith("unfinished/")]
+        first.close()
+        second.close()
+    postgres.drop(database)
 
 
 def test_what_no_row_names_is_set_aside_and_comes_back(url: str, bases: Path, tmp_path: Path) -> None:

@@ -1,0 +1,325 @@
+"""Uploads in parts to a bucket: any server goes on with what another began, and nothing counts but what it said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from registry.blobs import unfinished_objects
+from registry.blobs.bucket import Bucket
+from registry.blobs.objects import ObjectBlobs
+from registry.catalogue import Database
+from registry.catalogue.tables import upload_sessions
+from registry.errors import DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
+from registry.names import sha256_digest
+from registry.registry import Caller
+from registry.spec import StoreMark
+from registry.upload_sessions import UploadLimits, UploadSessions
+from tests.object_store import FaultProxy, ObjectStore, fault_proxy, object_blobs
+from tests.registry.toy_registry import ToyRegistry
+
+ME = Caller("key-1", None, "request-1")
+DATA = bytes(range(256)) * 8
+DIGEST = sha256_digest(DATA)
+
+
+@dataclass
+class Servers:
+    """Any number of servers over one database and one bucket, each with a folder of its own."""
+
+    verbs: ToyRegistry
+    url: str
+    folder: Path
+    started: int = 0
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.url, seconds=5.0)
+
+    def start(self) -> UploadSessions:
+        """The uploads of a server that has seen nothing yet."""
+        self.started += 1
+        blobs = object_blobs(self.url, self.folder / f"server-{self.started}")
+        registry = replace(self.verbs.registry, blobs=blobs)
+        return UploadSessions(registry, blobs.uploads(), UploadLimits(blob=2**20))
+
+    def parts(self) -> list[str]:
+        """The objects of unfinished uploads."""
+        return sorted(self.bucket.keys_under("unfinished"))
+
+    def expire(self) -> None:
+        with self.verbs.database.engine.begin() as connection:
+            connection.execute(update(upload_sessions).values(expires_at=datetime.now(UTC) - timedelta(days=1)))
+
+
+@pytest.fixture
+def servers(verbs: ToyRegistry, object_store: ObjectStore, tmp_path: Path) -> Servers:
+    found = Servers(verbs, object_store.bucket(), tmp_path)
+    object_blobs(found.url, tmp_path / "mark").aside.set_mark(StoreMark(store="0" * 32, generation=1))
+    return found
+
+
+@pytest.fixture
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(object_store) as proxy:
+        yield proxy
+
+
+def add(server: UploadSessions, id: str, data: bytes, start: int) -> int:
+    """Have a server take a part; gives the offset that it acknowledges."""
+    with server.part(ME, id, start=start, stop=start + len(data)) as part:
+        part.write(data)
+        return part.keep().received
+
+
+def finish(server: UploadSessions, id: str, data: bytes = DATA, *, start: int | None = None, last: bytes = b"") -> int:
+    stop = None if start is None else start + len(last)
+    with server.part(ME, id, start=start, stop=stop) as part:
+        if last:
+            part.write(last)
+        return part.commit(ME, sha256_digest(data))
+
+
+def blobs_of(server: UploadSessions) -> ObjectBlobs:
+    blobs = server._registry.blobs
+    assert isinstance(blobs, ObjectBlobs)
+    return blobs
+
+
+def test_another_server_goes_on_and_a_third_finishes(servers: Servers) -> None:
+    first, second, third = servers.start(), servers.start(), servers.start()
+    id = first.open(ME, digest=DIGEST).id
+    assert add(first, id, DATA[:700], 0) == 700
+    assert second.get(ME, id).received == 700
+    assert add(second, id, DATA[700:1500], 700) == 1500
+    assert [row.received for row in third.list(ME, digest=DIGEST)] == [1500]
+    assert finish(third, id, start=1500, last=DATA[1500:]) == len(DATA)
+    assert blobs_of(first).read(DIGEST) == DATA
+    assert servers.parts() == []
+    for server in (first, second, third):
+        with pytest.raises(NotFound):
+            server.get(ME, id)
+
+
+def test_what_came_here_is_not_fetched_again(servers: Servers, proxy: FaultProxy) -> None:
+    server, other = servers.start(), servers.start()
+    id = server.open(ME).id
+    add(server, id, DATA[:700], 0)
+    add(other, id, DATA[700:], 700)
+    proxy.seen.clear()
+    finish(server, id)
+    fetched = [one for one in proxy.seen if one.startswith("GET") and "/unfinished/" in one]
+    assert len(fetched) == 1
+    assert fetched[0].endswith(sha256_digest(DATA[700:])[7:])
+
+
+def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    id = first.open(ME).id
+    with first.part(ME, id, start=0, stop=700) as one, second.part(ME, id, start=0, stop=900) as two:
+        one.write(DATA[:700])
+        two.write(b"x" * 900)
+        assert one.keep().received == 700
+        with pytest.raises(WrongOffset, match="700 bytes are held") as error:
+            two.keep()
+    assert error.value.offset == 700
+    assert len(servers.parts()) == 2  # the other one's object is named by nobody
+    assert finish(second, id, start=700, last=DATA[700:]) == len(DATA)
+    assert (blobs_of(first).read(DIGEST), servers.parts()) == (DATA, [])
+
+
+def test_the_same_part_twice_is_there_once(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    id = first.open(ME).id
+    with first.part(ME, id, start=0, stop=700) as one, second.part(ME, id, start=0, stop=700) as two:
+        for part in (one, two):
+            part.write(DATA[:700])
+        one.keep()
+        with pytest.raises(WrongOffset) as error:
+            two.keep()
+    assert (error.value.offset, len(servers.parts())) == (700, 1)
+    with pytest.raises(WrongOffset):
+        add(second, id, DATA[:700], 0)
+    assert finish(first, id, start=700, last=DATA[700:]) == len(DATA)
+
+
+def test_two_that_finish_at_once_store_the_same(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    id = first.open(ME).id
+    add(first, id, DATA[:700], 0)
+    add(first, id, DATA[700:], 700)
+    with first.part(ME, id, start=None, stop=None) as one, second.part(ME, id, start=None, stop=None) as two:
+        assert one.commit(ME, DIGEST) == len(DATA)
+        with pytest.raises((WrongOffset, NotFound)):  # its parts went with the first one's end
+            two.commit(ME, DIGEST)
+    assert blobs_of(servers.start()).read(DIGEST) == DATA
+
+
+def test_a_part_that_breaks_off_leaves_no_object_and_no_file(servers: Servers) -> None:
+    server = servers.start()
+    id = server.open(ME).id
+    add(server, id, DATA[:700], 0)
+
+    class BrokenOffError(Exception):
+        pass
+
+    with pytest.raises(BrokenOffError), server.part(ME, id, start=700, stop=900) as part:
+        part.write(DATA[700:800])
+        raise BrokenOffError
+    assert (server.get(ME, id).received, len(servers.parts())) == (700, 1)
+    assert list(blobs_of(server).state.incoming.iterdir()) == []
+
+
+def test_a_store_that_is_away_keeps_what_was_acknowledged(servers: Servers, proxy: FaultProxy) -> None:
+    server = servers.start()
+    id = server.open(ME).id
+    add(server, id, DATA[:700], 0)
+    proxy.fault = lambda request: request.command == "PUT" and (request.answer(403, {}, b"") or True)
+    with pytest.raises(Unavailable, match="refuses"):
+        add(server, id, DATA[700:], 700)
+    with pytest.raises(Unavailable, match="refuses"):
+        finish(server, id, start=700, last=DATA[700:])
+    proxy.fault = None
+    assert server.get(ME, id).received == 700
+    assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
+
+
+@pytest.mark.parametrize("other", [None, b"other"])
+def test_a_part_that_the_store_lost_is_asked_for_again(servers: Servers, other: bytes | None) -> None:
+    """Also one that became other bytes; what came before it stays."""
+    server = servers.start()
+    id = server.open(ME).id
+    for start in range(0, 2000, 500):
+        add(server, id, DATA[start : start + 500], start)
+    key = servers.parts()[1]
+    servers.bucket.delete(key)
+    if other is not None:
+        servers.bucket.put(key, other, len(other))
+    later = servers.start()
+    with pytest.raises(WrongOffset, match="lost what came of this upload from byte 500") as error:
+        finish(later, id, start=2000, last=DATA[2000:])
+    assert error.value.offset == later.get(ME, id).received == 500
+    add(later, id, DATA[500:], 500)
+    assert finish(later, id) == len(DATA)
+
+
+def test_other_bytes_than_the_digest_says_end_the_upload(servers: Servers) -> None:
+    server = servers.start()
+    id = server.open(ME).id
+    add(server, id, b"other", 0)
+    with pytest.raises(DigestMismatch):
+        finish(server, id)
+    assert (server.list(ME), servers.parts(), blobs_of(server).has(DIGEST)) == ([], [], False)
+
+
+def test_an_expired_one_goes_with_its_objects(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    add(first, first.open(ME).id, DATA[:700], 0)
+    servers.expire()
+    young = first.open(ME).id
+    add(first, young, DATA[:5], 0)
+    assert (second.sweep(), first.sweep()) == (1, 0)
+    assert [key.split("/")[1] for key in servers.parts()] == [young]
+
+
+def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server leaves them that is killed between an object and its row, for an upload that then ended."""
+    servers.bucket.put("unfinished/upload-of-no-row/000000000000000-" + "0" * 64, b"x", 1)
+    server = servers.start()
+    id = server.open(ME).id
+    servers.bucket.put(f"unfinished/{id}/000000000000000-" + "0" * 64, b"x", 1)
+    assert server.sweep() == 0
+    server.limits = replace(server.limits, keep=timedelta(seconds=-60))  # all that is there is old
+    assert server.sweep() == 0  # it has looked a moment ago
+    monkeypatch.setattr(unfinished_objects, "LISTED_EVERY", 0.0)
+    assert server.sweep() == 1
+    assert [key.split("/")[1] for key in servers.parts()] == [id]
+
+
+def test_a_deleted_one_takes_no_part_and_leaves_no_object(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    id = first.open(ME).id
+    add(first, id, DATA[:5], 0)
+    with pytest.raises(NotFound), first.part(ME, id, start=5, stop=9) as part:
+        part.write(DATA[5:9])
+        second.delete(ME, id)
+        part.keep()
+    assert servers.parts() == []
+
+
+def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.upload_sessions.MOST_PARTS", 2)
+    server = servers.start()
+    id = server.open(ME).id
+    for start in range(2):
+        add(server, id, DATA[start : start + 1], start)
+    with pytest.raises(InvalidParameter, match="2 parts, the most"):
+        add(server, id, DATA[2:3], 2)
+    assert finish(server, id, DATA[:2]) == 2
+
+
+def test_a_cache_that_is_deleted_meanwhile_costs_a_fetch(servers: Servers) -> None:
+    server = servers.start()
+    id = server.open(ME).id
+    add(server, id, DATA[:700], 0)
+    shutil.rmtree(servers.folder / f"server-{servers.started}" / "cache")
+    assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
+
+
+@pytest.fixture
+def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str, int]]], None]:
+    """Runs steps over a folder that stands for a bucket; each is a server, what it does, and a number of bytes."""
+    verbs, rounds = ToyRegistry(database), iter(range(10**6))
+
+    def run(steps: list[tuple[int, str, int]]) -> None:
+        folder = tmp_path / f"round-{next(rounds)}"
+        folder.mkdir()
+        servers = Servers(verbs, f"file://{folder}/bucket", folder)
+        object_blobs(servers.url, folder / "mark").aside.set_mark(StoreMark(store="0" * 32, generation=1))
+        there = [servers.start(), servers.start()]
+        id, held, data = there[0].open(ME).id, b"", bytes(os.urandom(1)) + DATA
+        for which, what, size in steps:
+            server = there[which]
+            assert server.get(ME, id).received == len(held)
+            if what == "add":
+                assert add(server, id, data[len(held) : len(held) + size], len(held)) == len(held) + size
+                held = data[: len(held) + size]
+            elif what == "stale" and held:
+                with pytest.raises(WrongOffset):
+                    add(server, id, b"?" * size, len(held) - 1)
+            elif what == "race":  # the other server takes a part while this one does
+                with server.part(ME, id, start=len(held), stop=len(held) + size) as slow:
+                    slow.write(b"?" * size)
+                    add(there[1 - which], id, data[len(held) : len(held) + size], len(held))
+                    with pytest.raises(WrongOffset):
+                        slow.keep()
+                held = data[: len(held) + size]
+            elif what == "die":  # between the object and its row: with all that only this process knew
+                with server.part(ME, id, start=len(held), stop=len(held) + size) as part:
+                    part.write(b"!" * size)
+                    part._file.keep()
+                there[which] = servers.start()
+        assert finish(there[0], id, held + b"end", start=len(held), last=b"end") == len(held) + 3
+        for server in there:
+            assert blobs_of(server).read(sha256_digest(held + b"end")) == held + b"end"
+        assert servers.parts() == []
+
+    return run
+
+
+STEPS = st.tuples(st.integers(0, 1), st.sampled_from(["add", "stale", "race", "die"]), st.integers(1, 40))
+
+
+@given(st.lists(STEPS, max_size=8))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_servers_do_the_blob_is_what_was_acknowledged(upload, steps) -> None:
+    upload(steps)
