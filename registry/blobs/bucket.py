@@ -2,7 +2,8 @@
 
 Whatever goes wrong is tried again, later each time, until a deadline; then it is told as Unavailable, which names the
 store by its URL (that holds no secret) and never what the library said, logged once when it begins and once when it is
-over. While a store is known to be away nobody waits for it: each call tries once.
+over. While a store is known to be away nobody waits for it: each call tries once, and a write asks whether it answers
+before it sends anything. What is large has longer for each request, as many bytes may be on a slow link.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,10 +31,14 @@ if TYPE_CHECKING:
 
 PART = 8 * 1024 * 1024
 """Bytes of one request: larger objects are sent as multipart uploads, and read by ranges."""
+DELETED_AT_ONCE = 500
+"""Objects that are deleted by one request."""
 AT_ONCE = 4
 """Parts of one object that are on their way together."""
 HASTY_SECONDS = 3.0
 """How long an answer of a store may take that is known to be away."""
+LARGE, SLOWEST = 2**20, 512 * 1024
+"""What is larger than the first has longer to be sent, as a link needs that carries the second in a second."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 """How S3, Azure and Google's store say so; an object that is missing says something else."""
@@ -88,7 +94,7 @@ class Bucket:
     def __init__(self, url: str, *, seconds: float) -> None:
         import obstore
         from obstore.exceptions import BaseError
-        from obstore.store import LocalStore, from_url
+        from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
 
         self.name = url.rstrip("/")
         self.store: str | None = None
@@ -96,10 +102,13 @@ class Bucket:
         self.trouble: BucketTrouble | None = None
         """What was wrong when it was last used or looked at."""
         self._seconds = seconds
+        self._longer = AT_ONCE * PART / SLOWEST
+        """Seconds that parts on their way together may take on the slowest link that is good enough."""
         self._of_writing = False
         self._lock = threading.Lock()
         self._api: Any = obstore
         self._error = BaseError
+        self._signers = (S3Store, GCSStore, AzureStore)
         # An http:// endpoint has to be named by the operator; the library's own variable for that is not heard beside
         # other options.
         client: Any = {"timeout": timedelta(seconds=seconds / 2), "allow_http": True}
@@ -108,8 +117,11 @@ class Bucket:
             if url.startswith("file://"):
                 self._usual: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
                 self._hasty: ObjectStore = self._usual
+                self._large: ObjectStore = self._usual
             else:
                 self._usual = from_url(self.name, client_options=client, retry_config=retry)
+                sending: Any = {**client, "timeout": timedelta(seconds=seconds / 2 + self._longer)}
+                self._large = from_url(self.name, client_options=sending, retry_config=retry)
                 client = {**client, "timeout": timedelta(seconds=min(HASTY_SECONDS, seconds / 2))}
                 retry = {**retry, "max_retries": 0}
                 self._hasty = from_url(self.name, client_options=client, retry_config=retry)
@@ -154,28 +166,37 @@ class Bucket:
         """Store an object of this size, whole or not at all; the stamp that the store gives it. It does not matter
         whether there is one already, nor who else stores the same at the same time."""
 
+        to, longer = (self._usual, 0.0) if size <= LARGE else (self._large, self._longer)
+
         def stored() -> ObjectStamp:
-            self._api.put(self._objects, key, data, chunk_size=PART, max_concurrency=AT_ONCE)
+            if self.trouble is not None:
+                self._answers()
+            self._api.put(to, key, data, chunk_size=PART, max_concurrency=AT_ONCE)
             found = self._stamp(key)
             if found.size != size:
                 raise _CutError
             return found
 
         try:
-            return self._tried(stored, writes=True)
+            return self._tried(stored, writes=True, longer=longer)
         except FileNotFoundError as error:
             raise self._told(NO_SUCH, writes=True) from error
 
     def copy(self, key: str, target: str) -> None:
         """Store an object under another key too; raises FileNotFoundError."""
-        self._tried(lambda: self._api.copy(self._objects, key, target), writes=True)
+        self._tried(lambda: self._api.copy(self._large, key, target), writes=True)
 
-    def delete(self, key: str) -> None:
-        """Forget an object; nothing happens where there is none."""
+    def delete(self, *keys: str) -> None:
+        """Forget objects, many with one request where the store can; nothing happens where there is none."""
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            self._deleted(keys[start : start + DELETED_AT_ONCE])
+
+    def _deleted(self, keys: Sequence[str]) -> None:
         try:
-            self._tried(lambda: self._api.delete(self._objects, key), writes=True)
-        except FileNotFoundError:
-            return
+            self._tried(lambda: self._api.delete(self._objects, list(keys)), writes=True)
+        except FileNotFoundError:  # a folder says so of the first that is missing, and leaves the rest
+            for key in keys if len(keys) > 1 else ():
+                self._deleted([key])
 
     def keys_under(self, prefix: str | None = None) -> list[str]:
         """The keys of all objects, or of those in a folder."""
@@ -193,6 +214,22 @@ class Bucket:
             return [(one["path"], one["last_modified"].timestamp()) for chunk in found for one in chunk]
 
         return self._tried(listed)
+
+    def signed(self, key: str, seconds: float) -> str:
+        """A URL at which anybody may get an object for so long; raises Unavailable where the store gives none."""
+        if not isinstance(self._usual, self._signers):
+            raise Unavailable(
+                f"SOUP_BLOBS_PRESIGNED_SECONDS needs a bucket of s3, gs or az: {self.name} signs no URL.",
+                param="blobs_presigned_seconds",
+            )
+        try:  # at most credentials are asked for: that says nothing of the store
+            return str(self._api.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
+        except (self._error, OSError, ValueError) as error:
+            raise Unavailable(
+                f"{self.name} cannot be signed for with the credentials that there are: see the variables that they "
+                "come from (AWS_..., GOOGLE_..., AZURE_...), and SOUP_BLOBS_PRESIGNED_SECONDS.",
+                param="blobs_presigned_seconds",
+            ) from error
 
     # --- whether it can be used ------------------------------------------------------------------------
 
@@ -245,13 +282,23 @@ class Bucket:
         """The store as it is asked now: once and briefly while something is wrong with it."""
         return self._usual if self.trouble is None else self._hasty
 
+    def _answers(self) -> None:
+        """Ask a store that was in trouble for something small, so that nobody waits with a large object in hand."""
+        with suppress(FileNotFoundError):
+            self._api.head(self._hasty, MARK)
+
     def _stamp(self, key: str) -> ObjectStamp:
         found = self._api.head(self._objects, key)
         return ObjectStamp(found["size"], found["e_tag"] or found["last_modified"].isoformat())
 
-    def _tried(self, use: Callable[[], Found], *, writes: bool = False, patient: bool = True) -> Found:
-        """What `use` gives, tried again until the deadline; raises FileNotFoundError, or Unavailable."""
-        end = time.monotonic() + (self._seconds if patient and self.trouble is None else 0)
+    def _tried(
+        self, use: Callable[[], Found], *, writes: bool = False, patient: bool = True, longer: float = 0.0
+    ) -> Found:
+        """What `use` gives, tried again until the deadline; raises FileNotFoundError, or Unavailable.
+
+        `longer` are seconds that are added to the deadline.
+        """
+        end = time.monotonic() + (self._seconds + longer if patient and self.trouble is None else 0)
         tries = 0
         while True:
             try:

@@ -52,6 +52,12 @@ class BlobStore(Protocol):
     def size(self, digest: str) -> int:
         """Its size in bytes; raises DamagedBlob."""
 
+    def size_there(self, digest: str) -> int:
+        """Its size without fetching it from elsewhere; raises DamagedBlob where it is missing, or known to be damaged.
+
+        What has not been read yet may turn out to be damaged when it is.
+        """
+
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
 
@@ -60,6 +66,9 @@ class BlobStore(Protocol):
 
     def delete(self, digest: str) -> None:
         """Forget it; nothing happens where it is not stored."""
+
+    def delete_all(self, digests: Sequence[str]) -> None:
+        """Forget each of them, as `delete` does; where it raises, some may be forgotten."""
 
     def digests(self) -> Iterator[str]:
         """Every digest stored, in no order."""
@@ -151,6 +160,9 @@ class ServerBlobs(BlobStore, Protocol):
     def uploads(self) -> UploadStore:
         """What keeps uploads that are not whole yet."""
 
+    def signed_url(self, digest: str, *, seconds: float) -> str:
+        """A URL at which anybody may get the bytes for so long; raises Unavailable where the store gives none."""
+
 
 class UploadStore(Protocol):
     """The bytes of uploads that are not whole yet, by ids of ours (never a client's); threads share it.
@@ -158,6 +170,10 @@ class UploadStore(Protocol):
     A folder keeps them as files that grow. A bucket keeps each part as an object, which the database has to name: what
     it names of an upload is given to `held` and `begin`, from byte 0 on without a gap.
     """
+
+    @property
+    def blobs(self) -> ServerBlobs:
+        """What uploads become."""
 
     def held(self, id: str, received: int, parts: Sequence[UploadPart]) -> int:
         """How many of the bytes that the database acknowledged are there; raises Unavailable."""

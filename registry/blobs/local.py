@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -25,7 +25,7 @@ from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
 from registry.blobs.folder import ASIDE, BlobFolder, place_in, sync_place
 from registry.blobs.unfinished import Unfinished
 from registry.blobs.verified import Stamp, Verified
-from registry.errors import DamagedBlob, Internal
+from registry.errors import DamagedBlob, Internal, Unavailable
 from registry.files import begin_sync, open_regular, sync_directory
 from registry.names import sha256_digest
 
@@ -113,6 +113,10 @@ class LocalBlobs:
         with self.open(digest) as file:
             return os.fstat(file.fileno()).st_size
 
+    def size_there(self, digest: str) -> int:
+        """Its size in bytes, looked at as `size` does; raises DamagedBlob."""
+        return self.size(digest)
+
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
         with self._reading(digest), self.open(digest) as file:
@@ -165,6 +169,11 @@ class LocalBlobs:
                 copy.unlink(missing_ok=True)
         self._verified.forget(digest)
 
+    def delete_all(self, digests: Sequence[str]) -> None:
+        """Forget each of them."""
+        for digest in digests:
+            self.delete(digest)
+
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
         for path in self.folder.glob("??/*"):
@@ -191,6 +200,14 @@ class LocalBlobs:
     def uploads(self) -> Unfinished:
         """Uploads that are not whole yet, as files."""
         return Unfinished(self)
+
+    def signed_url(self, digest: str, *, seconds: float) -> str:  # noqa: ARG002 - there is none
+        """A folder gives none; raises Unavailable."""
+        raise Unavailable(
+            "SOUP_BLOBS_PRESIGNED_SECONDS needs blobs in a bucket (SOUP_BLOBS_URL): a folder gives no URL that is "
+            "signed.",
+            param="blobs_presigned_seconds",
+        )
 
     def trouble(self) -> str | None:
         """What keeps the folder from being used now, in some words; it is tried out. None where it can be."""

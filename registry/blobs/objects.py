@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import Check, hex_of
+from registry.blobs.contract import Check, damaged, hex_of, missing
 from registry.blobs.fetching import fetched
 from registry.blobs.folder import ASIDE, MARK, BlobFolder
 from registry.blobs.local import LocalBlobs, LocalWriter
@@ -42,6 +42,8 @@ class ObjectBlobs:
         self._staging = staging
         self._known: dict[str, ObjectStamp] = {}
         """Objects that this process has stored, or fetched and hashed."""
+        self._damaged: dict[str, ObjectStamp] = {}
+        """Objects that this process has fetched, and whose bytes were others."""
         self._lock = threading.Lock()
         self.aside = ObjectAside(bucket)
 
@@ -118,6 +120,17 @@ class ObjectBlobs:
         with self.open(digest) as file:
             return os.fstat(file.fileno()).st_size
 
+    def size_there(self, digest: str) -> int:
+        """Its size as the store says it; raises DamagedBlob where it is missing, or was found to be damaged."""
+        there = self._bucket.head(key_of(digest))
+        if there is None:
+            raise missing(digest)
+        with self._lock:
+            is_damaged = self._damaged.get(digest) == there
+        if is_damaged:
+            raise damaged(digest, there.size)
+        return there.size
+
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
         with self.open(digest) as file:
@@ -137,20 +150,28 @@ class ObjectBlobs:
             file, there = fetched(self._bucket, self._cache, digest, key_of(digest))
         except DamagedBlob:
             self._forget(digest)  # so that what is sent again takes its place
+            there_now = self._bucket.head(key_of(digest))
+            if there_now is not None:
+                self._note_in(self._damaged, digest, there_now)
             raise
         self._note(digest, there)
         return file
 
     def delete(self, digest: str) -> None:
         """Forget it, also where it was set aside."""
-        key = key_of(digest)
+        self.delete_all([digest])
+
+    def delete_all(self, digests: Sequence[str]) -> None:
+        """Forget each of them, also where they were set aside: a few requests, however many there are."""
+        keys, names = [key_of(digest) for digest in digests], {hex_of(digest) for digest in digests}
+        if not keys:
+            return
         self.check()
-        self._bucket.delete(key)
-        for name in self.aside.names():
-            if name.endswith(hex_of(digest)):
-                self.aside.remove(name)
-        self._cache.remove(digest)
-        self._forget(digest)
+        aside = [f"{ASIDE}/{name}" for name in self.aside.names() if name[-64:] in names]
+        self._bucket.delete(*keys, *aside)
+        for digest in digests:
+            self._cache.remove(digest)
+            self._forget(digest)
 
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
@@ -186,6 +207,10 @@ class ObjectBlobs:
         """Whether one of them could not be used when that was last tried."""
         return self._bucket.trouble is not None or self._staging.in_trouble
 
+    def signed_url(self, digest: str, *, seconds: float) -> str:
+        """A URL at which anybody may get the object for so long. The store is not asked."""
+        return self._bucket.signed(key_of(digest), seconds)
+
     def uploads(self) -> UnfinishedObjects:
         """Uploads that are not whole yet, as objects of parts."""
         return UnfinishedObjects(self, self._bucket, self._cache)
@@ -199,10 +224,15 @@ class ObjectBlobs:
             self._known.pop(digest, None)
 
     def _note(self, digest: str, there: ObjectStamp) -> None:
+        self._note_in(self._known, digest, there)
         with self._lock:
-            self._known[digest] = there
-            if len(self._known) > MOST:
-                self._known.pop(next(iter(self._known)))
+            self._damaged.pop(digest, None)
+
+    def _note_in(self, noted: dict[str, ObjectStamp], digest: str, there: ObjectStamp) -> None:
+        with self._lock:
+            noted[digest] = there
+            if len(noted) > MOST:
+                noted.pop(next(iter(noted)))
 
 
 class ObjectAside:

@@ -51,8 +51,7 @@ class UnfinishedObjects:
     def remove(self, id: str) -> bool:
         """Remove the objects of an upload, also those that no row ever named; False where the store is away."""
         try:
-            for key in self.bucket.keys_under(f"{UNFINISHED}/{id}"):
-                self.bucket.delete(key)
+            self.bucket.delete(*self.bucket.keys_under(f"{UNFINISHED}/{id}"))
         except Unavailable:
             return False
         return True

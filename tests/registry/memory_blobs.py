@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, damaged, hex_of, missing
@@ -48,6 +48,10 @@ class MemoryBlobs:
         """Its size in bytes; raises DamagedBlob."""
         return len(self.read(digest))
 
+    def size_there(self, digest: str) -> int:
+        """Its size."""
+        return self.size(digest)
+
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
         if not self.has(digest):
@@ -65,6 +69,11 @@ class MemoryBlobs:
         """Forget it."""
         hex_of(digest)
         self._stored.pop(digest, None)
+
+    def delete_all(self, digests: Sequence[str]) -> None:
+        """Forget each of them."""
+        for digest in digests:
+            self.delete(digest)
 
     def trouble(self) -> str | None:
         """Nothing ever is."""

@@ -66,23 +66,28 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
 @router.head("/{digest}", response_class=Response)
 def head_blob(request: Request, digest: str, parts: AppParts, who: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
-    answer = _answer(request, digest, parts, who)
+    size = _size(digest, parts, who, read=False)
     if who.has("write"):
-        ask_again(parts.registry, digest, parts.registry.blobs.size(digest))
-    return answer
+        ask_again(parts.registry, digest, size)
+    return _answer(request, digest, size, parts)
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
 def get_blob(request: Request, digest: str, parts: AppParts, who: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
-    return _answer(request, digest, parts, who)
+    return _answer(request, digest, _size(digest, parts, who, read=True), parts)
 
 
-def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> Response:
+def _size(digest: str, parts: AppParts, who: Principal, *, read: bool) -> int:
+    """The size of a blob that the key sees, verified where it is to be `read`; raises NotFound, DamagedBlob."""
     check_digest(digest)
     if not _visible(parts, who, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
-    size = parts.registry.blobs.size(digest)
+    blobs = parts.registry.blobs
+    return blobs.size(digest) if read else blobs.size_there(digest)
+
+
+def _answer(request: Request, digest: str, size: int, parts: AppParts) -> Response:
     return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.blobs import Unfinished, bucket, open_blobs
+from registry.blobs import bucket, open_blobs
 from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
-from registry.errors import DamagedBlob, DigestMismatch, Unavailable
+from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import BlobPlace, StoreMark
 from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, fault_proxy, hidden, object_blobs
@@ -100,6 +100,28 @@ class TestTheCache:
         blobs.append(store.put_bytes(b"\2" * 100))
         assert cached(store) == sorted(one[7:] for one in (blobs[0], blobs[2]))
         assert [store.read(one)[:1] for one in blobs] == [b"\0", b"\1", b"\2"]
+
+    def test_its_folder_is_looked_at_now_and_then_and_not_for_every_blob(self, url, tmp_path, monkeypatch):
+        store, looked = object_blobs(url, tmp_path, most=1000), []
+        real = os.scandir
+        monkeypatch.setattr("registry.blobs.cache.os.scandir", lambda path: (looked.append(path), real(path))[1])
+        blobs = [store.put_bytes(bytes([number]) * 25) for number in range(60)]
+        assert len(cached(store)) == 40
+        assert cached(store) == sorted(one[7:] for one in blobs[-40:])
+        assert len(looked) <= 1 + 1500 // 125
+        for one in list((store.folder.parent / "cache").iterdir()):
+            one.unlink()
+        assert store.read(blobs[0]) == b"\0" * 25
+        assert cached(store) == [blobs[0][7:]]
+
+    def test_what_another_process_left_there_counts(self, url, tmp_path):
+        first = object_blobs(url, tmp_path, most=250)
+        old = [first.put_bytes(bytes([number]) * 100) for number in range(2)]
+        again = object_blobs(url, tmp_path, most=250)
+        new = again.put_bytes(b"\2" * 100)
+        assert len(cached(again)) == 2
+        assert new[7:] in cached(again)
+        assert [again.read(one)[:1] for one in old] == [b"\0", b"\1"]
 
     def test_one_that_is_larger_than_it_may_hold_is_read_all_the_same(self, url, tmp_path):
         store = object_blobs(url, tmp_path, most=10)
@@ -342,6 +364,25 @@ class TestLargeObjects:
     @pytest.fixture(autouse=True)
     def parts(self, monkeypatch):
         monkeypatch.setattr(bucket, "PART", 5 * 2**20)
+        monkeypatch.setattr(bucket, "SLOWEST", 20 * 2**20)
+
+    @pytest.mark.parametrize("away_before", [False, True])
+    def test_a_slow_link_has_longer_also_where_the_store_was_away(self, proxy, url, tmp_path, monkeypatch, away_before):
+        monkeypatch.setattr(bucket, "SLOWEST", 2 * 2**20)
+        store = object_blobs(url, tmp_path, seconds=1.0)
+        store.aside.set_mark(MARK)
+        if away_before:
+            proxy.fault = answered(503, "SlowDown")
+            with pytest.raises(Unavailable):
+                store.put_bytes(b"small")
+            assert store.in_trouble
+        proxy.seen.clear()
+        proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(1.0)
+        digest = store.put_bytes(self.DATA)
+        assert sum("partNumber=2" in one for one in proxy.seen) == 1
+        assert not store.in_trouble
+        proxy.fault = None
+        assert hidden(store).read(digest) == self.DATA
 
     def test_they_are_sent_and_read_in_parts(self, proxy, faulty):
         digest = faulty.put_bytes(self.DATA)
@@ -374,44 +415,18 @@ class TestLargeObjects:
         assert hidden(faulty).read(digest) == self.DATA
 
 
-class TestUnfinishedUploads:
-    def test_one_that_grew_in_parts_becomes_an_object(self, store):
-        files, data = Unfinished(store), b"in two parts"
-        digest = sha256_digest(data)
-        for start, part in ((0, data[:5]), (5, data[5:])):
-            with files.open("upload-1") as file:
-                file.begin(start)
-                file.write(part)
-                file.keep()
-        assert not store.has(digest)
-        with files.open("upload-1") as file:
-            file.begin(len(data))
-            file.store(digest)
-            file.finish()
-        assert files.size("upload-1") == 0
-        assert (store.read(digest), hidden(store).read(digest)) == (data, data)
+class TestFewRequests:
+    def test_to_ask_for_a_size_fetches_nothing(self, proxy, faulty):
+        assert faulty.size_there(HELLO) == 5
+        assert [one.split()[0] for one in proxy.seen] == ["HEAD"]
+        assert cached(faulty) == []
 
-    def test_a_store_that_is_away_at_the_end_loses_nothing(self, proxy, faulty):
-        files, digest = Unfinished(faulty), sha256_digest(b"whole")
-        with files.open("upload-1") as file:
-            file.begin(0)
-            file.write(b"whole")
-            file.keep()
-        proxy.fault = answered(503, "SlowDown")
-        with pytest.raises(Unavailable), files.open("upload-1") as file:
-            file.begin(5)
-            file.store(digest)
-        proxy.fault = None
-        assert files.size("upload-1") == 5
-        with files.open("upload-1") as file:
-            file.begin(5)
-            file.store(digest)
-        assert hidden(faulty).read(digest) == b"whole"
-
-    def test_other_bytes_than_the_digest_says_are_not_sent(self, store):
-        files = Unfinished(store)
-        with pytest.raises(DigestMismatch), files.open("upload-1") as file:
-            file.begin(0)
-            file.write(b"other")
-            file.store(sha256_digest(b"whole"))
-        assert list(store.digests()) == [HELLO]
+    def test_to_forget_many_is_as_many_requests_as_to_forget_one(self, proxy, faulty):
+        digests = [faulty.put_bytes(bytes([number])) for number in range(20)]
+        proxy.seen.clear()
+        faulty.delete(digests[0])
+        one = len(proxy.seen)
+        proxy.seen.clear()
+        faulty.delete_all(digests[1:])
+        assert len(proxy.seen) == one == 3
+        assert list(faulty.digests()) == [HELLO]
