@@ -27,20 +27,27 @@ OLD = 24 * 3600.0
 """Seconds after which such a file is taken for what a crash left."""
 
 
+LOOKS = 8
+"""Looks at the folder while as many bytes are fetched as it may hold."""
+
+
 class BlobCache:
     """Verified files of blobs in a folder of its own, made when it is needed; threads and processes share it.
 
-    Each process counts what it fetched, and looks at all that is there when that comes to `most` bytes.
+    Each process knows what it saw and fetched. It looks at the folder at first, and again once it has fetched an eighth
+    of `most`: so much more than `most` may be there for each other process.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder = folder
         self._most = most
         self._verified = Verified()
-        self._used: OrderedDict[str, None] = OrderedDict()
-        """Names by this process's last use of them."""
-        self._held: int | None = None
-        """Bytes that there are at least, None where nobody looked yet."""
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """The files that there are, as far as is known, and their bytes, by this process's last use of them."""
+        self._held = 0
+        """The sum of those bytes."""
+        self._since: int | None = None
+        """Bytes that were fetched since somebody looked, None where nobody did."""
         self._lock = threading.Lock()
 
     def turn(self, digest: str) -> AbstractContextManager[bool]:
@@ -53,6 +60,8 @@ class BlobCache:
         try:
             file = (self.folder / name).open("rb")
         except OSError:
+            with self._lock:
+                self._drop(name)
             return None
         stamp = Stamp.of(file)
         if not self._verified.knows(digest, stamp):
@@ -67,8 +76,7 @@ class BlobCache:
                 return None
             self._verified.note(digest, stamp)
         with self._lock:
-            self._used[name] = None
-            self._used.move_to_end(name)
+            self._note(name, stamp.size)
         return file
 
     @contextmanager
@@ -100,11 +108,10 @@ class BlobCache:
         stamp = Stamp.of(file)
         self._verified.note(digest, stamp)
         with self._lock:
-            self._used[name] = None
-            self._used.move_to_end(name)
-            if self._held is not None:
-                self._held += stamp.size
-            if self._held is None or self._held > self._most:
+            self._note(name, stamp.size)
+            if self._since is not None:
+                self._since += stamp.size
+            if self._since is None or self._held > self._most:
                 self._make_room()
         return file
 
@@ -112,28 +119,42 @@ class BlobCache:
         """Drop a file."""
         with suppress(OSError):
             (self.folder / hex_of(digest)).unlink(missing_ok=True)
+        with self._lock:
+            self._drop(hex_of(digest))
         self._verified.forget(digest)
 
+    def _note(self, name: str, size: int) -> None:
+        """A file is there and was used now."""
+        self._held += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+        self._sizes.move_to_end(name)
+
+    def _drop(self, name: str) -> None:
+        """A file is not there any more."""
+        self._held -= self._sizes.pop(name, 0)
+
     def _make_room(self) -> None:
-        """Count all files, and drop those used least recently until the rest fits; what is open can be read on."""
+        """Drop the files used least recently until the rest fits; what is open can be read on."""
+        if self._since is None or self._since > self._most // LOOKS:
+            self._look()
+        while self._held > self._most and self._sizes:
+            name, size = self._sizes.popitem(last=False)
+            self._held -= size
+            with suppress(OSError):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """See what is there: files that this process never used come first, by age. What a crash left is removed."""
         found: dict[str, os.stat_result] = {}
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(OSError):
                     found[entry.name] = entry.stat(follow_symlinks=False)
         whole = {name: stat for name, stat in found.items() if re.fullmatch("[0-9a-f]{64}", name)}
-        self._used = OrderedDict((name, None) for name in self._used if name in whole)
-        turn = {name: number for number, name in enumerate(self._used)}
-        held = sum(stat.st_size for stat in whole.values())
-        # those that this process never used come first, by age
-        for name in sorted(whole, key=lambda one: (one in turn, turn.get(one, 0), whole[one].st_mtime)):
-            if held <= self._most:
-                break
-            with suppress(OSError):
-                (self.folder / name).unlink(missing_ok=True)
-            self._used.pop(name, None)
-            held -= whole[name].st_size
-        self._held = held
+        turn = {name: number for number, name in enumerate(self._sizes)}
+        order = sorted(whole, key=lambda one: (one in turn, turn.get(one, 0), whole[one].st_mtime))
+        self._sizes = OrderedDict((name, whole[name].st_size) for name in order)
+        self._held, self._since = sum(self._sizes.values()), 0
         newest = max((stat.st_mtime for stat in found.values()), default=0.0)
         for name, stat in found.items():
             if name.endswith(PARTIAL) and stat.st_mtime < newest - OLD:
