@@ -58,8 +58,8 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     )
     kept = {"sha256:" + name[-64:] for name in aside.names()}
     back = {digest for digest in sorted((named - there) & kept) if aside.take(digest)}
-    deleted = delete_ended_requests(database, blobs)
-    unnamed, requests = _unnamed(database, blobs, named) if alone else [], 0
+    ended = delete_ended_requests(database, blobs, there)
+    unnamed, requests = _unnamed(database, (there | back) - ended, named) if alone else [], 0
     for digest in unnamed:
         if not older and _is_request(blobs.beginning(digest, len(REQUEST))):
             blobs.delete(digest)
@@ -73,7 +73,7 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
             requests += 1
     _advance(database, aside, known, marked)
     found = Found(
-        older, len(back), moved, sum(1 for _ in aside.names()), deleted + requests, len(named - there - back),
+        older, len(back), moved, sum(1 for _ in aside.names()), len(ended) + requests, len(named - there - back),
     )  # fmt: skip
     _tell(found, blobs)
     return found
@@ -113,8 +113,8 @@ def _another(blobs: ServerBlobs) -> Unavailable:
     )
 
 
-def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]:
-    """Blobs that are not `named` by a transaction, nor noted to go, and that no waiting cook is asked by.
+def _unnamed(database: Database, there: set[str], named: set[str]) -> list[str]:
+    """Blobs that are there and not `named` by a transaction, nor noted to go, and that no waiting cook is asked by.
 
     They are what a crash left between storing bytes and committing the row that names them, requests of cooks that have
     ended, and whatever a database that is an older copy does not know.
@@ -125,25 +125,24 @@ def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]
             | catalogue.removals.pending()
             | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
         )
-    return [digest for digest in blobs.digests() if digest not in known]
+    return sorted(there - known)
 
 
 def _is_request(beginning: bytes) -> bool:
     return beginning == REQUEST
 
 
-def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
-    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns how many.
+def delete_ended_requests(database: Database, blobs: BlobStore, there: set[str]) -> set[str]:
+    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns which.
 
     Texts of a novel domain are not kept.
     """
     with database.read() as catalogue:
         jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
     ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
-    there = [digest for digest in ended if blobs.has(digest)]
-    for digest in there:
-        blobs.delete(digest)
-    return len(there)
+    left = there & set(ended)
+    blobs.delete_all(sorted(left))
+    return left
 
 
 def _advance(database: Database, aside: SetAside, known: StoreMark | None, marked: StoreMark | None) -> None:
