@@ -25,6 +25,9 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2(2): relative paths start at the current directory; the two names are swapped."""
 SYNC_FILE_RANGE_WRITE = 2
 """Argument of Linux's sync_file_range(2): begin to write, and wait for nothing."""
+MOUNTS = Path("/proc/self/mountinfo")
+LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
+"""File systems of this machine: any other may be on the disk of another one."""
 
 
 def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) -> None:
@@ -256,3 +259,20 @@ def read_toml(path: Path, *, what: str, param: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise InvalidParameter(f"The {what} {path} cannot be read: {problem}.", param=param) from None
+
+
+def is_local(device: int, *, mounts: Path | None = None) -> bool:
+    """Whether a device (`st_dev`) is a file system of this machine's, by what Linux says of its mounts.
+
+    False where that cannot be told, as of a volume of btrfs, whose files have a device that no mount has.
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = (mounts or MOUNTS).read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        about, _, kind = line.partition(" - ")
+        if about.split()[2:3] == [number]:
+            return kind.split()[:1] != [] and kind.split()[0] in LOCAL
+    return False

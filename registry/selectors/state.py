@@ -19,6 +19,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from registry.errors import Internal
+from registry.files import is_local
 from registry.names import canonical_json
 from registry.selectors.contract import Arrays
 
@@ -41,13 +42,17 @@ def dump_state(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
 def place_of(file: BinaryIO) -> str | None:
     """Which file a large state is in, as it is now, so that it may be mapped; None for one that is read instead.
 
-    Another file in its place, or one that was written to, is another: what is mapped of it is not used any more.
+    That is one that may be on the disk of another machine: where that goes away or loses the file, to look at what is
+    mapped of it would end the process (SIGBUS). Another file in its place, or one that was written to, is another: what
+    is mapped of it is not used any more.
     """
     try:
         about = os.fstat(file.fileno())
     except io.UnsupportedOperation:  # of a store that keeps no files
         return None
-    return None if about.st_size <= LARGE else f"{about.st_dev}-{about.st_ino}-{about.st_mtime_ns}-{about.st_size}"
+    if about.st_size <= LARGE or not is_local(about.st_dev):
+        return None
+    return f"{about.st_dev}-{about.st_ino}-{about.st_mtime_ns}-{about.st_size}"
 
 
 def mapped(file: BinaryIO) -> mmap.mmap:

@@ -97,6 +97,15 @@ class TestMapped:
         arrays = file.stat().st_size - state.header_size(file.read_bytes())
         assert registry.selectors.bytes == file.stat().st_size - arrays + found.kept_bytes
 
+    def test_one_on_another_machine_is_read_instead(self, verbs, stored, monkeypatch):
+        registry, row, file = stored
+        monkeypatch.setattr(state, "is_local", lambda _: False)
+        found, here = loaded(registry, row), loaded(verbs.registry, row)
+        file.unlink()
+        sample = verbs.base.encode(passages("law", seed=3)).vectors
+        assert found.rank(sample).selection() == here.rank(sample).selection()
+        assert registry.selectors.bytes == verbs.registry.selectors.bytes > len(verbs.blobs.read(row.state_blob)) - 1
+
     def test_a_file_that_was_written_to_is_not_used_and_one_that_was_put_back_is(self, verbs, stored):
         registry, row, file = stored
         before = loaded(registry, row)
