@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from registry.registry import Registry
@@ -35,5 +36,7 @@ class Parts:
     uploads: UploadSessions
     rates: Rates | SharedRates
     usage: UsageCounts
+    signed_url: Callable[[str], str] | None = None
+    """The URL of the store that a download of a blob is sent to; None where the server sends it."""
     traces: Traces = field(default_factory=Traces)
     grammars: Grammars = field(default_factory=Grammars)

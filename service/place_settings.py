@@ -39,6 +39,13 @@ class PlaceSettings(BaseSettings):
     blobs_cache_bytes: int = Field(
         10 * 2**30, ge=0, description="Most bytes of objects kept in the cache folder, least recent dropped."
     )
+    blobs_presigned_seconds: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="How long a URL of the bucket lasts that a download of weights is sent to, instead of through the "
+        "server; 0 sends none there.",
+    )
     cache_dir: Path | None = Field(
         None, description="Cache of fingerprints and downloads; by default in the data folder."
     )
@@ -54,6 +61,10 @@ class PlaceSettings(BaseSettings):
     def _one_place_of_blobs(self) -> Self:
         if self.blobs is not None and self.blobs_url is not None:
             raise ValueError("blobs are in a folder or in a bucket: set blobs or blobs_url, not both")
+        if self.blobs_presigned_seconds and (self.blobs_url is None or self.blobs_url.startswith("file:")):
+            raise ValueError(
+                "blobs_presigned_seconds needs blobs_url with a bucket of s3, gs or az: a folder gives no signed URL"
+            )
         return self
 
     @property

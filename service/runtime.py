@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from registry.base_model import read_allowlist
@@ -19,6 +21,7 @@ from registry.catalogue.database import Database
 from registry.catalogue.replica_rows import ReplicaLoad
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
+from registry.names import sha256_digest
 from registry.registry import Limits, Refits, Registry, Retention, SampleLimits
 from registry.spec import DefaultLimits, UseLimits
 from registry.upload_sessions import UploadLimits, UploadSessions
@@ -190,6 +193,7 @@ class Runtime:
             rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
             traces=self.traces,
+            signed_url=_signing(blobs, settings.blobs_presigned_seconds),
         )
 
     def _prepare_data(self) -> ServerBlobs:
@@ -281,6 +285,14 @@ def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engin
     from service.ray_serving.engine import RayEngine, RayPlace
 
     return RayEngine(allowed, RayPlace(settings.ray_address, settings.ray_app, settings.ray_seconds), **limits)
+
+
+def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:
+    """What gives a blob's URL that lasts so long, None for 0; raises Unavailable where the store gives none."""
+    if not seconds:
+        return None
+    blobs.signed_url(sha256_digest(b""), seconds=seconds)  # else the first download would find out
+    return partial(blobs.signed_url, seconds=seconds)
 
 
 def traces_of(settings: Settings) -> Traces:

@@ -146,6 +146,36 @@ def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
     }
 
 
+def place_elsewhere(response: httpx2.Response) -> httpx2.URL | None:
+    """Where else a download is, by a 307 of the server; None where this answer is the download.
+
+    Whoever goes there takes no key along. Raises Unavailable for a place that is no address of HTTP.
+    """
+    if response.status_code != 307:
+        return None
+    try:
+        place = response.url.join(response.headers.get("location", ""))
+    except httpx2.InvalidURL:
+        place = httpx2.URL("")
+    if place.scheme not in {"http", "https"} or not place.host or place == response.url:
+        raise Unavailable(f"{response.url} sends a download to a place that is no address; it may be another server.")
+    return place
+
+
+def origin_of(place: httpx2.URL) -> str:
+    """The scheme, host and port of a place, without what its query may hold."""
+    return f"{place.scheme}://{place.netloc.decode()}"
+
+
+def check_elsewhere(response: httpx2.Response) -> None:
+    """Raises Unavailable where what is not our server does not give a download."""
+    if response.status_code not in (200, 206):
+        raise Unavailable(
+            f"{origin_of(response.url)}, to which the server sends this download, answered {response.status_code}: try "
+            "again, and see that its address and its clock are right."
+        )
+
+
 def _checked(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)

@@ -14,7 +14,16 @@ from typing import Any, Generic, Self, TypeVar
 
 import httpx2
 
-from service.client.answers import check_open, error_of, heard, options_of, translated
+from service.client.answers import (
+    check_elsewhere,
+    check_open,
+    error_of,
+    heard,
+    options_of,
+    origin_of,
+    place_elsewhere,
+    translated,
+)
 from service.client.steps import Aside, Exchange, Fetch, Hear, Listing, Pause, Sizes, Step, Steps, Streamed
 
 T = TypeVar("T")
@@ -62,6 +71,7 @@ class Connection:
         self.base_url: str = options["base_url"]
         self.pause = pause
         self.sizes = sizes
+        self._timeout = timeout
         self._http = httpx2.Client(**options, transport=transport)
 
     def close(self) -> None:
@@ -119,13 +129,27 @@ class Connection:
             with self.events(Streamed("GET", step.path, None, step.heard)) as said:
                 any(said)
         elif isinstance(step, Fetch):
-            with self._open("GET", step.path, None) as response:
+            with self._fetched(step.path) as response:
                 total = int(response.headers.get("content-length", 0))
                 for piece in response.iter_bytes():
                     step.taken(piece, total)
         elif isinstance(step, Aside):
             return step.work()
         return self.sizes
+
+    @contextmanager
+    def _fetched(self, path: str) -> Iterator[httpx2.Response]:
+        """A download, from the server or from where it sends to; there without the key."""
+        with self._open("GET", path, None) as response:
+            place = place_elsewhere(response)
+            if place is None:
+                yield response
+                return
+        origin = origin_of(place)
+        keyless = options_of(origin, None, self._timeout)
+        with translated(origin), httpx2.Client(**keyless) as other, other.stream("GET", place) as response:
+            check_elsewhere(response)
+            yield response
 
     @contextmanager
     def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> Iterator[httpx2.Response]:

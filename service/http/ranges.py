@@ -39,7 +39,7 @@ def ranged(
     headers = {"etag": etag, "accept-ranges": "bytes", "cache-control": cache}
     if filename is not None:
         headers["content-disposition"] = f'attachment; filename="{filename}"'
-    if _names(request.headers.get("if-none-match"), etag):
+    if names_etag(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     wanted = request.headers.get("range") if request.method == "GET" else None
     if wanted is not None and request.headers.get("if-range") not in {None, etag}:
@@ -74,7 +74,8 @@ def span_of(header: str, size: int) -> tuple[int, int] | str | None:
     return start, min(int(last) + 1, size) if last else size
 
 
-def _names(header: str | None, etag: str) -> bool:
+def names_etag(header: str | None, etag: str) -> bool:
+    """Whether an If-None-Match names an ETag."""
     if header is None:
         return False
     return any(part.strip().removeprefix("W/") in {etag, "*"} for part in header.split(","))

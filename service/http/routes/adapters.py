@@ -41,6 +41,7 @@ from service.http.schemas.adapters import (
     adapter_body,
     listed,
 )
+from service.http.signed_links import ELSEWHERE, sent_to_store
 from service.http.version_files import files_of
 from service.jobs.queue_room import check_room
 from service.keys import Principal
@@ -193,7 +194,7 @@ def list_files(ns: str, name: str, parts: AppParts, who: Reader) -> FileList:
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
-@router.get("/{ns}/{name}/files/{file}", response_class=Response)
+@router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=ELSEWHERE)
 def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
     row = adapter_named(parts, who, ns, name)
@@ -201,8 +202,8 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, w
     if file not in files:
         raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
     one = files[file]
-    return ranged(
-        request, digest=one.digest, size=one.size, open=one.open, filename=file, cache=REVALIDATE,
+    return sent_to_store(request, parts, one, etag=one.digest) or ranged(
+        request, digest=one.digest, size=one.size_for(request.method), open=one.open, filename=file, cache=REVALIDATE,
     )  # fmt: skip
 
 

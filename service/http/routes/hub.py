@@ -36,6 +36,7 @@ from service.http.hub_revisions import (
 from service.http.paging import Cursor
 from service.http.ranges import REVALIDATE, ranged
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
+from service.http.signed_links import ELSEWHERE, sent_to_store
 from service.http.version_files import base_name, files_of
 from service.parts import Parts
 
@@ -166,23 +167,23 @@ def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, wh
 @router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
 def hub_head(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
     """What a file of a revision is: its commit, digest and size."""
-    return _file(request, revision_of(parts, who, ns, name, revision), path)
+    return _file(request, parts, revision_of(parts, who, ns, name, revision), path)
 
 
-@router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
+@router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=ELSEWHERE)
 def hub_file(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
     """A file of a revision, with ETag and one Range."""
-    return _file(request, revision_of(parts, who, ns, name, revision), path)
+    return _file(request, parts, revision_of(parts, who, ns, name, revision), path)
 
 
-def _file(request: Request, revision: Revision, path: str) -> Response:
+def _file(request: Request, parts: Parts, revision: Revision, path: str) -> Response:
     request.state.problem_headers = lambda error: {**problem_headers(error), COMMIT_HEADER: revision.commit}
     file = revision.files.get(path)
     if file is None:
         raise _no_file(revision, path)
     etag = etag_of_file(file)
-    answer = ranged(
-        request, digest=etag, size=file.size, open=file.open, filename=file.name, cache=REVALIDATE,
+    answer = sent_to_store(request, parts, file, etag=etag) or ranged(
+        request, digest=etag, size=file.size_for(request.method), open=file.open, filename=file.name, cache=REVALIDATE,
     )  # fmt: skip
     answer.headers[COMMIT_HEADER] = revision.commit
     if file.data is None:

@@ -1,0 +1,161 @@
+"""Downloads of weights that a server sends to its object store: once the key was checked, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from registry.errors import DigestMismatch, Unavailable
+from registry.formats import WEIGHTS_FILE
+from service.client.adapter_calls import download
+from service.client.async_connection import AsyncConnection
+from service.client.client import SoupClient
+from service.client.transfer import pull_folder
+from service.settings import Settings
+from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
+from tests.service.passages import passages
+from tests.service.servers import BASE_ID, Live, adapter_weights, open_live, open_world, write_bases
+
+FILES = "/v1/adapters/acme/law/files"
+RESOLVED = "/acme/law/resolve/main"
+
+
+@pytest.fixture(scope="module")
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(object_store) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def live(
+    object_store: ObjectStore, proxy: FaultProxy, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Live]:
+    """A server over a bucket that is asked through the proxy, with an adapter that has a sample."""
+    folder = tmp_path_factory.mktemp("presigned")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    options: dict[str, Any] = {"blobs_url": object_store.bucket(), "blobs_presigned_seconds": 60.0, "blobs_seconds": 2}
+    for world in open_world(folder / "data", bases, **options):
+        world.push("acme/law", seed=1, sample={"texts": passages("court", 21)})
+        yield from open_live(world)
+
+
+@pytest.fixture(autouse=True)
+def nothing_wrong(proxy: FaultProxy) -> Iterator[None]:
+    yield
+    proxy.fault = None
+
+
+def get(live: Live, path: str, **headers: str) -> Any:
+    return live.world.client.get(path, headers=headers, follow_redirects=False)
+
+
+def weights(live: Live) -> bytes:
+    return adapter_weights(live.world.runtime, seed=1)
+
+
+@pytest.mark.parametrize("path", [f"{FILES}/{WEIGHTS_FILE}", f"{RESOLVED}/{WEIGHTS_FILE}"])
+def test_weights_are_at_a_url_that_needs_no_key(live: Live, path: str) -> None:
+    answer = get(live, path)
+    assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (307, b"", "no-store")
+    place = answer.headers["location"]
+    assert re.search("X-Amz-Expires=60&", place)
+    assert "secret-of-the-store" not in place
+    with httpx2.Client(trust_env=False) as other:
+        assert other.get(place).content == weights(live)
+        part = other.get(place, headers={"range": "bytes=5-14"})
+        assert (part.status_code, part.content) == (206, weights(live)[5:15])
+    assert get(live, path, **{"if-none-match": answer.headers["etag"]}).status_code == 304
+    headers = live.world.client.head(path).headers
+    assert (int(headers["content-length"]), headers["etag"]) == (len(weights(live)), answer.headers["etag"])
+    assert "location" not in headers
+
+
+def test_the_hubs_answer_names_commit_and_size(live: Live) -> None:
+    headers = get(live, f"{RESOLVED}/{WEIGHTS_FILE}").headers
+    assert headers["x-repo-commit"]
+    assert headers["x-linked-size"] == str(len(weights(live)))
+
+
+@pytest.mark.parametrize("file", ["samples.jsonl", "adapter_config.json", "README.md"])
+@pytest.mark.parametrize("place", [FILES, RESOLVED])
+def test_nothing_else_leaves_the_server(live: Live, place: str, file: str) -> None:
+    answer = get(live, f"{place}/{file}")
+    assert (answer.status_code, "location" in answer.headers) == (200, False)
+
+
+def test_blobs_by_digest_may_be_samples_and_stay(live: Live) -> None:
+    digest = live.world.client.get("/v1/adapters/acme/law").json()["weights_blob"]
+    assert get(live, f"/v1/blobs/{digest}").content == weights(live)
+
+
+def test_the_key_is_checked_first(live: Live) -> None:
+    path, other = f"{FILES}/{WEIGHTS_FILE}", live.world.headers(live.world.key(["read"], ["elsewhere"]))
+    writer = live.world.headers(live.world.key(["write"], ["acme"]))
+    found = {name: get(live, path, **headers) for name, headers in {"other": other, "writer": writer}.items()}
+    assert {name: answer.status_code for name, answer in found.items()} == {"other": 404, "writer": 403}
+    with httpx2.Client(base_url=live.url, trust_env=False) as nobody:
+        answer = nobody.get(path)
+    assert (answer.status_code, "location" in answer.headers) == (401, False)
+
+
+def test_a_client_follows_without_its_key_and_checks_what_came(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
+    asked: list[dict[str, str]] = []
+
+    def watch(request: FaultHandler) -> bool:
+        if "X-Amz-Signature" in request.path:
+            asked.append({name.lower(): value for name, value in request.headers.items()})
+        return False
+
+    proxy.fault = watch
+    client = SoupClient(live.url, live.world.admin)
+    try:
+        pull_folder(client, "acme/law", tmp_path / "law")
+        assert (tmp_path / "law" / WEIGHTS_FILE).read_bytes() == weights(live)
+        assert len(asked) == 1
+        assert "authorization" not in asked[0]
+        assert live.world.admin not in str(asked[0])
+        proxy.fault = lambda request: "X-Amz-Signature" in request.path and (request.answer(200, {}, b"other") or True)
+        with pytest.raises(DigestMismatch, match="arrived damaged"):
+            pull_folder(client, "acme/law", tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+        proxy.fault = lambda request: "X-Amz-Signature" in request.path and (request.answer(403, {}, b"") or True)
+        with pytest.raises(Unavailable, match=r"to which the server sends this download, answered 403") as error:
+            pull_folder(client, "acme/law", tmp_path / "other")
+        assert "X-Amz" not in str(error.value)
+    finally:
+        client.close()
+
+
+def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
+    digest = live.world.client.get("/v1/adapters/acme/law").json()["weights_blob"]
+
+    async def pull() -> None:
+        connection = AsyncConnection(live.url, live.world.admin)
+        try:
+            await connection.run(download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest))
+        finally:
+            await connection.aclose()
+
+    asyncio.run(pull())
+    assert (tmp_path / "weights").read_bytes() == weights(live)
+
+
+def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
+    for place in ("file:///etc/passwd", "ftp://store/x", ""):
+        moved = httpx2.MockTransport(lambda request, place=place: httpx2.Response(307, headers={"location": place}))
+        client = SoupClient("http://127.0.0.1:1", "key", transport=moved)
+        with pytest.raises(Unavailable, match="a place that is no address"):
+            client.run(download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64))
+        client.close()
+
+
+@pytest.mark.parametrize("url", [None, "file:///srv/blobs"])
+def test_a_folder_is_refused_that_setting(url: str | None) -> None:
+    with pytest.raises(ValueError, match="blobs_presigned_seconds needs blobs_url with a bucket of s3, gs or az"):
+        Settings(blobs_url=url, blobs_presigned_seconds=60)
