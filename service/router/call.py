@@ -61,7 +61,7 @@ class Call:
     def uploader(self) -> str | None:
         """Whose upload in parts it belongs to, by credentials; None where it belongs to none.
 
-        What came of one so far lies with one server where blobs are in a bucket.
+        Any server goes on with one. The server that took the other parts has them at hand at the end.
         """
         if not self.scope["path"].startswith(UPLOADS):
             return None
