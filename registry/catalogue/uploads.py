@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, select, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import UploadRow
-from registry.catalogue.tables import upload_parts, upload_sessions
+from registry.catalogue.upload_tables import upload_parts, upload_sessions
 from registry.errors import NotFound
 from registry.spec import UploadPart
 
