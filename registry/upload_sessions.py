@@ -103,7 +103,11 @@ class UploadSessions:
                     "offset again, and go on there.",
                     offset=row.received,
                 ) from None
-            row = self._begin(caller, row, file, start)
+            try:
+                row = self._begin(caller, row, file, start)
+            except NotFound:  # it was deleted before it was held, and left to whoever holds it
+                file.discard()
+                raise
             try:
                 yield self._reserved(row, file, stop if start is not None else row.received)
             except BaseException:

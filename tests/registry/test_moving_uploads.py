@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from registry.blobs import unfinished_objects
+from registry.blobs import LocalBlobs, unfinished_objects
 from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.catalogue import Database
@@ -256,6 +256,21 @@ def test_a_deleted_one_takes_no_part_and_leaves_no_object(servers: Servers) -> N
     assert servers.parts() == []
 
 
+def test_one_that_is_deleted_before_it_is_held_leaves_no_file(verbs: ToyRegistry, tmp_path: Path) -> None:
+    """In a folder, where to open an upload makes its file."""
+    server = UploadSessions(verbs.registry, LocalBlobs(tmp_path / "blobs").uploads(), UploadLimits())
+    id, begin = server.open(ME).id, server._begin
+
+    def late(*given: Any) -> Any:
+        server.delete(ME, id)
+        return begin(*given)
+
+    server._begin = late  # type: ignore[method-assign]
+    with pytest.raises(NotFound), server.part(ME, id, start=0, stop=5):
+        raise AssertionError("it is gone")
+    assert list((tmp_path / "blobs" / "uploads").iterdir()) == []
+
+
 def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.upload_sessions.MOST_PARTS", 2)
     server = servers.start()
@@ -286,7 +301,7 @@ def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str,
         servers = Servers(verbs, f"file://{folder}/bucket", folder)
         object_blobs(servers.url, folder / "mark").aside.set_mark(StoreMark(store="0" * 32, generation=1))
         there = [servers.start(), servers.start()]
-        id, held, data = there[0].open(ME).id, b"", bytes(os.urandom(1)) + DATA
+        id, held, data = there[0].open(ME).id, b"", DATA
         for which, what, size in steps:
             server = there[which]
             assert server.get(ME, id).received == len(held)
