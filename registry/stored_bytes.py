@@ -1,27 +1,18 @@
 """Bytes on their way between the blob store and the rows that name them, in either direction.
 
 Called by verbs and routes: `record_bytes` in the transaction that names what was stored a moment ago, `remove_files`
-after one that took rows away. No file goes that a push is about to name: while it goes its digest cannot be named.
+after one that took rows away. Both work in the turn to write, so that no file goes that a push is about to name.
 """
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from registry.catalogue.database import Catalogue
-from registry.errors import Busy
 from registry.registry import Registry
 
 AT_ONCE = 100
-"""Files that are removed together: a store does that in one request."""
-GOING = timedelta(minutes=45)
-"""How long a digest cannot be named whose file was about to be removed by a process that has died since.
-
-More than the wait below and three calls on a store take, of which each is over in ten minutes at most.
-"""
-MOST_WAITED = 300.0
-"""Seconds after which a removal that has not begun is left to the next: what is left of `GOING` has to be enough."""
+"""Files that are removed in one transaction, which a bucket does in a few requests: others write in between."""
 
 
 def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: bytes) -> None:
@@ -34,19 +25,14 @@ def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: by
 def remove_files(registry: Registry, moment: datetime) -> int:
     """Remove the files of blobs that are noted to go by then, and that no transaction named since; how many.
 
-    The turn to write is taken for the rows alone: a store may be slow. Raises Unavailable or Busy where the store or
-    the database cannot be used; the rest then goes at a later call, what was begun not before `GOING` is over.
+    Raises Unavailable or Busy where the store or the database cannot be used; the rest then goes at the next call.
     """
     count = 0
     while True:
-        begun, until = time.monotonic(), datetime.now(UTC) + GOING
         with registry.database.write() as catalogue:
-            due = catalogue.removals.take_due(moment, limit=AT_ONCE, until=until)
-        if time.monotonic() - begun > MOST_WAITED:
-            raise Busy("Files are not removed now: the database was slow to say which.", retry_after=60)
-        if due:
+            due = catalogue.removals.due(moment, limit=AT_ONCE)
             registry.blobs.delete_all(due)
-            with registry.database.write() as catalogue:
-                count += catalogue.removals.removed(due, until=until)
+            catalogue.removals.removed(due)
+        count += len(due)
         if len(due) < AT_ONCE:
             return count

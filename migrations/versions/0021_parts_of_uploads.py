@@ -1,4 +1,4 @@
-"""Parts of uploads that are objects of a bucket, so that any server goes on with an upload; files that go now."""
+"""Parts of uploads that are objects of a bucket, so that any server goes on with an upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table and the column; uploads to a bucket that are under way begin again at 0."""
+    """Add the table; uploads to a bucket that are under way begin again at 0."""
     op.create_table(
         "upload_parts",
         sa.Column("upload_id", sa.String(length=32), nullable=False),
@@ -24,10 +24,8 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("upload_id", "start", name="pk_upload_parts"),
     )
-    op.add_column("blob_removals", sa.Column("going_until", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    """Drop them: uploads to a bucket that are under way begin again at 0."""
-    op.drop_column("blob_removals", "going_until")
+    """Drop it: uploads to a bucket that are under way begin again at 0."""
     op.drop_table("upload_parts")

@@ -3,7 +3,8 @@
 Whatever goes wrong is tried again, later each time, until a deadline; then it is told as Unavailable, which names the
 store by its URL (that holds no secret) and never what the library said, logged once when it begins and once when it is
 over. While a store is known to be away nobody waits for it: each call tries once, and a write asks whether it answers
-before it sends anything. What is large has longer for each request, as many bytes may be on a slow link.
+before it sends anything; so does whoever holds others up (`briefly`), once and not for long. What is large has longer
+for each request, as many bytes may be on a slow link.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ DELETED_AT_ONCE = 500
 AT_ONCE = 4
 """Parts of one object that are on their way together."""
 HASTY_SECONDS = 3.0
-"""How long an answer of a store may take that is known to be away."""
+"""How long an answer of a store may take that is known to be away, or while others wait for whoever asks."""
 LARGE, SLOWEST = 2**20, 512 * 1024
 """What is larger than the first has longer to be sent, as a link needs that carries the second in a second."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
@@ -106,6 +107,7 @@ class Bucket:
         """Seconds that parts on their way together may take on the slowest link that is good enough."""
         self._of_writing = False
         self._lock = threading.Lock()
+        self._of_thread = threading.local()
         self._api: Any = obstore
         self._error = BaseError
         self._signers = (S3Store, GCSStore, AzureStore)
@@ -131,6 +133,16 @@ class Bucket:
                 "environment that its kind needs (AWS_..., GOOGLE_..., AZURE_...).",
                 param="blobs_url",
             ) from error
+
+    @contextmanager
+    def briefly(self) -> Iterator[None]:
+        """While open, this thread tries each call once, and its answer may take HASTY_SECONDS; for whoever makes others
+        wait. That it took longer says nothing of the store."""
+        self._of_thread.is_brief = True
+        try:
+            yield
+        finally:
+            self._of_thread.is_brief = False
 
     # --- objects --------------------------------------------------------------------------------------
 
@@ -280,7 +292,11 @@ class Bucket:
     @property
     def _objects(self) -> ObjectStore:
         """The store as it is asked now: once and briefly while something is wrong with it."""
-        return self._usual if self.trouble is None else self._hasty
+        return self._usual if self.trouble is None and not self._is_brief else self._hasty
+
+    @property
+    def _is_brief(self) -> bool:
+        return getattr(self._of_thread, "is_brief", False)
 
     def _answers(self) -> None:
         """Ask a store that was in trouble for something small, so that nobody waits with a large object in hand."""
@@ -298,7 +314,8 @@ class Bucket:
 
         `longer` are seconds that are added to the deadline.
         """
-        end = time.monotonic() + (self._seconds + longer if patient and self.trouble is None else 0)
+        patient = patient and self.trouble is None and not self._is_brief
+        end = time.monotonic() + (self._seconds + longer if patient else 0)
         tries = 0
         while True:
             try:
@@ -307,6 +324,8 @@ class Bucket:
                 raise
             except (self._error, _CutError, OSError) as error:
                 trouble = self._of(error)
+                if trouble.passing and self._is_brief:
+                    raise Unavailable(trouble.message.format(self.name), param="blobs") from error
                 if not trouble.passing or time.monotonic() >= end:
                     raise self._told(trouble, writes=writes) from error
             else:

@@ -68,7 +68,10 @@ class BlobStore(Protocol):
         """Forget it; nothing happens where it is not stored."""
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Forget each of them, as `delete` does; where it raises, some may be forgotten."""
+        """Forget each of them, as `delete` does; where it raises, some may be forgotten.
+
+        Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
+        """
 
     def digests(self) -> Iterator[str]:
         """Every digest stored, in no order."""

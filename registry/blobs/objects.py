@@ -159,10 +159,14 @@ class ObjectBlobs:
 
     def delete(self, digest: str) -> None:
         """Forget it, also where it was set aside."""
-        self.delete_all([digest])
+        self._delete([digest])
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Forget each of them, also where they were set aside: a few requests, however many there are."""
+        """Forget each of them, also where they were set aside: a few requests, each of them tried once."""
+        with self._bucket.briefly():
+            self._delete(digests)
+
+    def _delete(self, digests: Sequence[str]) -> None:
         keys, names = [key_of(digest) for digest in digests], {hex_of(digest) for digest in digests}
         if not keys:
             return

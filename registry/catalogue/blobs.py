@@ -19,7 +19,6 @@ from registry.catalogue.tables import (
     selectors,
     statistics,
 )
-from registry.errors import Busy
 
 
 class Blobs:
@@ -29,15 +28,8 @@ class Blobs:
         self._connection = connection
 
     def seen(self, digest: str, size: int) -> None:
-        """Record that these bytes are stored; called in the transaction that names them. Their file stays, then.
-
-        Raises Busy while somebody removes it: whether it is there is known once that is done.
-        """
-        its = blob_removals.c.digest == digest
-        going = self._connection.scalars(select(blob_removals.c.going_until).where(its)).first()
-        if going is not None and going > now():
-            raise Busy(f"Blob {digest} is being removed from the store; send it again in a moment.", retry_after=1)
-        self._connection.execute(delete(blob_removals).where(its))
+        """Record that these bytes are stored; called in the transaction that names them. Their file stays, then."""
+        self._connection.execute(delete(blob_removals).where(blob_removals.c.digest == digest))
         changed = self._connection.execute(update(blobs).where(blobs.c.digest == digest).values(seen_at=now()))
         if changed.rowcount == 0:
             self._connection.execute(insert(blobs).values(digest=digest, size=size, seen_at=now()))

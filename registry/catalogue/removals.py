@@ -1,7 +1,7 @@
 """What goes for good: purged versions, soups and selectors that nobody needs, and blobs that nothing names.
 
-A blob goes in three transactions. The first takes its row away and notes when its file is to go; named again before
-that, it stays. The second says that its file goes now, and from then on nobody may name it; the third that it is gone.
+A blob goes in two transactions. The first takes its row away and notes when its file is to go; the second, under the
+turn to write and so never beside a push, removes the file of what is still noted. Named again in between, it stays.
 """
 
 from __future__ import annotations
@@ -9,21 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    String,
-    and_,
-    cast,
-    delete,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, or_, select
 
 from registry.catalogue.evaluation_tables import evaluations
 from registry.catalogue.repository import now, seen_by
@@ -243,22 +229,14 @@ class Removals:
         query = select(func.count()).select_from(blob_removals).where(blob_removals.c.due_at <= moment)
         return int(self._connection.execute(query).scalar_one())
 
-    def take_due(self, moment: datetime, *, limit: int, until: datetime) -> list[str]:
-        """Blobs whose files are to go by then, and that nobody removes now.
+    def due(self, moment: datetime, *, limit: int) -> list[str]:
+        """Blobs whose files are to go by then."""
+        query = select(blob_removals.c.digest).where(blob_removals.c.due_at <= moment)
+        return list(self._connection.scalars(query.order_by(blob_removals.c.digest).limit(limit)))
 
-        Whoever calls removes them, and has until then: no transaction names one meanwhile (`Blobs.seen`).
-        """
-        free = or_(blob_removals.c.going_until.is_(None), blob_removals.c.going_until <= now())
-        query = select(blob_removals.c.digest).where(blob_removals.c.due_at <= moment, free)
-        found = list(self._connection.scalars(query.order_by(blob_removals.c.digest).limit(limit)))
-        its = update(blob_removals).where(blob_removals.c.digest.in_(found))
-        self._connection.execute(its.values(going_until=until))
-        return found
-
-    def removed(self, digests: Sequence[str], *, until: datetime) -> int:
-        """Note that files are gone which whoever calls took until then; how many of them were still theirs."""
-        mine = (blob_removals.c.digest.in_(digests), blob_removals.c.going_until == until)
-        return self._connection.execute(delete(blob_removals).where(*mine)).rowcount
+    def removed(self, digests: Sequence[str]) -> None:
+        """Note that files are gone."""
+        self._connection.execute(delete(blob_removals).where(blob_removals.c.digest.in_(digests)))
 
 
 def _unnamed() -> ColumnElement[bool]:

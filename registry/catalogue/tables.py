@@ -154,7 +154,6 @@ blob_removals = Table(  # blobs that nothing names any more, and when their file
     metadata,
     Column("digest", DIGEST, primary_key=True),
     Column("due_at", Microseconds, nullable=False),
-    Column("going_until", Microseconds),  # by then whoever removes the file now has done it, or never will
 )
 stores = Table(  # the mark of the store that this database is part of: one row
     "stores",

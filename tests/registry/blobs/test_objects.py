@@ -430,3 +430,20 @@ class TestFewRequests:
         faulty.delete_all(digests[1:])
         assert len(proxy.seen) == one == 3
         assert list(faulty.digests()) == [HELLO]
+
+    def test_whoever_holds_others_up_asks_once_and_not_for_long(self, proxy, url, tmp_path, monkeypatch):
+        monkeypatch.setattr(bucket, "HASTY_SECONDS", 0.3)
+        store = object_blobs(url, tmp_path, seconds=600.0)
+        digests = [store.put_bytes(bytes([number])) for number in range(2)]
+        for fault in (hanging, answered(503, "SlowDown")):
+            for of in ("GET", "POST"):
+                proxy.seen.clear()
+                proxy.fault = once(fault, 100, of=of)
+                with pytest.raises(Unavailable, match="does not answer"):
+                    store.delete_all(digests)
+                assert sum(one.startswith(of) for one in proxy.seen) == 1
+        proxy.fault = None
+        assert not store.in_trouble, "that it was slow once says nothing"
+        assert sorted(store.digests()) == sorted(digests)
+        store.delete_all(digests)
+        assert list(store.digests()) == []
