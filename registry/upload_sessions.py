@@ -108,10 +108,11 @@ class UploadSessions:
             except NotFound:  # it was deleted before it was held, and left to whoever holds it
                 file.discard()
                 raise
+            part = self._reserved(row, file, stop if start is not None else row.received)
             try:
-                yield self._reserved(row, file, stop if start is not None else row.received)
+                yield part
             except BaseException:
-                self._release(row.id)
+                self._release(row, part.reserved)
                 raise
 
     def sweep(self) -> int:
@@ -152,13 +153,34 @@ class UploadSessions:
                 catalogue.uploads.add_part(row.id, part)
             return catalogue.uploads.get(row.key_id, row.id)
 
-    def cut(self, row: UploadRow, start: int) -> WrongOffset:
-        """Forget what came from byte `start` on, which the store has lost; the refusal that says so."""
+    def is_taken(self, row: UploadRow, part: UploadPart) -> bool:
+        """Whether other bytes were taken for the place of a part."""
+        with self._database.read() as catalogue:
+            named = catalogue.uploads.parts(row.id)
+        return any(one.start == part.start and one.digest != part.digest for one in named)
+
+    def cut(self, row: UploadRow, lost: UploadPart) -> WrongOffset:
+        """Forget a part that the store has lost, and what came after it; the refusal that says where to go on.
+
+        Nothing is forgotten where another request was told of that first, and what came since is there. Raises
+        NotFound where the upload has ended meanwhile, whose parts are gone for that.
+        """
         with self._database.write() as catalogue:
-            catalogue.uploads.cut(row.id, start)
+            catalogue.uploads.get(row.key_id, row.id)
+            parts = catalogue.uploads.parts(row.id)
+            if lost in parts:
+                catalogue.uploads.cut(row.id, lost.start)
+        if lost not in parts:
+            held = parts[-1].stop if parts else 0
+            return WrongOffset(
+                f"What the store had lost of this upload was asked for again by another request, and {held} bytes are "
+                "held now: go on there.",
+                offset=held,
+            )
         log.error("the store of the blobs has lost a part of an unfinished upload, which is asked for again")
         return WrongOffset(
-            f"The store has lost what came of this upload from byte {start} on: send it again from there.", offset=start
+            f"The store has lost what came of this upload from byte {lost.start} on: send it again from there.",
+            offset=lost.start,
         )
 
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
@@ -199,12 +221,12 @@ class UploadSessions:
                     retry_after=5,
                 )
             catalogue.uploads.reserve(row.id, up_to, expires_at=self._end())
-        return Part(self, self._registry, row, file, stop=stop)
+        return Part(self, self._registry, row, file, stop=stop, reserved=up_to)
 
-    def _release(self, id: str) -> None:
+    def _release(self, row: UploadRow, reserved: int) -> None:
         """Give back what a part that failed was to take; where that cannot be stored, its next part does."""
         with suppress(SoupError), self._database.write() as catalogue:
-            catalogue.uploads.release(id)
+            catalogue.uploads.release(row.id, row.received, reserved)
 
     def _held(self, catalogue: Catalogue, row: UploadRow) -> UploadRow:
         """A row with what is there: an older copy of the database, or of the disk, knows less."""
@@ -229,6 +251,7 @@ class Part:
         file: OpenUpload,
         *,
         stop: int | None,
+        reserved: int,
     ) -> None:
         self._sessions = sessions
         self._registry = registry
@@ -236,6 +259,8 @@ class Part:
         self._file = file
         self._start = row.received
         self._stop = stop
+        self.reserved = reserved
+        """The byte before which the upload may end while the part comes."""
 
     def write(self, chunk: bytes) -> None:
         """Append; raises InvalidParameter beyond what was announced, TooLarge beyond what a blob may have."""
@@ -262,11 +287,16 @@ class Part:
         """Make what came durable and acknowledge it, all of the part or the beginning of it."""
         if self._file.end == self._start:  # nothing to keep: what was reserved is given back all the same
             return self._sessions.receive(self._row, self._start)
+        part = None
         try:
             part = self._file.keep()
             return self._sessions.receive(self._row, self._file.end, part)
         except NotFound:
             self._file.discard()
+            raise
+        except WrongOffset:
+            if part is not None and self._sessions.is_taken(self._row, part):
+                self._file.withdraw(part)
             raise
 
     def commit(self, caller: Caller, digest: str) -> int:
@@ -292,7 +322,7 @@ class Part:
             self._file.discard()
             raise
         except LostPartError as lost:
-            raise self._sessions.cut(row, lost.start) from lost
+            raise self._sessions.cut(row, lost.part) from lost
         with self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)

@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("start", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("added_at", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["upload_id"], ["upload_sessions.id"], name="fk_upload_parts_upload_id", ondelete="CASCADE"
         ),

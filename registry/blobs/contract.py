@@ -214,6 +214,9 @@ class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
     def store(self, digest: str) -> None:
         """Make all of it the blob with this digest; raises DigestMismatch, LostPartError, Unavailable."""
 
+    def withdraw(self, part: UploadPart) -> None:
+        """Remove what `keep` gave, where the database names another's part in its place."""
+
     def finish(self) -> None:
         """Remove the upload, once what was stored of it has a row."""
 
@@ -222,11 +225,11 @@ class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
 
 
 class LostPartError(Exception):
-    """An acknowledged part of an upload is not there, or is not what it was: from byte `start` on it is sent again."""
+    """An acknowledged part of an upload is not there, or not what it was: from its first byte on it is sent again."""
 
-    def __init__(self, start: int) -> None:
-        super().__init__(start)
-        self.start = start
+    def __init__(self, part: UploadPart) -> None:
+        super().__init__(part.start)
+        self.part = part
 
 
 def hex_of(digest: str) -> str:

@@ -202,6 +202,9 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
             with suppress(OSError):
                 linked.unlink(missing_ok=True)
 
+    def withdraw(self, part: UploadPart) -> None:
+        """Nothing: a file is held by one, and has no parts."""
+
     def finish(self) -> None:
         """Remove the file, once what was stored of it has a row: until then an upload that a crash cut off needs it."""
         with suppress(OSError):  # the sweep does

@@ -1,16 +1,18 @@
 """Uploads that are not whole yet as objects of a bucket, `unfinished/<id>/<start>-<64 hex>`: one for each part.
 
 Every server sees them, so that any goes on where another ended. An object counts once the database names it: of two
-servers that take a part for the same place one names its own, and no lock is needed that a killed server would keep.
+servers that take a part for the same place one names its own, the other removes it, and no lock is needed that a killed
+server would keep. Within a server one request at a time writes to an upload.
 What came here is in this server's cache as well, so that only parts of other servers are fetched at the end.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -18,7 +20,7 @@ from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import BlobWriter, LostPartError, ServerBlobs, hex_of
 from registry.blobs.fetching import fetched
-from registry.errors import DamagedBlob, Internal, Unavailable
+from registry.errors import Conflict, DamagedBlob, Internal, Unavailable
 from registry.spec import UploadPart
 
 UNFINISHED = "unfinished"
@@ -35,6 +37,8 @@ class UnfinishedObjects:
         self.bucket = bucket
         self.cache = cache
         self._listed: float | None = None
+        self._held: set[str] = set()
+        self._lock = threading.Lock()
 
     def held(self, id: str, received: int, parts: Sequence[UploadPart]) -> int:  # noqa: ARG002 - parts say it
         """The bytes of the parts that the database names; whether one is lost is seen when it is read."""
@@ -43,6 +47,19 @@ class UnfinishedObjects:
     def open(self, id: str) -> UnfinishedObject:
         """An upload to write a part of."""
         return UnfinishedObject(self, id)
+
+    @contextmanager
+    def holding(self, id: str) -> Iterator[None]:
+        """While open, no other request of this server writes to the upload; raises Conflict where one does."""
+        with self._lock:
+            if id in self._held:
+                raise Conflict("Another request is writing to this upload.", param="id")
+            self._held.add(id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.remove(id)
 
     def is_held(self, id: str) -> bool:  # noqa: ARG002 - for the protocol
         """False: what others write now, the database decides."""
@@ -90,9 +107,10 @@ class UnfinishedObject(AbstractContextManager["UnfinishedObject"]):
         """The byte that the upload ends before, with those of this part so far."""
 
     def __enter__(self) -> Self:
-        """Open the file of the part."""
+        """Open the file of the part; raises Conflict where another request of this server writes to the upload."""
         self._blobs.state.check()
         with ExitStack() as stack:
+            stack.enter_context(self._files.holding(self._id))
             self._path = stack.enter_context(self._blobs.scratch())
             with self._blobs.state.writing(0):
                 self._file = stack.enter_context(self._path.open("r+b"))
@@ -153,7 +171,13 @@ class UnfinishedObject(AbstractContextManager["UnfinishedObject"]):
                     return found
                 return fetched(self._files.bucket, cache, part.digest, self._files.key_of(self._id, part))[0]
         except DamagedBlob:
-            raise LostPartError(part.start) from None
+            raise LostPartError(part) from None
+
+    def withdraw(self, part: UploadPart) -> None:
+        """Remove the object of a part; where the store is away it goes with the upload."""
+        with suppress(Unavailable):
+            self._files.bucket.delete(self._files.key_of(self._id, part))
+        self._files.cache.remove(part.digest)
 
     def finish(self) -> None:
         """Remove the objects; a sweep does where the store is away."""

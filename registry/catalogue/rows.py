@@ -21,6 +21,7 @@ from registry.spec import (
     StatisticKind,
     TuningSetting,
     Unit,
+    UploadPart,
 )
 
 Namespaces = tuple[str, ...] | None
@@ -339,6 +340,12 @@ class UploadRow:
     received: int
     created_at: datetime
     expires_at: datetime
+
+
+class PartRow(UploadPart):
+    """A part that is an object, and when it was named: the same bytes that are sent again are another one."""
+
+    added_at: datetime
 
 
 @dataclass(frozen=True)

@@ -25,4 +25,5 @@ upload_parts = Table(
     Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("size", BigInteger, nullable=False),
     Column("digest", DIGEST, nullable=False),  # of no blob: of an object beside them
+    Column("added_at", Microseconds, nullable=False),
 )

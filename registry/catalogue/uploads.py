@@ -12,12 +12,14 @@ from pydantic import TypeAdapter
 from sqlalchemy import delete, func, select, update
 
 from registry.catalogue.repository import Repository, now
-from registry.catalogue.rows import UploadRow
+from registry.catalogue.rows import PartRow, UploadRow
 from registry.catalogue.upload_tables import upload_parts, upload_sessions
 from registry.errors import NotFound
 from registry.spec import UploadPart
 
 COLUMNS = [column for column in upload_sessions.c if column.name != "reserved"]
+PART_COLUMNS = [column for column in upload_parts.c if column.name != "upload_id"]
+PARTS = TypeAdapter(list[PartRow])
 
 
 class Uploads(Repository[UploadRow]):
@@ -70,9 +72,10 @@ class Uploads(Repository[UploadRow]):
         its = update(upload_sessions).where(upload_sessions.c.id == id)
         self._connection.execute(its.values(reserved=up_to, expires_at=expires_at))
 
-    def release(self, id: str) -> None:
-        """No part is on its way any more."""
-        its = update(upload_sessions).where(upload_sessions.c.id == id)
+    def release(self, id: str, received: int, up_to: int) -> None:
+        """A part that began there and was to end there does not come; nothing changes where another's did or may."""
+        mine = (upload_sessions.c.received == received, upload_sessions.c.reserved == up_to)
+        its = update(upload_sessions).where(upload_sessions.c.id == id, *mine)
         self._connection.execute(its.values(reserved=upload_sessions.c.received))
 
     def receive(self, id: str, received: int, *, expires_at: datetime) -> bool:
@@ -81,15 +84,14 @@ class Uploads(Repository[UploadRow]):
         changed = self._connection.execute(its.values(received=received, reserved=received, expires_at=expires_at))
         return changed.rowcount == 1
 
-    def parts(self, id: str) -> builtins.list[UploadPart]:
+    def parts(self, id: str) -> builtins.list[PartRow]:
         """The parts of an upload that are objects, from byte 0 on."""
-        query = select(upload_parts.c.start, upload_parts.c.size, upload_parts.c.digest)
-        rows = self._connection.execute(query.where(upload_parts.c.upload_id == id).order_by(upload_parts.c.start))
-        return [UploadPart(start=row.start, size=row.size, digest=row.digest) for row in rows]
+        query = select(*PART_COLUMNS).where(upload_parts.c.upload_id == id).order_by(upload_parts.c.start)
+        return PARTS.validate_python([row._asdict() for row in self._connection.execute(query)])
 
     def add_part(self, id: str, part: UploadPart) -> None:
         """Name an object that was stored for this upload, which has to exist."""
-        self._insert(upload_parts, upload_id=id, start=part.start, size=part.size, digest=part.digest)
+        self._insert(upload_parts, upload_id=id, start=part.start, size=part.size, digest=part.digest, added_at=now())
 
     def cut(self, id: str, start: int) -> None:
         """Forget what came from byte `start` on, where a part begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.catalogue import Database
 from registry.catalogue.upload_tables import upload_sessions
-from registry.errors import DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
+from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
 from registry.names import sha256_digest
 from registry.registry import Caller
 from registry.spec import StoreMark
@@ -132,7 +133,7 @@ def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers
         with pytest.raises(WrongOffset, match="700 bytes are held") as error:
             two.keep()
     assert error.value.offset == 700
-    assert len(servers.parts()) == 2  # the other one's object is named by nobody
+    assert [key[-64:] for key in servers.parts()] == [sha256_digest(DATA[:700])[7:]], "who lost takes its object away"
     assert finish(second, id, start=700, last=DATA[700:]) == len(DATA)
     assert (blobs_of(first).read(DIGEST), servers.parts()) == (DATA, [])
 
@@ -152,15 +153,17 @@ def test_the_same_part_twice_is_there_once(servers: Servers) -> None:
     assert finish(first, id, start=700, last=DATA[700:]) == len(DATA)
 
 
-def test_two_that_finish_at_once_store_the_same(servers: Servers) -> None:
+def test_two_that_finish_at_once_store_the_same(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "soup.blobs")
     first, second = servers.start(), servers.start()
     id = first.open(ME).id
     add(first, id, DATA[:700], 0)
     add(first, id, DATA[700:], 700)
     with first.part(ME, id, start=None, stop=None) as one, second.part(ME, id, start=None, stop=None) as two:
         assert one.commit(ME, DIGEST) == len(DATA)
-        with pytest.raises((WrongOffset, NotFound)):  # its parts went with the first one's end
+        with pytest.raises(NotFound):  # its parts went with the first one's end
             two.commit(ME, DIGEST)
+    assert not caplog.records, "nothing was lost"
     assert blobs_of(servers.start()).read(DIGEST) == DATA
 
 
@@ -210,6 +213,66 @@ def test_a_part_that_the_store_lost_is_asked_for_again(servers: Servers, other: 
     assert error.value.offset == later.get(ME, id).received == 500
     add(later, id, DATA[500:], 500)
     assert finish(later, id) == len(DATA)
+
+
+@pytest.mark.parametrize("size", [1000, 500], ids=["other parts", "the same part"])
+def test_who_finds_a_lost_part_late_takes_nothing_back_that_came_since(servers: Servers, size: int) -> None:
+    first, late = servers.start(), servers.start()
+    id = first.open(ME).id
+    for start in range(0, 2000, 500):
+        add(first, id, DATA[start : start + 500], start)
+    servers.bucket.delete(servers.parts()[1])
+    shutil.rmtree(servers.folder / "server-1" / "cache")
+    with late.part(ME, id, start=None, stop=None) as slow:
+        with pytest.raises(WrongOffset, match="lost what came of this upload from byte 500"):
+            finish(first, id, start=2000, last=DATA[2000:])
+        assert add(first, id, DATA[500 : 500 + size], 500) == 500 + size
+        servers.bucket.delete(*(key for key in servers.parts() if "/000000000000500-" in key))
+        with pytest.raises(WrongOffset, match=f"{500 + size} bytes are held now") as error:
+            slow.commit(ME, DIGEST)
+    assert error.value.offset == first.get(ME, id).received == 500 + size
+    assert finish(first, id, start=500 + size, last=DATA[500 + size :]) == len(DATA)  # it has them at hand
+
+
+def test_of_two_of_one_server_the_second_is_refused_before_it_sends(servers: Servers) -> None:
+    server = servers.start()
+    id = server.open(ME).id
+    with server.part(ME, id, start=0, stop=700) as one:
+        one.write(DATA[:700])
+        with pytest.raises(WrongOffset, match="Another request is writing"), server.part(ME, id, start=0, stop=9):
+            raise AssertionError("it is held")
+        one.keep()
+    assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
+
+
+def test_unfinished_bytes_of_a_key_are_bounded_also_in_the_bucket(servers: Servers) -> None:
+    """However many servers are sent other bytes for one place at once."""
+    them = [servers.start() for _ in range(4)]
+    id = them[0].open(ME).id
+    with ExitStack() as stack:
+        coming = [stack.enter_context(server.part(ME, id, start=0, stop=1000)) for server in them]
+        for number, part in enumerate(coming):
+            part.write(bytes([number]) * 1000)
+        coming[2].keep()
+        for part in (coming[0], coming[1], coming[3]):
+            with pytest.raises(WrongOffset, match="1000 bytes are held"):
+                part.keep()
+    assert len(servers.parts()) == 1
+
+
+def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) -> None:
+    first, second, third = servers.start(), servers.start(), servers.start()
+    id, other = first.open(ME).id, first.open(ME).id
+    for server in (first, second, third):
+        server.limits = replace(server.limits, held=2000)
+    with ExitStack() as stack:
+        with pytest.raises(WrongOffset), second.part(ME, id, start=0, stop=700) as lost:
+            lost.write(b"x" * 700)
+            add(first, id, DATA[:700], 0)
+            stack.enter_context(first.part(ME, id, start=700, stop=1900))
+            lost.keep()
+        with pytest.raises(Busy, match="would hold 2900 bytes"):
+            add(third, other, b"y" * 1000, 0)
 
 
 def test_other_bytes_than_the_digest_says_end_the_upload(servers: Servers) -> None:
