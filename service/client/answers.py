@@ -149,7 +149,8 @@ def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
 def place_elsewhere(response: httpx2.Response) -> httpx2.URL | None:
     """Where else a download is, by a 307 of the server; None where this answer is the download.
 
-    Whoever goes there takes no key along. Raises Unavailable for a place that is no address of HTTP.
+    Whoever goes there takes no key along. Raises Unavailable for a place that is no address of HTTP, and for one that
+    others on the way could listen at where they could not to the server: http after https, but for this machine.
     """
     if response.status_code != 307:
         return None
@@ -159,6 +160,11 @@ def place_elsewhere(response: httpx2.Response) -> httpx2.URL | None:
         place = httpx2.URL("")
     if place.scheme not in {"http", "https"} or not place.host or place == response.url:
         raise Unavailable(f"{response.url} sends a download to a place that is no address; it may be another server.")
+    if response.url.scheme == "https" and place.scheme == "http" and place.host not in LOOPBACK:
+        raise Unavailable(
+            f"{response.url} sends a download to {origin_of(place)}, which is not encrypted as the server is: have the "
+            "operator give the bucket an https:// address (AWS_ENDPOINT_URL)."
+        )
     return place
 
 

@@ -8,13 +8,22 @@ file at once take turns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from registry.errors import Busy, DigestMismatch, Internal, NotFound, TooSlow, Unavailable, WrongOffset
+from registry.errors import (
+    Busy,
+    DigestMismatch,
+    Internal,
+    InvalidParameter,
+    NotFound,
+    TooSlow,
+    Unavailable,
+    WrongOffset,
+)
 from service.client.answers import part
 from service.client.steps import Aside, Pause, Steps, data_of, json_of, send
 
@@ -91,10 +100,24 @@ class _Sending:
                 if not chunk:
                     raise DigestMismatch(f"{self.source!s} became shorter while it was sent; send it again.")
                 span = f"{self.held}-{self.held + len(chunk) - 1}"
-                yield from send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
+                try:
+                    yield from send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
+                except InvalidParameter as error:
+                    yield from self._begin_anew(path, error)
                 self.held += len(chunk)
                 self.progress(self.held)
         yield from send("PUT", path, params={"digest": self.digest}, repeat=False)
+
+    def _begin_anew(self, path: str, error: InvalidParameter) -> Steps[None]:
+        """Give up an upload that takes no part where it ends, as one of too many; raises Unavailable, that passes.
+
+        Of one that holds nothing, and of another refusal, the error is raised.
+        """
+        if self.held == 0 or error.param != "content-range":
+            raise error
+        with suppress(NotFound):
+            yield from send("DELETE", path)
+        raise Unavailable(f"An unfinished upload of {self.held} bytes takes no more parts: another begins at 0.")
 
     def wait(self, seconds: float) -> Steps[None]:
         """Pause, a second at a time: whoever hears of the progress may end the waiting too."""

@@ -340,8 +340,9 @@ def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.M
     id = server.open(ME).id
     for start in range(2):
         add(server, id, DATA[start : start + 1], start)
-    with pytest.raises(InvalidParameter, match="2 parts, the most"):
+    with pytest.raises(InvalidParameter, match="2 parts, the most") as error:
         add(server, id, DATA[2:3], 2)
+    assert error.value.param == "content-range", "clients begin another by that"
     assert finish(server, id, DATA[:2]) == 2
 
 

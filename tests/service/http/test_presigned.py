@@ -14,6 +14,7 @@ import pytest
 from registry.errors import DigestMismatch, Unavailable
 from registry.formats import WEIGHTS_FILE
 from service.client.adapter_calls import download
+from service.client.answers import place_elsewhere
 from service.client.async_connection import AsyncConnection
 from service.client.client import SoupClient
 from service.client.transfer import pull_folder
@@ -153,6 +154,26 @@ def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="a place that is no address"):
             client.run(download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64))
         client.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "place", "follows"),
+    [
+        ("https://soup.test", "http://evil.test/x", False),
+        ("https://soup.test", "http://localhost.evil.test/x", False),
+        ("https://soup.test", "//evil.test:80/x", True),
+        ("https://soup.test", "https://bucket.test/x", True),
+        ("https://soup.test", "http://127.0.0.1:9000/x", True),
+        ("http://soup.test", "http://bucket.test/x", True),
+    ],
+)
+def test_a_client_goes_from_an_encrypted_server_to_no_open_place(server: str, place: str, follows: bool) -> None:
+    answer = httpx2.Response(307, headers={"location": place}, request=httpx2.Request("GET", f"{server}/file"))
+    if follows:
+        assert place_elsewhere(answer) == httpx2.URL(server).join(place)
+    else:
+        with pytest.raises(Unavailable, match=r"to http://.*evil.test, which is not encrypted"):
+            place_elsewhere(answer)
 
 
 @pytest.mark.parametrize("url", [None, "file:///srv/blobs"])
