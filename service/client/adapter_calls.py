@@ -35,8 +35,12 @@ LONGEST_WAIT = 3600
 """Seconds that one of many adapters is kept back for where a server is full."""
 
 
-def upload(source: bytes | Path, *, part_bytes: int | None = None, progress: Progress | None = None) -> Steps[str]:
+def upload(
+    source: bytes | Path, *, part_bytes: int | None = None, progress: Progress | None = None, anew: bool = False
+) -> Steps[str]:
     """Make sure the server has these bytes, and give their digest; nothing is sent that is there already.
+
+    With `anew` all is sent all the same: what is stored was found to be damaged, which not every server knows yet.
 
     What has more than `part_bytes` (by default the client's) is sent in parts of so many, and goes on where it ended:
     after a connection that broke, and after a process that was killed, here or there.
@@ -46,7 +50,7 @@ def upload(source: bytes | Path, *, part_bytes: int | None = None, progress: Pro
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     digest: str = yield Aside(lambda: sha256_digest(source) if isinstance(source, bytes) else file_digest(source))
     name, tell = "" if isinstance(source, bytes) else source.name, progress or silent
-    if (yield from is_there(digest)):
+    if not anew and (yield from is_there(digest)):
         tell(size, size, name)
     elif size > part_bytes:
         yield from send_in_parts(
@@ -90,13 +94,13 @@ def push_patiently(manifest: Manifest, *, progress: Progress | None = None) -> S
             return object_of(answer), answer.status_code == CREATED
 
 
-def sample(texts: Sequence[str]) -> Steps[SampleSource]:
-    """Texts as a sample: inside of the request, or as an uploaded blob where they are large."""
+def sample(texts: Sequence[str], *, anew: bool = False) -> Steps[SampleSource]:
+    """Texts as a sample: inside of the request, or as an uploaded blob (see `upload`) where they are large."""
     sizes: Sizes = yield Sizes()
     data = encode_lines(texts)
     if len(data) <= sizes.inline:
         return SampleSource(texts=tuple(texts))
-    return SampleSource(blob=(yield from upload(data)))
+    return SampleSource(blob=(yield from upload(data, anew=anew)))
 
 
 def adapters(*, limit: int | None = None, **filters: str | Sequence[str] | None) -> Listing[Json]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.errors import InvalidManifest, Unavailable
+from registry.errors import DamagedBlob, InvalidManifest, Unavailable
 from registry.formats import (
     CARD_FILE,
     CONFIG_FILE,
@@ -102,8 +102,13 @@ def pushing(
 ) -> Steps[Json]:
     """The steps of `push_folder`."""
     local = folder if isinstance(folder, AdapterDirectory) else (yield from _directory(folder))
-    manifest = yield from _sent(local, described(local, name, more), more, progress)
-    return (yield from adapter_calls.push(manifest))
+    manifest = described(local, name, more)
+    try:
+        sent = yield from _sent(local, manifest, more, progress)
+        return (yield from adapter_calls.push(sent))
+    except DamagedBlob:  # a server that was asked whether it is there has not read it: the right bytes repair it
+        sent = yield from _sent(local, manifest, more, progress, anew=True)
+        return (yield from adapter_calls.push(sent))
 
 
 def send_folder(
@@ -120,7 +125,11 @@ def send_folder(
     if there is not None:
         return Pushed(client.update_adapter(str(there["ref"]), owner=manifest.owner), created=False)
     sent = client.run(_sent(folder, manifest, more, progress))
-    return Pushed(*client.push_patiently(sent, progress=progress))
+    try:
+        return Pushed(*client.push_patiently(sent, progress=progress))
+    except DamagedBlob:  # as in `pushing`
+        sent = client.run(_sent(folder, manifest, more, progress, anew=True))
+        return Pushed(*client.push_patiently(sent, progress=progress))
 
 
 def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
@@ -152,10 +161,12 @@ def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
     )
 
 
-def _sent(local: AdapterDirectory, manifest: Manifest, more: Additions, progress: Progress | None) -> Steps[Manifest]:
-    """The manifest with its files and its sample, which are uploaded where they are large."""
-    files = {WEIGHTS_FILE: (yield from _file(local.weights, progress))}
-    sample = yield from _sample(local, more)
+def _sent(
+    local: AdapterDirectory, manifest: Manifest, more: Additions, progress: Progress | None, *, anew: bool = False
+) -> Steps[Manifest]:
+    """The manifest with its files and its sample, which are uploaded where they are large; `anew` as of `upload`."""
+    files = {WEIGHTS_FILE: (yield from _file(local.weights, progress, anew=anew))}
+    sample = yield from _sample(local, more, anew=anew)
     return manifest.model_copy(update={"files": files, "sample": sample})
 
 
@@ -211,13 +222,13 @@ def _texts(local: AdapterDirectory, more: Additions) -> Sequence[str] | Embeddin
     return None if local.sample is None else read_texts(local.sample)
 
 
-def _sample(local: AdapterDirectory, more: Additions) -> Steps[SampleSource | None]:
+def _sample(local: AdapterDirectory, more: Additions, *, anew: bool) -> Steps[SampleSource | None]:
     texts = yield Aside(lambda: _texts(local, more))
     if isinstance(texts, EmbeddingsNote):
         assert local.embeddings is not None
-        file = yield from _file(local.embeddings, None)
+        file = yield from _file(local.embeddings, None, anew=anew)
         return SampleSource(embeddings=(EmbeddingSource(encoder=texts.encoder, unit=texts.unit, file=file),))
-    return None if texts is None else (yield from adapter_calls.sample(texts))
+    return None if texts is None else (yield from adapter_calls.sample(texts, anew=anew))
 
 
 def _inline(path: Path, most: int) -> str | None:
@@ -225,9 +236,9 @@ def _inline(path: Path, most: int) -> str | None:
     return None if path.stat().st_size > most else base64.b64encode(path.read_bytes()).decode()
 
 
-def _file(path: Path, progress: Progress | None) -> Steps[FileSource]:
+def _file(path: Path, progress: Progress | None, *, anew: bool) -> Steps[FileSource]:
     sizes: Sizes = yield Sizes()
     inline: str | None = yield Aside(lambda: _inline(path, sizes.inline))
     if inline is not None:
         return FileSource(base64=inline)
-    return FileSource(digest=(yield from adapter_calls.upload(path, progress=progress)))
+    return FileSource(digest=(yield from adapter_calls.upload(path, progress=progress, anew=anew)))

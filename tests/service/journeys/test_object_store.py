@@ -16,15 +16,18 @@ import pytest
 
 from registry.blobs.bucket import Bucket
 from registry.errors import Unavailable
+from registry.formats import AdapterContents, write_directory
 from registry.names import sha256_digest
+from service.client.client import SoupClient
 from service.client.steps import send
+from service.client.transfer import push_folder
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
 from tests.postgres import Postgres
 from tests.service.cluster import KEY, client_of, cluster, until
 from tests.service.journeys.test_killed_server import Server
-from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_live, open_world, write_bases
 
 SAID = {"model": "acme/law", "prompt": "the court", "max_tokens": 8, "temperature": 0}
 
@@ -307,3 +310,22 @@ def keys_through(proxy: FaultProxy, url: str) -> list[str]:
     """The keys of a bucket, with the proxy's fault gone."""
     proxy.fault = None
     return keys(url)
+
+
+def test_a_push_repairs_what_a_server_has_not_found_to_be_damaged_yet(url: str, bases: Path, tmp_path: Path) -> None:
+    """A server that is asked whether it is there, and has not read it, says that it is."""
+    for number in range(2):  # the second has the database of the first, and nothing in its cache
+        for world in open_world(tmp_path / "data", bases):
+            weights = adapter_weights(world.runtime, seed=1)
+            if number == 0:
+                contents = AdapterContents(config=CONFIG, domain="law", weights=weights, base_model=BASE_ID)
+                write_directory(tmp_path / "law", contents)
+            for live in open_live(world):
+                client = SoupClient(live.url, world.admin, inline_bytes=0)
+                digest = sha256_digest(weights)
+                assert client.has_blob(digest) is bool(number)
+                assert push_folder(client, tmp_path / "law", name="acme/law")["weights_blob"] == digest
+                assert world.client.get(f"/v1/blobs/{digest}").content == weights
+                client.close()
+        shutil.rmtree(tmp_path / "data" / "cache")
+        Bucket(url, seconds=5.0).put(f"{digest[7:9]}/{digest[7:]}", b"damaged", 7)
