@@ -101,11 +101,15 @@ class BlobCache:
         name = hex_of(digest)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.replace(self.folder / name)
-            file = (self.folder / name).open("rb")
-        except OSError:  # another file system, or the folder was deleted a moment ago
+            file = path.open("rb")  # before it has its name: by that another process's may be opened
+        except OSError:  # the folder was deleted a moment ago
             return None
-        stamp = Stamp.of(file)
+        try:
+            path.replace(self.folder / name)
+        except OSError:  # another file system
+            file.close()
+            return None
+        stamp = Stamp.of(file)  # after the rename, which is a change of the file to some systems
         self._verified.note(digest, stamp)
         with self._lock:
             self._note(name, stamp.size)
