@@ -20,6 +20,7 @@ from service.client.client import SoupClient
 from service.client.transfer import pull_folder
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
+from tests.service.hub_session import HubError, HubSession
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, Live, adapter_weights, open_live, open_world, write_bases
 
@@ -145,6 +146,30 @@ def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
 
     asyncio.run(pull())
     assert (tmp_path / "weights").read_bytes() == weights(live)
+
+
+@pytest.mark.interop
+def test_huggingface_hub_follows_and_takes_its_token_nowhere(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
+    asked: list[dict[str, str]] = []
+
+    def watch(request: FaultHandler) -> bool:
+        if "X-Amz-Signature" in request.path:
+            asked.append({name.lower(): value for name, value in request.headers.items()})
+        return False
+
+    proxy.fault = watch
+    token = live.world.key(["read"], ["acme"])
+    hub = HubSession(live.url, token, tmp_path / "hub")
+    try:
+        folder = Path(hub.ask("snapshot_download", repo_id="acme/law"))
+        assert (folder / WEIGHTS_FILE).read_bytes() == weights(live)
+        assert len(asked) == 1
+        assert token not in str(asked)
+        proxy.fault = lambda request: "X-Amz-Signature" in request.path and (request.answer(403, {}, b"") or True)
+        with pytest.raises(HubError):
+            hub.ask("hf_hub_download", repo_id="acme/law", filename=WEIGHTS_FILE, force_download=True)
+    finally:
+        hub.close()
 
 
 def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
