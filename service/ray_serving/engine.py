@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.ray_cluster import ray_cluster
-from service.engine import Engine, GenerateRequest, Ticket
+from service.engine import Engine, GenerateRequest, Generation, Ticket
 from service.engine.engine import STOPPING
 from service.engine.residence import BaseSource
 from service.engine.steps import Owner, Work, work_of
 from service.ray_serving.deployment import DEPLOYMENT
-from service.ray_serving.wire import Asked, Ended, Piece, asked_of, can_travel, received_error
+from service.ray_serving.wire import Asked, Ended, Piece, asked_of, can_travel, outcome_of
 
 if TYPE_CHECKING:
     from service.engine.request import Request
@@ -90,7 +90,7 @@ class RayEngine(Engine):
             self._changed.wait_for(lambda: not self._away, drain)
             left = list(self._away)
         for work in left:
-            self._end(work, (0, 0), error=Unavailable(STOPPING))
+            self._end(work, (0, 0), Unavailable(STOPPING))
         if self._thread_away.is_alive():
             asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop_away).result()
             self._loop_away.call_soon_threadsafe(self._loop_away.stop)
@@ -167,22 +167,18 @@ class RayEngine(Engine):
         try:
             async with asyncio.timeout(None) as patience:
                 ended = await self._tried(work, told, patience)
-        except asyncio.CancelledError:
-            self._end(work, told.counted)
+        except asyncio.CancelledError:  # by the client, whose ticket has no answer, or by a stop
+            self._end(work, told.counted, Unavailable(STOPPING))
         except SoupError as error:
-            self._end(work, told.counted, error=error)
+            self._end(work, told.counted, error)
         except TimeoutError:
             message = NONE_TOOK.format(self._ray.seconds)
-            self._end(work, told.counted, error=Unavailable(message, retry_after=RETRY_SECONDS))
+            self._end(work, told.counted, Unavailable(message, retry_after=RETRY_SECONDS))
         except Exception:
             log.exception("a request to Ray failed")
-            self._end(work, told.counted, error=Internal("The request to Ray failed; the server's log says why."))
+            self._end(work, told.counted, Internal("The request to Ray failed; the server's log says why."))
         else:
-            counted = (ended.read, ended.written)
-            if ended.error is not None:
-                self._end(work, counted, error=received_error(ended.error))
-            else:
-                self._end(work, counted, result=ended.generation)
+            self._end(work, (ended.read, ended.written), outcome_of(ended))
 
     async def _tried(self, work: Work, told: _Told, patience: asyncio.Timeout) -> Ended:
         """Try one replica after the other; raises Busy and Unavailable."""
@@ -203,6 +199,7 @@ class RayEngine(Engine):
 
     async def _one_try(self, asked: Asked, told: _Told, patience: asyncio.Timeout) -> Ended:
         """What one replica answers; raises _Lost, and Busy where they all have enough."""
+        from grpc import RpcError
         from ray.exceptions import RayError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
@@ -213,31 +210,33 @@ class RayEngine(Engine):
             raise Busy(FULL.format(RETRY_SECONDS), retry_after=RETRY_SECONDS) from error
         except DeploymentUnavailableError as error:
             raise Unavailable(f"The replicas '{self._ray.app}' on Ray could not be started.", retry_after=5) from error
-        except (RayError, ConnectionError) as error:
+        except (RayError, RpcError, ConnectionError) as error:
             raise _Lost(type(error).__name__) from error
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             answer.cancel()
-            raise
+            if _is_cancelled():
+                raise
+            raise _Lost("cancelled by the replica") from error
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(
-        self, work: Work, counted: tuple[int, int], *, result: object = None, error: SoupError | None = None
-    ) -> None:
+    def _end(self, work: Work, counted: tuple[int, int], outcome: Generation | SoupError) -> None:
         """Settle a request, once."""
         with self._changed:
             if work not in self._away:
                 return
             del self._away[work]
-            ended = "cancelled" if work.ticket.cancelled() else "finished" if error is None else "failed"
+            ended = (
+                "cancelled" if work.ticket.cancelled() else "failed" if isinstance(outcome, SoupError) else "finished"
+            )
             self._ends[ended] += 1
         if work.request.on_end is not None:
             work.request.on_end(*counted)
         if work.ticket.set_running_or_notify_cancel():
-            if error is None:
-                work.ticket.set_result(result)
+            if isinstance(outcome, SoupError):
+                work.ticket.set_exception(outcome)
             else:
-                work.ticket.set_exception(error)
+                work.ticket.set_result(outcome)
         with self._changed:
             self._changed.notify_all()
 
@@ -287,8 +286,19 @@ async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.T
 
 async def _rest(answer: AsyncIterator[Piece]) -> None:
     """Hear that an answer is over, so that Ray does not take it for one that was given up."""
+    from grpc import RpcError
     from ray.exceptions import RayError
 
-    with suppress(RayError):
-        async for _ in answer:
-            pass
+    try:
+        with suppress(RayError, RpcError, ConnectionError):
+            async for _ in answer:
+                pass
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+
+
+def _is_cancelled() -> bool:
+    """Whether it is the running task that was cancelled: what a replica is cancelled by comes as the same error."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from registry.adapters.loadable import LoadableAdapter, Stored
-from registry.errors import SoupError, as_dict, rebuild
+from registry.errors import Internal, SoupError, as_dict, rebuild
 from registry.spec import AdapterConfig
 from service.engine import Delta, GenerateRequest, Generation, SamplingParams
 
@@ -81,3 +81,10 @@ def received_error(sent: dict[str, Any]) -> SoupError:
     if sent["retry_after"] is not None:
         error.retry_after = sent["retry_after"]  # type: ignore[attr-defined]
     return error
+
+
+def outcome_of(ended: Ended) -> Generation | SoupError:
+    """What came of a request that was answered to its end."""
+    if ended.error is not None:
+        return received_error(ended.error)
+    return ended.generation or Internal("A replica on Ray ended an answer with nothing in it.")

@@ -1,0 +1,145 @@
+"""What a server does with requests that are with replicas, however those behave. Ray's handle is a script here."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from registry.base_model import LoadedBase
+from registry.errors import Unavailable
+from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
+from service.ray_serving import engine as away
+from service.ray_serving.engine import RayEngine, RayPlace
+from service.ray_serving.wire import Asked, Ended, Piece
+from tests.service.loaded_bases import LoadedBases
+
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
+WHOLE = Generation(())
+TOKEN = Delta(0, 5, "five", 0)
+STOPPED = AioRpcError(grpc.StatusCode.CANCELLED, Metadata(), Metadata(), "the server stopped")
+
+Script = Callable[[Asked], AsyncIterator[Piece]]
+
+
+class Answer:
+    """A stream of a replica, as Ray's handle gives one."""
+
+    def __init__(self, pieces: AsyncIterator[Piece]) -> None:
+        self._pieces = pieces
+        self.cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._pieces
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Handle:
+    """Ray's handle over replicas that do, one try after the other, what scripts say; the last one is repeated."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = scripts
+        self.answers: list[Answer] = []
+        self.wanted: list[str] = []
+        """The model that each try named."""
+
+    def options(self, multiplexed_model_id: str) -> Handle:
+        self.wanted.append(multiplexed_model_id)
+        return self
+
+    def remote(self, asked: Asked) -> Answer:
+        script = self._scripts[min(len(self.answers), len(self._scripts) - 1)]
+        self.answers.append(Answer(script(asked)))
+        return self.answers[-1]
+
+
+@contextmanager
+def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[RayEngine, Handle]]:
+    """An engine as after `start`, without a cluster."""
+    found, handle = RayEngine(LoadedBases(base), RayPlace("127.0.0.1:1", "soup", 20.0), **limits), Handle(*scripts)
+    found._handle = handle
+    found._thread_away.start()
+    Engine.start(found)
+    try:
+        yield found, handle
+    finally:
+        found.stop(drain=0.0, patience=10.0)
+
+
+def asked(base: LoadedBase, **more: Any) -> GenerateRequest:
+    return replace(GenerateRequest(base.entry.id, (1, 2, 3), None, PARAMS), **more)
+
+
+def fails(error: BaseException, *before: Piece) -> Script:
+    async def script(_: Asked) -> AsyncIterator[Piece]:
+        for piece in before:
+            yield piece
+        raise error
+
+    return script
+
+
+def says(*pieces: Piece) -> Script:
+    async def script(_: Asked) -> AsyncIterator[Piece]:
+        for piece in pieces:
+            yield piece
+
+    return script
+
+
+async def for_ever(_: Asked) -> AsyncIterator[Piece]:
+    """Takes a request and never says more."""
+    yield []
+    await asyncio.Event().wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> None:
+    """Ray's own use of pydantic warns where it is first imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray.serve.exceptions  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(away, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
+def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another(
+    base: LoadedBase, error: BaseException
+) -> None:
+    with served(base, fails(error, []), says([], Ended(3, 1, WHOLE))) as (engine, handle):
+        assert engine.submit(asked(base)).result(20) == WHOLE
+        assert len(handle.answers) == 2
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
+def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, error: BaseException) -> None:
+    with served(base, fails(error, [], [TOKEN])) as (engine, handle):
+        with pytest.raises(Unavailable, match="before the answer was whole"):
+            engine.submit(asked(base)).result(20)
+        assert len(handle.answers) == 1
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
+def test_a_replica_that_is_stopped_after_the_end_has_answered(base: LoadedBase, error: BaseException) -> None:
+    with served(base, fails(error, [], [TOKEN], Ended(3, 1, WHOLE))) as (engine, _):
+        assert engine.submit(asked(base)).result(20) == WHOLE
+
+
+def test_what_ends_with_a_stop_is_no_answer(base: LoadedBase) -> None:
+    with served(base, for_ever) as (engine, _):
+        ticket = engine.submit(asked(base))
+    with pytest.raises(Unavailable, match="shutting down"):
+        ticket.result(20)
