@@ -62,8 +62,12 @@ class Replica:
     async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
         """An answer, piece by piece; what is wrong with a request is its end. Whoever stops listening cancels it."""
         stream = _Stream(self._gap)
+        submitting = asyncio.create_task(asyncio.to_thread(self._submit, asked, stream))
         try:
-            ticket = await asyncio.to_thread(self._submit, asked, stream)
+            ticket = await asyncio.shield(submitting)
+        except asyncio.CancelledError:  # the thread goes on: what it submits is for nobody
+            submitting.add_done_callback(_give_up)
+            raise
         except SoupError as error:
             yield Ended(0, 0, error=sent_error(error))
             return
@@ -112,6 +116,12 @@ class Replica:
         return from_store(
             asked.digest, asked.config, asked.stored, self._blobs, named=asked.digest, size_bytes=asked.size_bytes
         )
+
+
+def _give_up(submitted: asyncio.Task[Ticket]) -> None:
+    """Cancel what was submitted when nobody listens any more."""
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().cancel()
 
 
 def _ended(ticket: Ticket, stream: _Stream) -> Ended:
