@@ -112,7 +112,7 @@ class Engine(TextCalls):
             raise
 
     def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
-        self.check_place(requests[0].owner if requests else None)  # before drafts, of thousands of choices
+        self.check_place(requests[0].owner if requests else None, here=True)  # before drafts, of thousands of choices
         drafts = [self._draft(request) for request in requests]
         with self._changed:
             if self._stop_at is not None:
@@ -123,8 +123,12 @@ class Engine(TextCalls):
             self._changed.notify_all()
         return [work.ticket for work in works]
 
-    def check_place(self, owner: Owner) -> None:
-        """Raises Busy where there is no place for a key, and Unavailable while stopping."""
+    def check_place(self, owner: Owner, *, here: bool = False) -> None:  # noqa: ARG002
+        """Raises Busy where there is no place for a key, and Unavailable while stopping.
+
+        `here` means what this process computes in any case, as scores are: an engine that sends others away has a
+        queue for each.
+        """
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)

@@ -65,7 +65,7 @@ class RayEngine(Engine):
     def __init__(self, bases: BaseSource, place: RayPlace, **limits: Any) -> None:
         super().__init__(bases, **limits)
         self._ray = place
-        self._away: dict[Work, None] = {}
+        self._away: dict[Work, _Told] = {}
         """Requests that are with replicas, under the engine's lock."""
         self._numbers = count()
         self._loop_away = asyncio.new_event_loop()
@@ -99,11 +99,13 @@ class RayEngine(Engine):
         self._connection.close()
         return ended
 
-    def check_place(self, owner: Owner) -> None:
-        """See `Engine`: requests that are away count, too."""
-        super().check_place(owner)
+    def check_place(self, owner: Owner, *, here: bool = False) -> None:
+        """See `Engine`. What goes away has a queue of its own, of requests that no replica has taken yet."""
+        if here:
+            super().check_place(owner, here=True)
+            return
         with self._changed:
-            self._queue.check(self._live_anywhere(), owner, self._retry_after)
+            self._check_away(owner)
 
     def counters(self) -> dict[str, float]:
         """See `Engine`; `requests` counts those that are away."""
@@ -115,23 +117,25 @@ class RayEngine(Engine):
         if not all(map(can_travel, requests)):
             return super()._queued(requests)
         owner = requests[0].owner if requests else None
-        self.check_place(owner)
         for request in requests:
             request.check(self._bases.text(request.base_id).shape)
         with self._changed:
-            if self._stop_at is not None:
-                raise Unavailable(STOPPING)
-            self._queue.check(self._live_anywhere(), owner, self._retry_after)
+            self._check_away(owner)
             if not self._away:
                 self._passed_at[None] = time.monotonic()
             works = [work_of(request, self._numbers) for request in requests]
-            self._away.update(dict.fromkeys(works))
+            told = {work: _Told(work, self._passed_at) for work in works}
+            self._away |= told
         for work in works:
-            self._loop_away.call_soon_threadsafe(self._begin, work)
+            self._loop_away.call_soon_threadsafe(self._begin, work, told[work])
         return [work.ticket for work in works]
 
-    def _live_anywhere(self) -> list[Work]:
-        return [*self._scheduler.live(), *self._away]
+    def _check_away(self, owner: Owner) -> None:
+        """Under the lock; raises as `check_place`. What replicas have taken is theirs to limit, so that more of them
+        take more."""
+        if self._stop_at is not None:
+            raise Unavailable(STOPPING)
+        self._queue.check([work for work, told in self._away.items() if not told.taken], owner, self._moment)
 
     # --- on the event loop ------------------------------------------------------------------------
 
@@ -155,15 +159,14 @@ class RayEngine(Engine):
         if tasks:
             await asyncio.wait(tasks, timeout=END_SECONDS)
 
-    def _begin(self, work: Work) -> None:
-        task = self._loop_away.create_task(self._answered(work))
+    def _begin(self, work: Work, told: _Told) -> None:
+        task = self._loop_away.create_task(self._answered(work, told))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         work.ticket.add_done_callback(lambda _: self._loop_away.call_soon_threadsafe(task.cancel))
 
-    async def _answered(self, work: Work) -> None:
+    async def _answered(self, work: Work, told: _Told) -> None:
         """Have a request answered by a replica, however it ends."""
-        told = _Told(work, self._passed_at)
         try:
             async with asyncio.timeout(None) as patience:
                 ended = await self._tried(work, told, patience)
@@ -184,26 +187,32 @@ class RayEngine(Engine):
         """Try one replica after the other; raises Busy and Unavailable."""
         assert isinstance(work.request, GenerateRequest)
         asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
+        known_by = asked.digest or ""
         patience.reschedule(self._loop_away.time() + self._ray.seconds)
         for number in range(TRIES):
             if number:
                 await asyncio.sleep(PAUSE_SECONDS * 2 ** (number - 1))
             try:
-                return await self._one_try(asked, told, patience)
+                ended = await self._one_try(asked, known_by, told, patience)
+                if number == TRIES - 1 or not _is_full(ended):
+                    return ended
+                known_by = ""  # which would be the full one again
+                patience.reschedule(self._loop_away.time() + self._ray.seconds)
             except _Lost as lost:
                 log.warning("a replica on Ray was lost", extra={"fields": {"try": number + 1, "why": str(lost)[:300]}})
                 if told.tokens:
                     raise Unavailable(CUT, retry_after=RETRY_SECONDS) from lost
+                told.taken = False
                 patience.reschedule(self._loop_away.time() + self._ray.seconds)
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
-    async def _one_try(self, asked: Asked, told: _Told, patience: asyncio.Timeout) -> Ended:
-        """What one replica answers; raises _Lost, and Busy where they all have enough."""
+    async def _one_try(self, asked: Asked, known_by: str, told: _Told, patience: asyncio.Timeout) -> Ended:
+        """What one replica answers, rather one that knows this digest; raises _Lost, and Busy where all have enough."""
         from grpc import RpcError
         from ray.exceptions import RayError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-        answer = self._handle.options(multiplexed_model_id=asked.digest or "").remote(asked)
+        answer = self._handle.options(multiplexed_model_id=known_by).remote(asked)
         try:
             return await _all_of(answer, told, patience)
         except BackPressureError as error:
@@ -240,7 +249,7 @@ class RayEngine(Engine):
         with self._changed:
             self._changed.notify_all()
 
-    def _retry_after(self, tokens: int) -> int:  # noqa: ARG002
+    def _moment(self, tokens: int) -> int:  # noqa: ARG002
         """A moment: nobody here knows the speed of the replicas."""
         return RETRY_SECONDS
 
@@ -252,6 +261,8 @@ class _Told:
         self._request = work.request
         self._passed_at = passed_at
         """When a token last came, by base model, and under None of any: by this /readyz knows what is stuck."""
+        self.taken = False
+        """Whether a replica has it, and no other is to be asked."""
         self.tokens = 0
 
     @property
@@ -280,6 +291,7 @@ async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.T
         if isinstance(piece, Ended):
             await _rest(answer)
             return piece
+        told.taken = True
         told.pass_on(piece)
     raise _Lost("no end")
 
@@ -296,6 +308,11 @@ async def _rest(answer: AsyncIterator[Piece]) -> None:
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
+
+
+def _is_full(ended: Ended) -> bool:
+    """Whether a replica had no place for a request; others may have one."""
+    return ended.error is not None and ended.error["code"] == Busy.code
 
 
 def _is_cancelled() -> bool:

@@ -55,7 +55,7 @@ def _prepare(
     if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
     check_texts(inputs, parts.settings, param="input")
-    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
+    parts.engine.check_place(who.key_id, here=True)  # what is refused costs nobody else's time
     model = resolve_model(parts, who, body.model)
     if model.row is not None:
         raise InvalidParameter(

@@ -76,7 +76,7 @@ def _prepare(
     request: Request, parts: Parts, who: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[Asked], list[ScoreRequest]]:
     check_texts(texts, parts.settings, param="texts")
-    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
+    parts.engine.check_place(who.key_id, here=True)  # what is refused costs nobody else's time
     models = [language_model(parts, who, name) for name in names]
     if len({model.base_id for model in models}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in models))

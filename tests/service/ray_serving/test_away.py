@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
+from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
-from registry.errors import Unavailable
+from registry.errors import Busy, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine, RayPlace
-from service.ray_serving.wire import Asked, Ended, Piece
+from service.ray_serving.wire import Asked, Ended, Piece, sent_error
 from tests.service.loaded_bases import LoadedBases
+from tests.service.servers import CONFIG
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 WHOLE = Generation(())
@@ -102,6 +105,12 @@ async def for_ever(_: Asked) -> AsyncIterator[Piece]:
     await asyncio.Event().wait()
 
 
+async def takes_nothing(_: Asked) -> AsyncIterator[Piece]:
+    """Does not even take a request."""
+    await asyncio.Event().wait()
+    yield []
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> None:
     """Ray's own use of pydantic warns where it is first imported."""
@@ -143,3 +152,53 @@ def test_what_ends_with_a_stop_is_no_answer(base: LoadedBase) -> None:
         ticket = engine.submit(asked(base))
     with pytest.raises(Unavailable, match="shutting down"):
         ticket.result(20)
+
+
+def until_taken(engine: RayEngine) -> None:
+    """Wait until replicas have all requests."""
+    for _ in range(2000):
+        with engine._changed:
+            if all(told.taken for told in engine._away.values()):
+                return
+        time.sleep(0.01)
+    pytest.fail("no replica took it")
+
+
+def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: LoadedBase) -> None:
+    with served(base, for_ever, max_queue=1) as (engine, handle):
+        for number in range(5):
+            engine.check_place(None)
+            engine.submit(asked(base))
+            until_taken(engine)
+            assert len(handle.answers) == number + 1
+        assert engine.counters()["requests"] == 5
+
+
+def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
+    with served(base, takes_nothing, max_queue=1) as (engine, _):
+        engine.submit(asked(base))
+        with pytest.raises(Busy, match="limit is 1 requests"):
+            engine.check_place(None)
+        ended: list[tuple[int, int]] = []
+        with pytest.raises(Busy):
+            engine.submit(asked(base, on_end=lambda *of: ended.append(of)))
+        assert ended == [(0, 0)]
+
+
+def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedBase) -> None:
+    with served(base, takes_nothing, max_queue=1) as (engine, _):
+        engine.submit(asked(base))
+        engine.check_place(None, here=True)
+        assert engine.score(base.entry.id, ["the cat"], patient=True)[0].tokens > 0
+
+
+def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base: LoadedBase) -> None:
+    full = Ended(0, 0, error=sent_error(Busy("Full.", retry_after=7)))
+    adapter = LoadableAdapter("sha256:" + "1" * 64, CONFIG, dict, stored=Stored("b" * 64, "sha256:" + "2" * 64))
+    with served(base, says(full), says([], Ended(3, 1, WHOLE))) as (engine, handle):
+        assert engine.submit(asked(base, adapter=adapter)).result(20) == WHOLE
+        assert handle.wanted == [adapter.digest, ""]
+    with served(base, says(full)) as (engine, handle):
+        with pytest.raises(Busy, match="Full") as busy:
+            engine.submit(asked(base)).result(20)
+        assert (busy.value.retry_after, len(handle.answers)) == (7, away.TRIES)
