@@ -35,6 +35,8 @@ TRIES = 4
 """Replicas that are tried one after the other before a request that has no token yet is answered 503."""
 PAUSE_SECONDS = 0.5
 """Before the second try, for Ray to notice; twice as long before each further one."""
+TRIES_TAKEN = 2
+"""Replicas that may be lost with the same request: it may be what they die of."""
 RETRY_SECONDS = 2
 END_SECONDS = 2.0
 """How long a stop waits for the tasks of the event loop."""
@@ -88,9 +90,9 @@ class RayEngine(Engine):
         ended = super().stop(drain=drain, patience=patience)
         with self._changed:
             self._changed.wait_for(lambda: not self._away, drain)
-            left = list(self._away)
-        for work in left:
-            self._end(work, (0, 0), Unavailable(STOPPING))
+            left = list(self._away.items())
+        for work, told in left:
+            self._end(work, told.counted, Unavailable(STOPPING))
         if self._thread_away.is_alive():
             asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop_away).result()
             self._loop_away.call_soon_threadsafe(self._loop_away.stop)
@@ -187,6 +189,7 @@ class RayEngine(Engine):
         """Try one replica after the other; raises Busy and Unavailable."""
         assert isinstance(work.request, GenerateRequest)
         asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
+        lost_with = 0
         known_by = asked.digest or ""
         patience.reschedule(self._loop_away.time() + self._ray.seconds)
         for number in range(TRIES):
@@ -202,7 +205,10 @@ class RayEngine(Engine):
                 log.warning("a replica on Ray was lost", extra={"fields": {"try": number + 1, "why": str(lost)[:300]}})
                 if told.tokens:
                     raise Unavailable(CUT, retry_after=RETRY_SECONDS) from lost
+                lost_with += told.taken
                 told.taken = False
+                if lost_with == TRIES_TAKEN:
+                    break
                 patience.reschedule(self._loop_away.time() + self._ray.seconds)
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
@@ -267,9 +273,9 @@ class _Told:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Tokens read and written, where no replica says."""
+        """Tokens read and written, where no replica says: whoever takes a request reads its prompt."""
         assert isinstance(self._request, GenerateRequest)
-        return (len(self._request.prompt), self.tokens) if self.tokens else (0, 0)
+        return (len(self._request.prompt), self.tokens) if self.taken else (0, 0)
 
     def pass_on(self, pieces: Sequence[Any]) -> None:
         """Tell of new tokens."""

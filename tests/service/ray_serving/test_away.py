@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -99,10 +100,13 @@ def says(*pieces: Piece) -> Script:
     return script
 
 
-async def for_ever(_: Asked) -> AsyncIterator[Piece]:
-    """Takes a request and never says more."""
-    yield []
-    await asyncio.Event().wait()
+def waits_after(*pieces: Piece) -> Script:
+    async def script(_: Asked) -> AsyncIterator[Piece]:
+        for piece in pieces:
+            yield piece
+        await asyncio.Event().wait()
+
+    return script
 
 
 async def takes_nothing(_: Asked) -> AsyncIterator[Piece]:
@@ -148,7 +152,7 @@ def test_a_replica_that_is_stopped_after_the_end_has_answered(base: LoadedBase, 
 
 
 def test_what_ends_with_a_stop_is_no_answer(base: LoadedBase) -> None:
-    with served(base, for_ever) as (engine, _):
+    with served(base, waits_after([])) as (engine, _):
         ticket = engine.submit(asked(base))
     with pytest.raises(Unavailable, match="shutting down"):
         ticket.result(20)
@@ -164,8 +168,14 @@ def until_taken(engine: RayEngine) -> None:
     pytest.fail("no replica took it")
 
 
+def until_over(engine: RayEngine) -> None:
+    """Wait until nothing is with replicas."""
+    with engine._changed:
+        assert engine._changed.wait_for(lambda: not engine._away, 20)
+
+
 def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: LoadedBase) -> None:
-    with served(base, for_ever, max_queue=1) as (engine, handle):
+    with served(base, waits_after([]), max_queue=1) as (engine, handle):
         for number in range(5):
             engine.check_place(None)
             engine.submit(asked(base))
@@ -202,3 +212,36 @@ def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base:
         with pytest.raises(Busy, match="Full") as busy:
             engine.submit(asked(base)).result(20)
         assert (busy.value.retry_after, len(handle.answers)) == (7, away.TRIES)
+
+
+@pytest.mark.parametrize(("before", "counted"), [([], (3, 0)), ([TOKEN], (3, 1))])
+def test_a_client_that_goes_away_has_read_its_prompt_once_it_was_taken(
+    base: LoadedBase, before: list[Delta], counted: tuple[int, int]
+) -> None:
+    with served(base, waits_after([], before)) as (engine, handle):
+        ended: list[tuple[int, int]] = []
+        came = threading.Semaphore(0)
+        ticket = engine.submit(asked(base, on_step=came.release, on_end=lambda *of: ended.append(of)))
+        assert came.acquire(timeout=20)
+        assert came.acquire(timeout=20)
+        assert ticket.cancel()
+        until_over(engine)
+        assert ended == [counted]
+        assert engine.counters()["requests_cancelled_total"] == 1
+    assert handle.answers[0].cancelled
+
+
+def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
+    with served(base, takes_nothing) as (engine, _):
+        ended: list[tuple[int, int]] = []
+        assert engine.submit(asked(base, on_end=lambda *of: ended.append(of))).cancel()
+        until_over(engine)
+        assert ended == [(0, 0)]
+
+
+@pytest.mark.parametrize(("before", "tries"), [(([],), away.TRIES_TAKEN), ((), away.TRIES)], ids=["taken", "not taken"])
+def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before: tuple[Piece, ...], tries: int) -> None:
+    with served(base, fails(ConnectionError(), *before)) as (engine, handle):
+        with pytest.raises(Unavailable, match="were lost"):
+            engine.submit(asked(base)).result(20)
+        assert len(handle.answers) == tries
