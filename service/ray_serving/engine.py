@@ -21,6 +21,7 @@ from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.ray_cluster import ray_cluster
 from service.engine import Engine, GenerateRequest, Generation, Ticket
 from service.engine.engine import STOPPING
+from service.engine.life import Life, watching
 from service.engine.residence import BaseSource
 from service.engine.steps import Owner, Work, work_of
 from service.ray_serving.deployment import DEPLOYMENT
@@ -240,13 +241,13 @@ class RayEngine(Engine):
         with self._changed:
             if work not in self._away:
                 return
-            del self._away[work]
-            ended = (
-                "cancelled" if work.ticket.cancelled() else "failed" if isinstance(outcome, SoupError) else "finished"
-            )
-            self._ends[ended] += 1
+            told = self._away.pop(work)
+            settled = "failed" if isinstance(outcome, SoupError) else "finished"
+            how = "cancelled" if work.ticket.cancelled() else settled
+            self._ends[how] += 1
         if work.request.on_end is not None:
             work.request.on_end(*counted)
+        told.end(how, counted)
         if work.ticket.set_running_or_notify_cancel():
             if isinstance(outcome, SoupError):
                 work.ticket.set_exception(outcome)
@@ -264,7 +265,11 @@ class _Told:
     """What a request's client has been told so far."""
 
     def __init__(self, work: Work, passed_at: dict[str | None, float]) -> None:
-        self._request = work.request
+        self._request, self._key = work.request, work.key
+        self._watching = watching.get()
+        self._came = time.monotonic()
+        self._began: float | None = None
+        self._first: float | None = None
         self._passed_at = passed_at
         """When a token last came, by base model, and under None of any: by this /readyz knows what is stuck."""
         self.taken = False
@@ -277,12 +282,25 @@ class _Told:
         assert isinstance(self._request, GenerateRequest)
         return (len(self._request.prompt), self.tokens) if self.taken else (0, 0)
 
+    def take(self) -> None:
+        """A replica has it."""
+        if not self.taken:
+            self.taken, self._began = True, time.monotonic()
+
+    def end(self, how: str, counted: tuple[int, int]) -> None:
+        """Tell who watches how it went."""
+        if self._watching is not None:
+            moments = self._came, self._began, self._first, time.monotonic()
+            self._watching(Life(*self._key, how, *moments, *counted))
+
     def pass_on(self, pieces: Sequence[Any]) -> None:
         """Tell of new tokens."""
         assert isinstance(self._request, GenerateRequest)
         self.tokens += len(pieces)
         if pieces:
-            self._passed_at |= dict.fromkeys((None, self._request.base_id), time.monotonic())
+            now = time.monotonic()
+            self._first = self._first or now
+            self._passed_at |= dict.fromkeys((None, self._request.base_id), now)
         if self._request.on_token is not None:
             for one in pieces:
                 self._request.on_token(one)
@@ -297,7 +315,7 @@ async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.T
         if isinstance(piece, Ended):
             await _rest(answer)
             return piece
-        told.taken = True
+        told.take()
         told.pass_on(piece)
     raise _Lost("no end")
 

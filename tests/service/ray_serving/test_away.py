@@ -19,6 +19,7 @@ from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
+from service.engine.life import Life, watching
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine, RayPlace
 from service.ray_serving.wire import Asked, Ended, Piece, sent_error
@@ -245,3 +246,23 @@ def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before:
         with pytest.raises(Unavailable, match="were lost"):
             engine.submit(asked(base)).result(20)
         assert len(handle.answers) == tries
+
+
+def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
+    """As of what this process computes: so a trace has a span of the engine for it."""
+    lives: list[Life] = []
+    token = watching.set(lives.append)
+    try:
+        with served(base, says([], [TOKEN], Ended(3, 1, WHOLE)), fails(ConnectionError())) as (engine, _):
+            engine.submit(asked(base)).result(20)
+            with pytest.raises(Unavailable):
+                engine.submit(asked(base)).result(20)
+    finally:
+        watching.reset(token)
+    finished, failed = lives
+    assert (finished.base_id, finished.adapter, finished.end) == (base.entry.id, None, "finished")
+    assert (finished.read, finished.written) == (3, 1)
+    assert finished.began is not None
+    assert finished.first is not None
+    assert finished.came <= finished.began <= finished.first <= finished.ended
+    assert (failed.end, failed.began, failed.first) == ("failed", None, None)
