@@ -17,6 +17,15 @@ from registry.files import exchange, make_directory, sync_directory
 CONFIG_FILE = "adapter_config.json"
 GGUF_FILE = "adapter_model.gguf"
 """Where an adapter was exported for llama.cpp, in the place of configuration and weights."""
+OF_ADAPTERS = frozenset(
+    (CONFIG_FILE, GGUF_FILE, "README.md", ".gitattributes",
+     "adapter_model.safetensors", "soup.json", "samples.jsonl", "embeddings.safetensors",
+     "adapter_model.bin",
+     "pytorch_adapter.bin", "adapter.safetensors", "head_config.json", "pytorch_model_head.bin",
+     "model_head.safetensors")
+)  # fmt: skip
+"""Names of files in adapters' directories: any, ours, those of older PEFT, and of AdapterHub. What has another name is
+somebody's own, and goes with no adapter."""
 
 
 def place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
@@ -44,8 +53,9 @@ def new_directory_beside(path: Path) -> Path:
 def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
     """Raises Conflict where no adapter's directory can be made at `path`.
 
-    One that is not empty is in the way unless `replace`, and then too where it is no adapter's or holds folders: a
-    folder of texts or a project that was named by mistake is not deleted. `how` is the way to ask.
+    One that is not empty is in the way unless `replace`, and then too where it is no adapter's, or holds folders or
+    files that adapters do not have: texts, a project, a base model beside an adapter are not deleted. `how` is the way
+    to ask.
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise Conflict(f"{path} exists and is not a directory.")
@@ -53,9 +63,11 @@ def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") ->
     if found and not replace:
         raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
     of_one = any((path / name).is_file() for name in (CONFIG_FILE, GGUF_FILE))
-    if found and (not of_one or any(entry.is_dir() for entry in found)):
+    others = sorted(entry.name for entry in found if entry.name not in OF_ADAPTERS or not entry.is_file())
+    if found and (not of_one or others):
+        besides = f" ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''})" if others else ""
         raise Conflict(
-            f"{path} holds something else than one adapter, and is never replaced: choose another directory."
+            f"{path} holds something else than one adapter{besides}, and is never replaced: choose another directory."
         )
 
 

@@ -14,9 +14,11 @@ from registry.formats import (
     CARD_FILE,
     CONFIG_FILE,
     EMBEDDINGS_FILE,
+    GGUF_FILE,
     WEIGHTS_FILE,
     AdapterContents,
     EmbeddingsNote,
+    place_files,
     read_directory,
     write_directory,
 )
@@ -115,6 +117,19 @@ class TestWriting:
                 written(tmp_path / name, replace=True)
         assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
         assert (tmp_path / "project" / "src").is_dir()
+
+    @pytest.mark.parametrize("adapter", [GGUF_FILE, CONFIG_FILE])
+    def test_what_lies_beside_an_adapter_is_never_deleted_with_it(self, tmp_path: Path, adapter: str) -> None:
+        folder = tmp_path / "models"
+        folder.mkdir()
+        (folder / adapter).write_bytes(b"old")
+        (folder / "llama-3-8b.gguf").write_bytes(b"mine")
+        with pytest.raises(Conflict, match=r"something else than one adapter \(llama-3-8b.gguf\)"):
+            place_files(folder, {adapter: b"new"}, replace=True)
+        assert (folder / "llama-3-8b.gguf").read_bytes() == b"mine"
+        (folder / "llama-3-8b.gguf").unlink()
+        place_files(folder, {adapter: b"new"}, replace=True)
+        assert (folder / adapter).read_bytes() == b"new"
 
     def test_an_empty_directory_is_filled(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
