@@ -44,7 +44,7 @@ class _Graph:
             self.references.append((number, schema["$ref"]))
             return number
         for word in ("anyOf", "oneOf"):
-            if word in schema:
+            if schema.get(word):  # an empty list is for the compiler to refuse, with its own reason
                 return self._any([self.add(one) for one in schema[word]])
         types = set(_texts(schema.get("type")))
         if not types or types - PARTS:  # something without parts does
@@ -93,6 +93,6 @@ def _required(schema: dict[str, Any], kind: str) -> list[Any]:
         return [named.get(name, others) for name in _texts(schema.get("required"))]
     fewest = schema.get("minItems", 0)
     first: list[Any] = schema.get("prefixItems", [])
-    if not isinstance(fewest, int):
+    if not isinstance(fewest, int) or fewest < 0:  # for the compiler to refuse
         return []
     return first[:fewest] + ([schema.get("items", True)] if fewest > len(first) else [])

@@ -362,6 +362,8 @@ class TestRefusals:
             ({"$ref": "#/$defs/a/const", "$defs": {"a": {"const": {"allOf": []}}}}, "'$ref' in schema names no schema"),
             ({"$ref": "#/$defs/a%2Fdefault", "$defs": {"a": {"default": {"multipleOf": 7}}}}, "names no schema"),
             ({"$ref": "#"}, "cannot be followed"),
+            ({"anyOf": []}, "anyOf is empty"),
+            ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": -1}, "positive integer for 'minItems'"),
             ({"type": "string", "format": "iri"}, "the 'format' in schema is not supported, only date, "),
             ({"type": "string", "format": ["date"]}, "the 'format' in schema is not supported, only date, "),
             ({"type": "thing"}, "thing"),
