@@ -110,7 +110,7 @@ def answer_of(work: Work[Any], given: Any, watch: Watch) -> tuple[str, Any]:
         return "result", work(given, watch)
     except SoupError as problem:
         return "problem", as_dict(problem)
-    except Exception as error:  # whoever waits must hear of it, whatever it is
+    except BaseException as error:  # whoever waits must hear of it, whatever it is, and though it would end a process
         return "problem", as_dict(Internal(f"It failed on our side ({type(error).__name__}: {error})."))
 
 

@@ -176,8 +176,10 @@ def _run(work: Work[Any], given: Any) -> Iterator[tuple[str, Any]]:
         where[:] = [(done, total, message)]
 
     def answer() -> None:
-        answers.append(answer_of(work, given, Watch(progress, stop.is_set)))
-        ended.set()
+        try:
+            answers.append(answer_of(work, given, Watch(progress, stop.is_set)))
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()

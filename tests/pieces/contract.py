@@ -56,6 +56,13 @@ class WorkplaceTests:
         with pytest.raises(Internal, match=r"failed on our side \(ZeroDivisionError: by zero\)"):
             ended.value()
 
+    def test_one_that_would_end_its_process_ends_itself_alone(self, build: Build) -> None:
+        pieces = [Piece("leaves", work.leaves, 3), Piece("stays", work.squared, 4)]
+        ended = {one.name: one for one in build(at_once=1).run(pieces)}
+        assert (ended["stays"].value(), ended["leaves"].lost) == (16, 0)
+        with pytest.raises(Internal, match=r"failed on our side \(SystemExit: 3\)"):
+            ended["leaves"].value()
+
     def test_a_piece_whose_process_dies_is_run_again(self, build: Build, tmp_path: Path) -> None:
         pieces = [Piece("unlucky", work.dies, (tmp_path, "unlucky", 2)), Piece("lucky", work.squared, 4)]
         ended = {one.name: one for one in build(at_once=2, retries=2).run(pieces)}

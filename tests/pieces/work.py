@@ -38,6 +38,11 @@ def broken(given: object, _watch: Watch) -> None:
     raise ZeroDivisionError(given)
 
 
+def leaves(given: int, _watch: Watch) -> None:
+    """Asks its process to end, as a library does that gives up."""
+    raise SystemExit(given)
+
+
 def dies(given: tuple[Path, str, int], _watch: Watch) -> str:
     """Kills its process the first so many times, and then gives how often it was begun."""
     folder, name, deaths = given
