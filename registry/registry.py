@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from registry.adapters.loadable import LoadableAdapter
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
@@ -15,6 +14,9 @@ from registry.encoders.contract import Encoder
 from registry.progress import Progress
 from registry.selectors.loaded import LoadedSelectors
 from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, PassageScore
+
+if TYPE_CHECKING:  # torch comes with it, which a process that fits selectors starts without
+    from registry.adapters.loadable import LoadableAdapter
 
 
 class BaseModel(Protocol):

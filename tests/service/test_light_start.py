@@ -156,3 +156,14 @@ assert gone() is None
 print("done")
 """
     assert run(program) == "done\n"
+
+
+def test_the_process_that_fits_selectors_starts_without_torch(tmp_path):
+    """Every server has one: torch and transformers are two thirds of what its start takes."""
+    program = """
+import sys
+from service.jobs.fit_process import begin
+begin({"database": f"sqlite:///{sys.argv[1]}/soup.db", "blobs": {"folder": f"{sys.argv[1]}/blobs"}})
+print(sorted({"torch", "transformers", "sklearn", "scipy"} & set(sys.modules)))
+"""
+    assert run(program, tmp_path) == "[]\n"
