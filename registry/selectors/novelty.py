@@ -71,9 +71,13 @@ def _ledoit_wolf(count: int, scatter: Float64, fourth: float) -> Float64:
 
 def mahalanobis(points: Float64, means: Float64, whiten: Float64) -> Float64:
     """Distances (n, k) of `points` (n, d) to `means` (k, d)."""
-    white, centres = points @ whiten, means @ whiten
-    squared = (-2.0 * white) @ centres.T  # in place: of a large pool each array more takes as long as the product
-    squared += np.square(white).sum(axis=1)[:, None]
+    return euclidean(points @ whiten, means @ whiten)
+
+
+def euclidean(points: Float64, centres: Float64) -> Float64:
+    """Distances (n, k) of `points` (n, d) to `centres` (k, d)."""
+    squared = (-2.0 * points) @ centres.T  # in place: of a large pool each array more takes as long as the product
+    squared += np.square(points).sum(axis=1)[:, None]
     squared += np.square(centres).sum(axis=1)[None, :]
     np.maximum(squared, 0.0, out=squared)
     return np.asarray(np.sqrt(squared, out=squared))

@@ -19,11 +19,11 @@ from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
-from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening_of
+from registry.selectors.novelty import NOVEL, euclidean, mahalanobis, novelty, strange_sample, whitening_of
 from registry.selectors.projection import FittedProjection, Projection, Spread
 from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
-from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
+from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, blocks, is_due, proof_members
 from registry.spec import PosteriorSpec, SelectOptions
 
 LIGHTEST = 1e-6
@@ -204,9 +204,14 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         """The proof, and the report: what follows from all the rest."""
         place = {member.digest: number for number, member in enumerate(self.members_)}
         domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
-        distances = self.proved_.distances_at(np.concatenate(list(self.held_out_.values())))
-        rows = np.arange(len(domain))
-        own = distances[rows, domain]
+        points = np.concatenate(list(self.held_out_.values())) @ self.proved_.whiten
+        centres = self.proved_.means @ self.proved_.whiten
+        own, likely, nearest = np.empty(len(points)), np.empty(len(points)), np.empty(len(points), np.int64)
+        for some in blocks(len(points), len(centres)):
+            distances = euclidean(points[some], centres)
+            itself = np.arange(len(distances)), domain[some]
+            own[some], nearest[some] = distances[itself], distances.argmin(axis=1)
+            likely[some] = _posteriors(distances, self.spec.temperature)[itself]
         self.own_distances_: Float64 = np.sort(own)
         self.report_: dict[str, Any] = {
             "domains": len(self.members_),
@@ -215,8 +220,8 @@ class PosteriorSelector(Selector[PosteriorSpec]):
             "units_fitted": self.gaussians_.count,
             "units_held_out": len(domain),
             "held_out_by": proof_name(self.age_.cross_fit),
-            "held_out_accuracy": float((distances.argmin(axis=1) == domain).mean()),
-            "held_out_posterior": float(_posteriors(distances, self.spec.temperature)[rows, domain].mean()),
+            "held_out_accuracy": float((nearest == domain).mean()),
+            "held_out_posterior": float(likely.mean()),
             "changes_since_whole_fit": self.age_.changed,
             "warnings": [],
         }

@@ -6,7 +6,7 @@ on `LARGE` of them, those with the lowest digests. There a push updates; below, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +20,8 @@ from registry.selectors.ranking import Member
 LARGE = 256
 PROOF_UNITS = 8
 """Held-out units of a domain that a large pool is proved on; a small one takes all there are."""
+CELLS = 2**20
+"""Of an array of held-out units against domains that is made at once: 8 MiB, which stay near the processor."""
 DRIFT = 0.25
 """More than this share of the domains came or went since the last whole fit: what is learnt of all is learnt again."""
 
@@ -62,6 +64,12 @@ def proof_members(members: Sequence[Member]) -> list[int]:
     return sorted(sorted(range(len(members)), key=lambda number: members[number].digest)[:LARGE])
 
 
+def blocks(units: int, domains: int) -> Iterator[slice]:
+    """Parts of `units` rows of which an array with a column a domain has about `CELLS` cells each."""
+    step = max(1, CELLS // domains)
+    return (slice(begin, begin + step) for begin in range(0, units, step))
+
+
 def is_due(
     members: Sequence[Member], age: Age, added: Sequence[Domain], removed: Sequence[Domain], *, learns_of_all: bool
 ) -> bool:
@@ -99,7 +107,8 @@ class Change:
     def rows(self, before: npt.NDArray[Scalar], new: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
         """An array with a row a member, after the change."""
         old = self.sources < len(self.kept)
-        found = np.empty((len(self.sources), *before.shape[1:]), before.dtype)
-        found[old] = before[self.kept[self.sources[old]]]
+        places = np.zeros(len(self.sources), np.int64)
+        places[old] = self.kept[self.sources[old]]
+        found = before[places]  # of a large pool the arrays are tens of megabytes: each is copied once
         found[~old] = new[self.sources[~old] - len(self.kept)]
         return found
