@@ -46,7 +46,7 @@ class Child:
     def __init__(
         self, module: str, setup: Json, *, arguments: Sequence[str] = (), called: str = "A process", grace: float = 0.0
     ) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._arguments = ["-m", module, *arguments]
         self._setup, self._called, self.grace = setup, called, grace
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
@@ -83,7 +83,7 @@ class Child:
             self.end()
         self._said = waiting  # until it says something itself: whoever waits can cancel
         self._process = subprocess.Popen(  # noqa: S603 (a module of ours)
-            self._command,
+            [sys.executable, *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
