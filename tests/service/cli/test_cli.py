@@ -90,6 +90,7 @@ class TestHelp:
             "keys": ("create", "ls", "set", "rotate", "rm"), "namespaces": ("show", "set"),
             "jobs": ("ls", "show", "watch", "cancel"),
             "limits": ("show", "set"), "alias": ("ls", "set", "rm"), "blobs": ("copy",),
+            "ray": ("deploy", "status", "remove"),
         }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:
