@@ -1,11 +1,11 @@
 """A start of the server without what its base models never use: torch's compiler, tensors spread over machines, SciPy.
 
-Called by `soup serve`, and run for its processes that train and compute gradients (`LIGHTLY`), before anything imports
-transformers, whose modules for models import all of these, which takes longer than the rest of a start. None is gone.
-The compiler is loaded when something asks for any part of it but what keeps functions from being compiled. Torch knows
-of its distributed package as before, only transformers takes this process for one that has none: a process runs each
-base model on one device. And SciPy is there for others, only the losses of object detectors do without
-(docs/decisions/0028-light-start.md).
+Called by `soup serve`, and run for its processes that train and compute gradients and for those of a sweep (`LIGHTLY`),
+before anything imports transformers, whose modules for models import all of these, which takes longer than the rest of
+a start. None is gone. The compiler is loaded when something asks for any part of it but what keeps functions from
+being compiled. Torch knows of its distributed package as before, only transformers takes this process for one that has
+none: a process runs each base model on one device. And SciPy is there for others, only the losses of object detectors
+do without (docs/decisions/0028-light-start.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A process that runs one piece of work after another, as its parent sends them over a pipe (`Processes`).
 
-`python -m registry.pieces.process FD`. It ends with its parent, however that ends, after what it is at has stopped.
+`python -m registry.pieces.process FD`, or by a module that runs the `main` of this one. It ends with its parent,
+however that ends, after what it is at has stopped.
 """
 
 from __future__ import annotations
@@ -28,5 +29,10 @@ def serve(connection: Connection) -> None:
             connection.send(answer_of(work, given, Watch(progress, should_stop)))
 
 
+def main() -> None:
+    """The process; the last argument is the number of its end of the pipe."""
+    serve(Connection(int(sys.argv[-1])))
+
+
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    main()
