@@ -358,6 +358,7 @@ def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, c
 
 @pytest.mark.parametrize("more", [(), ("--parallel", "2")])
 def test_data_that_are_wrong_later_are_those_of_a_domain(domains, command, capsys, more):
+    assert soup(command("--block", "64", grid=("1e-2", "1"), of=1)) == 0
     (Path(domains[1]) / "train.jsonl").write_text('{"text": "a"}\n' * 20)
     assert soup(command("--block", "64", *more, grid=("1e-2", "1"))) == 1
     said = capsys.readouterr().err
