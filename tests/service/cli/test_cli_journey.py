@@ -1,4 +1,7 @@
-"""The main job by the command line over a real port: push, fit, select, cook, compare, use, pull, retire."""
+"""The main job by the command line over a real port: push, fit, select, cook, compare, use, pull, retire.
+
+On SQLite: the routes that it calls are tested on PostgreSQL as well by the journeys over HTTP and by their own tests.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,7 @@ import pytest
 from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
 from service.cli import app as cli
-from tests.postgres import KINDS
 from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
-
-DATABASES = KINDS
 
 INIT = "sha256:" + "d" * 64
 WORDS = {
