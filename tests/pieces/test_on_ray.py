@@ -37,15 +37,15 @@ LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7}
 
 
 class Nodes:
-    """A head that runs nothing, and nodes of one processor core each."""
+    """Machines of one processor core each, the first of which has the head."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
         about = {"node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES}
-        head = {**about, "num_cpus": 0, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
         self._about = {**about, "num_cpus": 1}
+        head = {**self._about, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
         self._nodes: list[Any] = []
         self.address = str(self._cluster.address)
 
@@ -62,7 +62,7 @@ class Nodes:
 
     @property
     def count(self) -> int:
-        return len(self._nodes)
+        return 1 + len(self._nodes)
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -77,7 +77,6 @@ def nodes() -> Iterator[Nodes]:
         prepare_environment()
         found = Nodes()
         try:
-            found.add()
             found.add()
             found.wait()
             yield found
