@@ -241,7 +241,7 @@ class TestKinds:
 
     def test_a_cook_whose_pool_is_to_be_fitted_first_keeps_no_other_waiting(self, world: World) -> None:
         """It takes as long as a fit, so it waits with those that search; a recipe by hand and a known pool never do."""
-        selector, sample = {"kind": "gmm", "seed": 77, "dimensions": 4}, {"texts": passages("court", 25)}
+        selector, sample = {"kind": "cosine", "encoder": "base", "seed": 77}, {"texts": passages("court", 25)}
         kinds = []
         for _ in range(2):
             answer = cook(world, sample=sample, selector=selector).json()
@@ -257,8 +257,8 @@ class TestFitting:
     DATABASES = ("sqlite",)
 
     def fit(self, world: World, seed: int, wait: float = 60) -> Any:
-        """A fit that was never done before."""
-        body = {"selector": {"kind": "gmm", "seed": seed, "dimensions": 4}, "wait": wait}
+        """A fit that was never done before, of a kind whose process starts without scikit-learn."""
+        body = {"selector": {"kind": "cosine", "encoder": "base", "seed": seed}, "wait": wait}
         return world.client.post("/v1/selectors", json=body)
 
     def stopped_child(self, world: World) -> int:
@@ -307,7 +307,7 @@ class TestFitting:
         assert self.fit(world, 8).status_code == 201
 
     def test_what_the_fit_refuses_comes_out_as_it_is(self, world: World) -> None:
-        body = {"selector": {"kind": "gmm"}, "pool": {"tag": "nobody"}, "wait": 60}
+        body = {"selector": {"kind": "cosine", "encoder": "base"}, "pool": {"tag": "nobody"}, "wait": 60}
         answer = world.client.post("/v1/selectors", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
         assert "push adapters with a sample first" in answer.json()["error"]["message"]
@@ -329,13 +329,36 @@ class TestWeighing:
         os.kill(pid, signal.SIGSTOP)
         return job, pid
 
-    def test_a_weighing_that_is_cancelled_ends_at_once_and_the_next_one_works(
+    def test_others_do_not_wait_behind_one_that_is_cancelled_at_once_and_the_next_one_works(
         self, world: World, client: SoupClient
     ) -> None:
         job, pid = self.stopped_child(world, 21)
+        plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
+        assert plain.status_code in (200, 201), plain.text
+        shown = job_of(world, job)
+        assert (shown["state"], shown["kind"]) == ("running", "search")
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
         assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
+
+    def test_an_error_ends_the_process(self, world: World) -> None:
+        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.parts.registry.bases.values()
+        missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
+        request = WeighingRequest(texts=("some words",), candidates=(missing,))
+        with pytest.raises(SoupError):
+            computing.weigh(base.entry, request, progress=silent)
+        assert computing._child
+        assert computing._child.pid is None
+
+    def test_one_whose_process_is_killed_is_tried_again(
+        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        job, pid = self.stopped_child(world, 23)
+        os.kill(pid, signal.SIGKILL)
+        done = client.wait_job(job)
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
+        assert done["result"]["search"]["decided_on"] == 20
 
     def test_the_process_waits_for_the_next_weighing_for_a_while(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
@@ -353,34 +376,6 @@ class TestWeighing:
         until(lambda: not alive(first))
         until(lambda: computing._child and computing._child.pid is None)
         assert client.wait_job(self.quick(world, 33))["state"] == "succeeded"
-
-    def test_an_error_ends_the_process(self, world: World) -> None:
-        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.parts.registry.bases.values()
-        missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
-        request = WeighingRequest(texts=("some words",), candidates=(missing,))
-        with pytest.raises(SoupError):
-            computing.weigh(base.entry, request, progress=silent)
-        assert computing._child
-        assert computing._child.pid is None
-
-    def test_others_do_not_wait_behind_it(self, world: World, client: SoupClient) -> None:
-        job, _ = self.stopped_child(world, 24)
-        plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
-        assert plain.status_code in (200, 201), plain.text
-        shown = job_of(world, job)
-        assert (shown["state"], shown["kind"]) == ("running", "search")
-        world.client.post(f"/v1/jobs/{job}/cancel")
-        until(lambda: world.runtime.jobs.computing._child.pid is None)
-
-    def test_one_whose_process_is_killed_is_tried_again(
-        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
-        job, pid = self.stopped_child(world, 23)
-        os.kill(pid, signal.SIGKILL)
-        done = client.wait_job(job)
-        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
-        assert done["result"]["search"]["decided_on"] == 20
 
 
 def alive(pid: int) -> bool:
