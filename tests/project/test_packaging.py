@@ -163,7 +163,7 @@ def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> No
 # --- dependencies ---------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-BROUGHT_ALONG = {"tokenizers"}  # transformers is not without it, and only the demo and tests import it
+BROUGHT_ALONG = {"psutil", "tokenizers"}  # accelerate and transformers are not without them
 PEERS = {"adapters", "make-adapterhub", "vllm"}  # of scripts that run in environments of their own
 
 
