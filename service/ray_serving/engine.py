@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -40,7 +41,9 @@ TRIES_TAKEN = 2
 """Replicas that may be lost with the same request: it may be what they die of."""
 RETRY_SECONDS = 2
 END_SECONDS = 2.0
-"""How long a stop waits for the tasks of the event loop."""
+"""How long a stop waits at most for the tasks of the event loop."""
+LEAST_SECONDS = 0.1
+"""What a stop gives to each thing that has to end, where its time is over."""
 FULL = "All replicas on Ray have as much as they take: try again in {} s."
 CUT = "The replica that was answering ended before the answer was whole; send the request again."
 NONE_TOOK = (
@@ -87,20 +90,27 @@ class RayEngine(Engine):
         super().start()
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
-        """See `Engine`; what replicas have not answered by then ends with Unavailable."""
+        """See `Engine`; what replicas have not answered within `drain` ends with Unavailable.
+
+        False too where Ray does not let go of the connection in the time that is left.
+        """
+        drained = time.monotonic() + drain
         ended = super().stop(drain=drain, patience=patience)
         with self._changed:
-            self._changed.wait_for(lambda: not self._away, drain)
+            self._changed.wait_for(lambda: not self._away, max(0.0, drained - time.monotonic()))
             left = list(self._away.items())
         for work, told in left:
             self._end(work, told.counted, Unavailable(STOPPING))
+        last = None if patience is None else drained + patience
         if self._thread_away.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop_away).result()
+            asyncio.run_coroutine_threadsafe(self._end_tasks(min(END_SECONDS, _left(last))), self._loop_away).result()
             self._loop_away.call_soon_threadsafe(self._loop_away.stop)
             self._thread_away.join()
             self._loop_away.close()
-        self._connection.close()
-        return ended
+        closing = threading.Thread(target=self._connection.close, name="ray-end", daemon=True)
+        closing.start()
+        closing.join(None if last is None else _left(last))
+        return ended and not closing.is_alive()
 
     def check_place(self, owner: Owner, *, here: bool = False) -> None:
         """See `Engine`. What goes away has a queue of its own, of requests that no replica has taken yet."""
@@ -129,8 +139,8 @@ class RayEngine(Engine):
             works = [work_of(request, self._numbers) for request in requests]
             told = {work: _Told(work, self._passed_at) for work in works}
             self._away |= told
-        for work in works:
-            self._loop_away.call_soon_threadsafe(self._begin, work, told[work])
+            for work in works:  # under the lock: a stop that comes between finds none that has not begun
+                self._loop_away.call_soon_threadsafe(self._begin, work, told[work])
         return [work.ticket for work in works]
 
     def _check_away(self, owner: Owner) -> None:
@@ -154,13 +164,13 @@ class RayEngine(Engine):
             request_serialization="pickle", response_serialization="pickle",
         )  # fmt: skip
 
-    async def _end_tasks(self) -> None:
+    async def _end_tasks(self, seconds: float) -> None:
         """End what runs on the event loop, the handle's own tasks too, or leave it after a moment."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=END_SECONDS)
+            await asyncio.wait(tasks, timeout=seconds)
 
     def _begin(self, work: Work, told: _Told) -> None:
         task = self._loop_away.create_task(self._answered(work, told))
@@ -259,6 +269,11 @@ class RayEngine(Engine):
     def _moment(self, tokens: int) -> int:  # noqa: ARG002
         """A moment: nobody here knows the speed of the replicas."""
         return RETRY_SECONDS
+
+
+def _left(last: float | None) -> float:
+    """Seconds until a moment, no less than it takes to end something; without one there is no limit."""
+    return math.inf if last is None else max(LEAST_SECONDS, last - time.monotonic())
 
 
 class _Told:

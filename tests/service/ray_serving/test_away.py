@@ -266,3 +266,47 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     assert finished.first is not None
     assert finished.came <= finished.began <= finished.first <= finished.ended
     assert (failed.end, failed.began, failed.first) == ("failed", None, None)
+
+
+def test_a_stop_does_not_wait_for_ray_for_ever(base: LoadedBase) -> None:
+    let_go = threading.Event()
+    with served(base, waits_after([])) as (engine, _):
+        engine._connection.callback(let_go.wait)
+        ticket = engine.submit(asked(base))
+        until_taken(engine)
+        assert not engine.stop(drain=0.0, patience=1.0)
+        let_go.set()
+        with pytest.raises(Unavailable, match="shutting down"):
+            ticket.result(0)
+
+
+def test_a_stop_has_one_time_for_both_engines(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine of this process is busy for all of it, so that nothing is left for the replicas."""
+    let_go, waited = threading.Event(), []
+    with served(base, waits_after([])) as (engine, _):
+        ticket = engine.submit(asked(base))
+        busy = threading.Thread(target=let_go.wait)
+        busy.start()
+
+        def wait_for(found: Callable[[], object], timeout: float) -> object:
+            waited.append(timeout)
+            return found()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_thread", busy)
+            patch.setattr(engine._changed, "wait_for", wait_for)
+            assert not engine.stop(drain=0.1, patience=0.1)
+        let_go.set()
+        busy.join()
+        assert waited[-1] == 0.0
+        with pytest.raises(Unavailable, match="shutting down"):
+            ticket.result(0)
+
+
+def test_what_comes_after_a_stop_is_refused_and_told_of_once(base: LoadedBase) -> None:
+    with served(base, waits_after([])) as (engine, _):
+        assert engine.stop(drain=0.0, patience=10.0)
+        ended: list[tuple[int, int]] = []
+        with pytest.raises(Unavailable, match="shutting down"):
+            engine.submit(asked(base, on_end=lambda *of: ended.append(of)))
+        assert ended == [(0, 0)]
