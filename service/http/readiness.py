@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from registry.base_model import BaseText
-from registry.errors import Busy
+from registry.errors import Busy, Unavailable
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
 from service.parts import Parts
@@ -27,6 +27,9 @@ NEVER = "exceeds the memory budget"
 STUCK = "computes no token"
 BUSY = "is busy"
 """Said of one that computes for others: load is no fault, and a server that is taken out for it loads the next."""
+AWAY = "has no replica on Ray that answers"
+"""Said of one that is generated elsewhere: all servers of the cluster miss its replicas alike, and each still has the
+registry, uploads, scores and pages to give."""
 TOKEN_SECONDS = 30.0
 """How long one token, or one pass, may take before the engine counts as stuck."""
 
@@ -65,7 +68,7 @@ def _look(parts: Parts, schema: SchemaWatch) -> Ready:
     checks = {"database": _database(parts, schema), "blobs": parts.registry.blobs.trouble() or "ok", **waiting}
     for base_id in _tried(parts):
         checks[f"base/{base_id}"] = _token(parts, base_id)
-    healthy = all(state in ("ok", WAITS, NEVER, BUSY) for state in checks.values())
+    healthy = all(state in ("ok", WAITS, NEVER, BUSY, AWAY) for state in checks.values())
     return Ready(status="ready" if healthy else "not_ready", checks=checks)
 
 
@@ -90,20 +93,20 @@ def _database(parts: Parts, schema: SchemaWatch) -> str:
 
 
 def _token(parts: Parts, base_id: str) -> str:
+    base, engine = parts.bases[base_id].text, parts.engine
+    away = parts.settings.ray_address is not None and base.shape.kind == "causal"
+    silent = AWAY if away else STUCK
     try:
-        _one_token(parts, parts.bases[base_id].text)
+        _one_token(parts, base)
     except Busy:  # nobody's request gets in, so it is enough that some come out
-        return _unless_stuck(parts.engine.seconds_since_pass())
+        return BUSY if engine.seconds_since_pass() < TOKEN_SECONDS else silent
     except TimeoutError:
-        return _unless_stuck(parts.engine.seconds_since_pass(base_id))
+        return BUSY if engine.seconds_since_pass(base_id) < TOKEN_SECONDS else silent
+    except Unavailable:
+        return silent
     except Exception:
         return STUCK
     return "ok"
-
-
-def _unless_stuck(seconds: float) -> str:
-    """What is said of a base model that computed nothing for a probe, by the time since its last pass."""
-    return BUSY if seconds < TOKEN_SECONDS else STUCK
 
 
 def _one_token(parts: Parts, base: BaseText) -> None:

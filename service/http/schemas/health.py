@@ -19,4 +19,5 @@ class Ready(Wire):
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]
     """By name: 'ok', or what is wrong. Nothing is wrong with a base model that 'loads at its next use' (it is not in
-    memory now), 'exceeds the memory budget', or 'is busy' with others' requests."""
+    memory now), 'exceeds the memory budget', or 'is busy' with others' requests; nor with the server, where one 'has no
+    replica on Ray that answers'."""
