@@ -24,6 +24,10 @@ KNOWN_ADAPTERS = 256
 """Digests that a replica says it has had last: of two that are free, a request goes to one that has had its own."""
 
 
+GRACE_SECONDS = 30.0
+"""How long a replica that is taken away, or exchanged, may go on answering; then its streams end with a sentence."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """How many replicas there are, and when there are more.
@@ -71,7 +75,7 @@ def deploy(name: str, plan: ReplicaPlan, scale: Scale, resources: Resources, *, 
             "target_ongoing_requests": scale.wanted,
             "upscale_delay_s": scale.up_seconds, "downscale_delay_s": scale.down_seconds,
         },
-        graceful_shutdown_timeout_s=30.0,
+        graceful_shutdown_timeout_s=GRACE_SECONDS,
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
     )  # fmt: skip
@@ -113,7 +117,7 @@ def state_of(name: str) -> dict[str, Any]:
 
 
 def remove(name: str) -> None:
-    """Take the replicas of an application away; raises NotFound."""
+    """Take the replicas of an application away, GRACE_SECONDS after which none answers any more; raises NotFound."""
     from ray import serve
 
     state_of(name)

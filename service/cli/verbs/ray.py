@@ -100,7 +100,7 @@ def status(where: OnRay, json: AS_JSON = False) -> None:
 @app.command()
 @command
 def remove(where: OnRay, json: AS_JSON = False) -> None:
-    """Take the replicas off a Ray cluster, once they have answered what they have.
+    """Take the replicas off a Ray cluster. What they have not answered in 30 seconds ends with an error.
 
     \b
     Examples:
