@@ -150,7 +150,13 @@ def _ask(address: str, token: str | None) -> bool:
     except ModuleNotFoundError:
         raise Unavailable(NOT_INSTALLED) from None
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-    with grpc.insecure_channel(address) as channel:
+    certificates = _certificates()
+    opened = (
+        grpc.insecure_channel(address)
+        if certificates is None
+        else grpc.secure_channel(address, grpc.ssl_channel_credentials(*certificates))
+    )
+    with opened as channel:
         try:
             channel.unary_unary(_ALIVE)(b"", timeout=ANSWER_SECONDS, metadata=metadata)
         except grpc.RpcError as error:
@@ -159,6 +165,26 @@ def _ask(address: str, token: str | None) -> bool:
                 return False
             raise Unavailable(f"No Ray cluster answers at {address} ({code.name.lower()}).") from None
     return True
+
+
+def _certificates() -> tuple[bytes, bytes, bytes] | None:
+    """Of the authority, then key and certificate of this node, from where Ray reads them; None without RAY_USE_TLS.
+
+    Raises Unavailable where one is not named or cannot be read.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    authority, key, own = (_file_of(name) for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT"))
+    return authority, key, own
+
+
+def _file_of(name: str) -> bytes:
+    try:
+        return Path(os.environ[name]).read_bytes()
+    except KeyError:
+        raise Unavailable(f"RAY_USE_TLS is set, and {name} names no file.") from None
+    except OSError as error:
+        raise Unavailable(f"The file that {name} names cannot be read: {type(error).__name__}.") from None
 
 
 def _new(place: LocalCluster) -> dict[str, object]:
