@@ -305,8 +305,8 @@ class _Told:
     def end(self, how: str, counted: tuple[int, int]) -> None:
         """Tell who watches how it went."""
         if self._watching is not None:
-            moments = self._came, self._began, self._first, time.monotonic()
-            self._watching(Life(*self._key, how, *moments, *counted))
+            (base_id, adapter), (read, written), now = self._key, counted, time.monotonic()
+            self._watching(Life(base_id, adapter, how, self._came, self._began, self._first, now, read, written))
 
     def pass_on(self, pieces: Sequence[Any]) -> None:
         """Tell of new tokens."""
