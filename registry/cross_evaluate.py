@@ -6,7 +6,7 @@ has grown costs what is new. An adapter mostly was trained on text like its own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,17 +173,21 @@ class _Work:
             if _sample(of) in alone:
                 wanted.setdefault(one.digest, []).append(of)
         rows = {one.digest: one for one, _ in pairs if one.digest in wanted}
-        pieces = []
-        for digest, one in rows.items():
-            samples = tuple(texts[_sample(of)][1] for of in wanted[digest])
-            try:
-                adapter = (digest, one.config, self._registry.blobs.read(one.weights_blob))
-            except BROKEN as error:
-                self.failed[one.ref] = error.message
-                continue
-            pieces.append(Piece(digest, at.work, self._to_score(at, samples, adapter)))
-        self._begun = len(pairs) - sum(len(wanted[piece.name]) for piece in pieces)
-        for ended in self._run(pieces, at, lambda digest: rows[digest].ref):
+        self._begun = len(pairs) - sum(map(len, wanted.values()))
+
+        def pieces() -> Iterator[Piece[list[list[PassageScore]]]]:
+            """An adapter's weights are read when it is about to be evaluated."""
+            for digest, one in rows.items():
+                samples = tuple(texts[_sample(of)][1] for of in wanted[digest])
+                try:
+                    adapter = (digest, one.config, self._registry.blobs.read(one.weights_blob))
+                except BROKEN as error:
+                    self.failed[one.ref] = error.message
+                    self._begun += len(wanted[digest])
+                    continue
+                yield Piece(digest, at.work, self._to_score(at, samples, adapter))
+
+        for ended in self._run(pieces(), at, lambda digest: rows[digest].ref):
             one = rows[ended.name]
             try:
                 found = _scores(ended)
@@ -230,7 +234,7 @@ class _Work:
         return ToScore(self._base.entry, self._base.shape.fingerprint, at.threads, samples, adapter)
 
     def _run(
-        self, pieces: Sequence[Piece[list[list[PassageScore]]]], at: Elsewhere, called: Callable[[str], str]
+        self, pieces: Iterable[Piece[list[list[PassageScore]]]], at: Elsewhere, called: Callable[[str], str]
     ) -> Iterator[Ended[list[list[PassageScore]]]]:
         """Pieces as they end; `progress` is called meanwhile, and may raise to end them."""
         said = "waiting for the first piece"

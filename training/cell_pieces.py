@@ -84,7 +84,7 @@ def sent(cell: CellHere, read: Callable[[Path], bytes]) -> CellSent:
         cell,
         train=read(run.train),
         valid=read(run.valid),
-        members=tuple(files_of(Path(path)) for path in named),
+        members=tuple({file.name: read(file) for file in sorted(Path(path).iterdir())} for path in named),
         checkpoint=saved.read_bytes() if saved is not None and saved.is_file() else None,
     )
 

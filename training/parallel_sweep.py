@@ -60,12 +60,17 @@ def sweep_at(
             ) from None
 
 
-def _pieces(cells: list[CellHere], share_files: bool) -> list[Piece[Any]]:
-    """The trainings of cells, with their files where the place does not share those of this machine."""
+def _pieces(cells: list[CellHere], share_files: bool) -> Iterator[Piece[Any]]:
+    """The trainings of cells, with their files where the place does not share those of this machine.
+
+    A cell's files are read when it is about to be trained; those that several cells have are read once.
+    """
     if share_files:
-        return [Piece(cell.run.out.name, train_here, cell) for cell in cells]
-    read = cache(Path.read_bytes)  # one value for all cells of a domain
-    return [Piece(cell.run.out.name, train_sent, sent(cell, read)) for cell in cells]
+        yield from (Piece(cell.run.out.name, train_here, cell) for cell in cells)
+        return
+    read = cache(Path.read_bytes)
+    for cell in cells:
+        yield Piece(cell.run.out.name, train_sent, sent(cell, read))
 
 
 def _row(grid: Grid, cell: Cell, ended: Ended[dict[str, Files] | None]) -> Row:

@@ -7,7 +7,7 @@ their digests, seeds, the number of threads. So it may be run again, elsewhere, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -87,12 +87,12 @@ class Workplace(Protocol):
 
     def run(
         self,
-        pieces: Sequence[Piece[R]],
+        pieces: Iterable[Piece[R]],
         *,
         progress: PieceProgress = nobody,
         should_stop: Callable[[], bool] | None = None,
     ) -> Iterator[Ended[R]]:
-        """What became of each piece, as they end; they are begun in their order.
+        """What became of each piece, as they end; they are begun in their order, and taken when they are begun.
 
         One that raises is not run again: it would raise again. One whose process ended without a word is, up to the
         place's number of retries. Neither ends the others. Where `should_stop` says so, those at work are asked to

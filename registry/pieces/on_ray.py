@@ -7,10 +7,9 @@ Ray is told to repeat nothing: which pieces are tried again is decided here, as 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -30,6 +29,7 @@ from registry.pieces.contract import (
     given_up,
     nobody,
 )
+from registry.pieces.waiting import Try, Waiting
 
 R = TypeVar("R")
 LOST = (
@@ -40,14 +40,6 @@ LOST = (
     exceptions.ObjectLostError,
 )
 """How Ray says that a task's process or machine is gone, or what it had said with it."""
-
-
-@dataclass(frozen=True)
-class _Try:
-    """A piece, and how many processes were lost under it so far."""
-
-    piece: Piece[Any]
-    lost: int = 0
 
 
 class OnRay:
@@ -75,7 +67,7 @@ class OnRay:
 
     def run(
         self,
-        pieces: Sequence[Piece[R]],
+        pieces: Iterable[Piece[R]],
         *,
         progress: PieceProgress = nobody,
         should_stop: Callable[[], bool] | None = None,
@@ -83,13 +75,14 @@ class OnRay:
         """As `Workplace.run`; raises Unavailable where no machine of the cluster has a piece's cores."""
         at_once = self._at_once or self._room()
         task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
-        waiting = deque(_Try(piece) for piece in pieces)
-        busy: dict[Any, _Try] = {}
+        waiting = Waiting(pieces)
+        busy: dict[Any, Try] = {}
         try:
-            while waiting or busy:
-                while waiting and len(busy) < at_once:
-                    one = waiting.popleft()
+            while True:
+                while len(busy) < at_once and (one := waiting.take()) is not None:
                     busy[task.options(name=one.piece.name).remote(one.piece.work, one.piece.given)] = one
+                if not busy:
+                    return
                 if should_stop is not None and should_stop():
                     raise Cancelled("The work was cancelled.")
                 with_news, _ = ray.wait(list(busy), num_returns=1, timeout=TICK_SECONDS)
@@ -103,7 +96,7 @@ class OnRay:
                         if one.lost > self._retries:
                             yield given_up(one.piece.name, _lost(error), one.lost)
                         else:
-                            waiting.appendleft(one)
+                            waiting.again(one)
                         continue
                     if ended is not None:
                         del busy[said]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
@@ -24,18 +23,11 @@ from registry.pieces.contract import (
     given_up,
     nobody,
 )
+from registry.pieces.waiting import Try, Waiting
 
 R = TypeVar("R")
 PROCESS = "registry.pieces.process"
 """The module that runs pieces."""
-
-
-@dataclass(frozen=True)
-class _Try:
-    """A piece, and how many processes were lost under it so far."""
-
-    piece: Piece[Any]
-    lost: int = 0
 
 
 class Processes:
@@ -67,21 +59,22 @@ class Processes:
 
     def run(
         self,
-        pieces: Sequence[Piece[R]],
+        pieces: Iterable[Piece[R]],
         *,
         progress: PieceProgress = nobody,
         should_stop: Callable[[], bool] | None = None,
     ) -> Iterator[Ended[R]]:
         """As `Workplace.run`."""
-        waiting = deque(_Try(piece) for piece in pieces)
-        busy: dict[_Process, _Try] = {}
+        waiting = Waiting(pieces)
+        busy: dict[_Process, Try] = {}
         try:
-            while waiting or busy:
-                while waiting and len(busy) < self._at_once:
+            while True:
+                while len(busy) < self._at_once and (one := waiting.take()) is not None:
                     process = self._idle.pop() if self._idle else _Process(self._modules)
-                    one = waiting.popleft()
                     busy[process] = one
                     process.tell(one.piece)
+                if not busy:
+                    return
                 if should_stop is not None and should_stop():
                     raise Cancelled("The work was cancelled.")
                 for process in _with_news(list(busy)):
@@ -95,7 +88,7 @@ class Processes:
                         if one.lost > self._retries:
                             yield given_up(one.piece.name, why, one.lost)
                         else:
-                            waiting.appendleft(one)
+                            waiting.again(one)
                         continue
                     if ended is not None:
                         del busy[process]
@@ -169,7 +162,7 @@ class _Process:
                     self.connection.recv()  # read on: it must not wait for a reader
         self.connection.close()
         try:
-            return self._process.wait(max(grace, TICK_SECONDS))
+            return self._process.wait(max(deadline - time.monotonic(), TICK_SECONDS))
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()

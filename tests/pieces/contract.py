@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +24,17 @@ class WorkplaceTests:
         ended = list(build(at_once=2).run(pieces))
         assert {one.name: one.value() for one in ended} == {f"square {n}": n * n for n in range(7)}
         assert len(ended) == 7
+
+    def test_a_piece_is_made_when_it_is_begun(self, build: Build) -> None:
+        made: list[int] = []
+
+        def pieces() -> Iterator[Piece[int]]:
+            for n in range(3):
+                made.append(n)
+                yield Piece(f"{n}", work.squared, n)
+
+        ended = build(at_once=1).run(pieces())
+        assert [(one.value(), len(made)) for one in ended] == [(0, 1), (1, 2), (4, 3)]
 
     def test_nothing_to_do_is_done(self, build: Build) -> None:
         assert list(build(at_once=2).run([])) == []
