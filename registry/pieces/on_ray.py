@@ -7,6 +7,7 @@ Ray is told to repeat nothing: which pieces are tried again is decided here, as 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ from registry.pieces.contract import (
     nobody,
 )
 from registry.pieces.waiting import Try, Waiting
+from registry.ray_cluster import check_cluster
 
 R = TypeVar("R")
 LOST = (
@@ -40,6 +42,8 @@ LOST = (
     exceptions.ObjectLostError,
 )
 """How Ray says that a task's process or machine is gone, or what it had said with it."""
+SILENCE_SECONDS = 60.0
+"""After how long without a word from any piece the head is asked whether it is there, and has a machine for one."""
 
 
 class OnRay:
@@ -58,8 +62,10 @@ class OnRay:
         at_once: int | None = None,
         retries: int = RETRIES,
         grace: float = GRACE_SECONDS,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
         self._cores, self._at_once, self._retries, self._grace = cores, at_once, retries, grace
+        self._silence = silence
 
     def threads(self, *, of: int) -> int:  # noqa: ARG002 (of this machine)
         """As many as it has cores."""
@@ -72,11 +78,14 @@ class OnRay:
         progress: PieceProgress = nobody,
         should_stop: Callable[[], bool] | None = None,
     ) -> Iterator[Ended[R]]:
-        """As `Workplace.run`; raises Unavailable where no machine of the cluster has a piece's cores."""
+        """As `Workplace.run`.
+
+        Raises Unavailable where no machine of the cluster has a piece's cores."""
         at_once = self._at_once or self._room()
         task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
         waiting = Waiting(pieces)
         busy: dict[Any, Try] = {}
+        heard = time.monotonic()
         try:
             while True:
                 while len(busy) < at_once and (one := waiting.take()) is not None:
@@ -86,6 +95,12 @@ class OnRay:
                 if should_stop is not None and should_stop():
                     raise Cancelled("The work was cancelled.")
                 with_news, _ = ray.wait(list(busy), num_returns=1, timeout=TICK_SECONDS)
+                if with_news:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self._silence:
+                    check_cluster(ray.get_runtime_context().gcs_address)
+                    self._room()
+                    heard = time.monotonic()
                 for said in with_news:
                     one = busy[said]
                     try:

@@ -252,3 +252,14 @@ def test_a_pool_is_evaluated_to_the_figures_of_the_stores_engine(
         assert found == here.evaluate_pool(passages=10)
         assert (found.computed, found.failed) == (9, {})
         assert known(there) == known(here)
+
+
+def test_a_cluster_whose_last_node_dies_is_said(nodes: Nodes, tmp_path: Path) -> None:
+    from registry.pieces.on_ray import OnRay
+
+    def kill(*_: object) -> None:
+        while nodes.count:
+            nodes.kill()
+
+    with ray_cluster(nodes.address), pytest.raises(Unavailable, match="No machine of the Ray cluster has 1 processor"):
+        list(OnRay(silence=1.0, grace=1.0).run([Piece("one", work.waits, (tmp_path, "one"))], progress=kill))
