@@ -92,17 +92,17 @@ def sweep(
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
 
-      One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. With --on
-      ray they are tasks of a Ray cluster. The same command run again goes on where it was stopped and trains nothing
-      twice. A cell that diverges does not end the others. Prints a table. With --push everything that is there is then
-      pushed, a bank of experts with its merge.
+    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. With --on
+    ray they are tasks of a Ray cluster. The same command run again goes on where it was stopped and trains nothing
+    twice. A cell that diverges does not end the others. Prints a table. With --push everything that is there is then
+    pushed, a bank of experts with its merge.
 
-      \b
-      Examples:
-        soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
-        soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
-        soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
-    soup push adapters/* --namespace team --wait
+    \b
+    Examples:
+      soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
+      soup push adapters/* --namespace team --wait
     """
     namespace = pushing.namespace
     if namespace is not None:
