@@ -2,7 +2,8 @@
 
 Called by sweeps of trainings, matrices and the experiments of `benchmarks`, which know pieces and results and nothing
 of processes. A piece is a function of a module, and a value with everything in it that the result depends on: data or
-their digests, seeds, the number of threads. So it may be run again, elsewhere, and gives the same bits.
+their digests, seeds, the number of threads. So it may be run again, elsewhere, and gives the same bits
+on processors of the same kind.
 """
 
 from __future__ import annotations
