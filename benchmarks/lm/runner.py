@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from benchmarks.lm.work import Texts, adapter_file, data_of, run_cell, texts_of
 from demo.results import commit
 from registry.base_model import shape_of
 from registry.files import replace_file
-from registry.pieces import Piece, Watch, Workplace
+from registry.pieces import Ended, Piece, Watch, Workplace
 from registry.spec import BaseEntry
 from training.cell_pieces import base_of
 
@@ -82,23 +83,31 @@ class Runner:
     def __init__(self, place: Place, workplace: Workplace) -> None:
         self._place, self._workplace = place, workplace
         self._texts = cache(self._read_texts)
+        self._fingerprint = cache(lambda: shape_of(entry(place)).fingerprint)  # of all its weights
         self.kept: dict[str, str | None] = {}
         """The commits that made the cells that earlier runs left, by their keys."""
 
     def run(self, cells: Sequence[Cell], *, what: str) -> dict[str, Record]:
         """The results of all cells by their keys, those that are not there yet run now, the longest first.
 
-        Raises what the first cell that fails raises; those that run beside it are run again with the next call.
+        Raises what the first cell that fails raises, when those that run beside it have ended and are kept.
         """
         files = kept(self._place, cells)
         self.kept |= {key: value.get("commit") for key, value in files.items()}
         found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
         todo = {cell.key: cell for cell in sorted(cells, key=lambda one: -one.training_tokens) if cell.key not in found}
         tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo.values())))
-        for ended in self._workplace.run([self._piece(cell) for cell in todo.values()]):
+        failed: Ended[Ran] | None = None
+        pieces = (self._piece(cell) for cell in takewhile(lambda _: failed is None, todo.values()))
+        for ended in self._workplace.run(pieces):
+            if ended.problem is not None:
+                failed = failed or ended
+                continue
             cell = todo[ended.name]
             found[cell.key] = self._keep(cell, ended.value())
             tell.done(cell, _tokens(cell), found[cell.key])
+        if failed is not None:
+            failed.value()
         return found
 
     def _piece(self, cell: Cell) -> Piece[Ran]:
@@ -106,7 +115,7 @@ class Runner:
         base = entry(self._place)
         members = {name: (self._place.cells / name).read_bytes() for name in map(adapter_file, cell.members)}
         texts = self._texts(cell.data.domain, cell.data.tenth)
-        return Piece(cell.key, _run, ToRun(cell, base, shape_of(base).fingerprint, texts, members))
+        return Piece(cell.key, _run, ToRun(cell, base, self._fingerprint(), texts, members))
 
     def _read_texts(self, domain: str, tenth: bool) -> Texts:
         return texts_of(self._place.corpora, domain, self._place.size, tenth=tenth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from registry.adapters import create, paper_config
 from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
+from registry.pieces import Processes
 from registry.spec import BankConfig, BaseEntry, FusionConfig, UnionConfig
 from tests.tiny_models import build_tiny_base
 
@@ -355,3 +357,13 @@ def test_configurations_are_those_of_the_papers(shape):
     assert by_name["adamix_no_sharing"].share == "none"
     assert isinstance(by_name["mam"], UnionConfig)
     assert all(not isinstance(config, FusionConfig) for config in by_name.values())
+
+
+def test_a_cell_that_fails_ends_the_run_when_those_beside_it_are_kept(place, given, tmp_path):
+    cells = [cell for some in plan.every_cell(given).values() for cell in some if not cell.members][:2]
+    first, other = sorted(cells, key=lambda cell: -cell.training_tokens)
+    broken = first.model_copy(update={"data": first.data.model_copy(update={"digest": "sha256:" + "0" * 64})})
+    elsewhere = replace(place, folder=tmp_path)
+    with Processes(2) as workplace, pytest.raises(Internal, match="are not those that the cell is of"):
+        runner.Runner(elsewhere, workplace).run([broken, other], what="cells")
+    assert [path.is_file() for path in map(elsewhere.file, (broken, other))] == [False, True]
