@@ -52,13 +52,16 @@ for (const field of document.querySelectorAll("[data-drop]")) {
 for (const answer of document.querySelectorAll("[data-instead]")) history.replaceState(null, "", answer.dataset.instead);
 
 // A form that takes long to fill in: what was sent stays in this tab until it was taken, so that it is there again where
-// the session had ended. It is taken once another page than its own, or the one to sign in, is seen.
+// the session had ended, for the key that wrote it alone. It is taken, or given up, once another page is seen than its
+// own, or the one to sign in on the way back to it.
 const KEPT = "soup-kept";
-if (!["/cook", "/sign-in"].includes(location.pathname)) sessionStorage.removeItem(KEPT);
+const onTheWayTo = location.pathname === "/sign-in" ? document.querySelector("[name=next]").value : location.pathname;
+if (onTheWayTo.split("?")[0] !== "/cook") sessionStorage.removeItem(KEPT);
 for (const form of document.querySelectorAll("[data-keep]")) {
   const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-  if (kept && !form.elements[form.dataset.keep].value) {
-    for (const [name, value] of kept) {
+  if (kept && kept.of !== form.dataset.of) sessionStorage.removeItem(KEPT); // somebody else signed in
+  else if (kept && !form.elements[form.dataset.keep].value) {
+    for (const [name, value] of kept.given) {
       const field = form.elements[name];
       if (field?.type === "checkbox") field.checked = true;
       else if (field) field.value = value;
@@ -68,7 +71,7 @@ for (const form of document.querySelectorAll("[data-keep]")) {
   form.addEventListener("submit", () => {
     const given = [...new FormData(form)].filter(([name]) => name !== "form");
     try {
-      sessionStorage.setItem(KEPT, JSON.stringify(given));
+      sessionStorage.setItem(KEPT, JSON.stringify({ of: form.dataset.of, given }));
     } catch {
       sessionStorage.removeItem(KEPT); // more than a browser keeps
     }
