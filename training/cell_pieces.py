@@ -16,7 +16,8 @@ import torch
 
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.same_files import check_same, named_machine
-from registry.pieces import Watch
+from registry.errors import Incompatible, Unavailable
+from registry.pieces import MachineProblem, Watch
 from registry.spec import BaseEntry
 from training.checkpoint import FILE
 from training.request import TrainingRun
@@ -60,7 +61,7 @@ def train_here(cell: CellHere, watch: Watch) -> None:
 def train_sent(sent: CellSent, watch: Watch) -> dict[str, Files]:
     """Train in a folder that is gone afterwards: the directories that were made by name, a bank before its merge.
 
-    Raises Unavailable or Incompatible with the machine's name where the base model is not there, or is another.
+    Raises MachineProblem, with the machine's name, where the base model is not there, or is another.
     """
     with TemporaryDirectory(prefix="soup-cell-") as folder:
         place = Path(folder)
@@ -124,11 +125,14 @@ def _write(folder: Path, files: Files) -> None:
 def base_of(entry: BaseEntry, fingerprint: str) -> LoadedBase:
     """The base model of an entry, loaded once a process.
 
-    Raises Unavailable or Incompatible with this machine's name where it is not there, or has another fingerprint.
+    Raises MachineProblem, with this machine's name, where it is not there, or has another fingerprint.
     """
-    with named_machine():
-        base = _loaded(entry.model_dump_json())
-    check_same(entry, base.shape.fingerprint, wanted=fingerprint)
+    try:
+        with named_machine():
+            base = _loaded(entry.model_dump_json())
+        check_same(entry, base.shape.fingerprint, wanted=fingerprint)
+    except (Unavailable, Incompatible) as problem:
+        raise MachineProblem(problem) from problem
     return base
 
 

@@ -68,6 +68,14 @@ class Ended(Generic[R_co]):
         return self.result  # type: ignore[return-value]  # None where that is the result
 
 
+class MachineProblem(Exception):
+    """Raised by a piece for a `problem` of the machine that it runs on, of which no other one need have it."""
+
+    def __init__(self, problem: SoupError) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
 PieceProgress = Callable[[str, int, int, str], None]
 """(name, done, total, message): where each piece is."""
 
@@ -98,17 +106,20 @@ class Workplace(Protocol):
         One that raises is not run again: it would raise again. One whose process ended without a word is, up to the
         place's number of retries. Neither ends the others. Where `should_stop` says so, those at work are asked to
         stop, and Cancelled is raised when they have; they are asked too where the caller takes no more results. Raises
-        Unavailable where nothing can be run at all.
+        Unavailable where nothing can be run at all, and the MachineProblem's where every machine has one.
         """
 
 
 def answer_of(work: Work[Any], given: Any, watch: Watch) -> tuple[str, Any]:
-    """("result", it) of a piece that is run in this process, or ("problem", an error as JSON); for places alone.
+    """("result", it) of a piece that is run in this process, or ("problem" or "machine", an error as JSON); for
+    places alone.
 
     What is no SoupError becomes an Internal that names it.
     """
     try:
         return "result", work(given, watch)
+    except MachineProblem as error:
+        return "machine", as_dict(error.problem)
     except SoupError as problem:
         return "problem", as_dict(problem)
     except BaseException as error:  # whoever waits must hear of it, whatever it is, and though it would end a process

@@ -85,11 +85,14 @@ class OnRay:
         task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
         waiting = Waiting(pieces)
         busy: dict[Any, Try] = {}
+        unfit: set[str] = set()
         heard = time.monotonic()
         try:
             while True:
                 while len(busy) < at_once and (one := waiting.take()) is not None:
-                    busy[task.options(name=one.piece.name).remote(one.piece.work, one.piece.given)] = one
+                    busy[
+                        task.options(name=one.piece.name, **_elsewhere(unfit)).remote(one.piece.work, one.piece.given)
+                    ] = one
                 if not busy:
                     return
                 if should_stop is not None and should_stop():
@@ -105,6 +108,13 @@ class OnRay:
                     one = busy[said]
                     try:
                         ended = _hear(said, one.piece.name, progress)
+                    except _Unfit as error:
+                        del busy[said]
+                        unfit.add(error.node)
+                        if not self._cores_of(unfit):
+                            raise error.problem from None
+                        waiting.again(one)
+                        continue
                     except LOST as error:
                         del busy[said]
                         one = replace(one, lost=one.lost + 1)
@@ -119,6 +129,12 @@ class OnRay:
         finally:
             _end_all(list(busy), self._grace)
 
+    def _cores_of(self, unfit: set[str]) -> list[float]:
+        """The cores of the machines that have enough for a piece, and are not unfit."""
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        cores = [one["Resources"].get("CPU", 0.0) for one in nodes if one["Alive"] and one["NodeID"] not in unfit]
+        return [some for some in cores if some >= self._cores]
+
     def _room(self) -> int:
         """How many pieces the machines have cores for."""
         found = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -129,6 +145,19 @@ class OnRay:
                 f"{len(found)} machines have {', '.join(f'{cores:g}' for cores in found)}."
             )
         return room
+
+
+class _Unfit(Exception):
+    """A piece could not be run on a node, for a problem of that machine."""
+
+    def __init__(self, node: str, problem: Exception) -> None:
+        super().__init__(node)
+        self.node, self.problem = node, problem
+
+
+def _elsewhere(unfit: set[str]) -> dict[str, Any]:
+    """Options of a task that runs on none of these nodes."""
+    return {"label_selector": {"ray.io/node-id": f"!in({','.join(sorted(unfit))})"}} if unfit else {}
 
 
 def _hear(said: Any, name: str, progress: PieceProgress) -> Ended[Any] | None:
@@ -153,6 +182,9 @@ def _hear(said: Any, name: str, progress: PieceProgress) -> Ended[Any] | None:
     if what == "progress":
         progress(name, *value)
         return None
+    if what == "machine":
+        node, problem = value
+        raise _Unfit(node, rebuild(**problem))
     return Ended(name, result=value) if what == "result" else Ended(name, problem=rebuild(**value))
 
 
@@ -195,7 +227,8 @@ def _run(work: Work[Any], given: Any) -> Iterator[tuple[str, Any]]:
         while not ended.wait(TICK_SECONDS):
             with suppress(IndexError):
                 yield "progress", where.pop()
-        yield answers[0]
+        what, value = answers[0]
+        yield what, (ray.get_runtime_context().get_node_id(), value) if what == "machine" else value
     finally:
         stop.set()
         thread.join()

@@ -146,6 +146,8 @@ class _Process:
         if what == "progress":
             progress(name, *value)
             return None
+        if what == "machine":  # there is no other
+            raise rebuild(**value)
         return Ended(name, result=value) if what == "result" else Ended(name, problem=rebuild(**value))
 
     def ask_to_end(self) -> None:

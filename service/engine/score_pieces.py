@@ -14,21 +14,26 @@ from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
 from registry.base_model.same_files import check_same, named_machine
 from registry.cross_evaluate import ToScore
-from registry.pieces import Watch
+from registry.errors import Incompatible, Unavailable
+from registry.pieces import MachineProblem, Watch
 from registry.spec import BaseEntry, PassageScore
 from service.engine.bases import AllowedBases
 from service.engine.engine import Engine
 
 
 def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
-    """Log-likelihoods of each sample's texts; raises Incompatible or Unavailable with this machine's name.
+    """Log-likelihoods of each sample's texts; raises MachineProblem with this machine's name.
 
     Raises Cancelled where it is asked to stop.
     """
     entry = given.entry
-    with named_machine():
-        scoring = _scoring(entry.model_dump_json(), given.threads)
+    try:
+        with named_machine():
+            scoring = _scoring(entry.model_dump_json(), given.threads)
         check_same(entry, scoring.fingerprint, wanted=given.fingerprint)
+    except (Unavailable, Incompatible) as problem:
+        raise MachineProblem(problem) from problem
+    with named_machine():
         adapter = None
         if given.adapter is not None:
             digest, config, weights = given.adapter

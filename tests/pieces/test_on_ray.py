@@ -97,6 +97,10 @@ class TestOnRay(WorkplaceTests):
 
         return partial(OnRay, grace=30.0)
 
+    def test_a_machine_that_is_unfit_is_left_out(self, build: Build, tmp_path: Path) -> None:
+        (ended,) = build(at_once=1).run([Piece("one", work.unfit, tmp_path)])
+        assert (ended.value(), ended.lost) == ("elsewhere", 0)
+
 
 def test_more_cores_than_any_machine_has_is_said(nodes: Nodes) -> None:
     from registry.pieces.on_ray import OnRay

@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from registry.errors import Cancelled, InvalidParameter
-from registry.pieces import Watch
+from registry.errors import Cancelled, InvalidParameter, Unavailable
+from registry.pieces import MachineProblem, Watch
 
 
 def squared(given: int, _watch: Watch) -> int:
@@ -41,6 +41,13 @@ def broken(given: object, _watch: Watch) -> None:
 def leaves(given: int, _watch: Watch) -> None:
     """Asks its process to end, as a library does that gives up."""
     raise SystemExit(given)
+
+
+def unfit(given: Path, _watch: Watch) -> str:
+    """Finds the machine that it is run on unfit the first time."""
+    if _note(given, "unfit") == 1:
+        raise MachineProblem(Unavailable("On this machine it is not there."))
+    return "elsewhere"
 
 
 def dies(given: tuple[Path, str, int], _watch: Watch) -> str:
