@@ -71,8 +71,7 @@ class Engine(TextCalls):
         self._space = Space(kv_bytes, self._position_bytes)
         self._queue = Queue(max_queue, max_queue_tokens)
         self._scheduler = Scheduler(
-            queue=self._queue, max_step_tokens=max_step_tokens, max_rows=max_rows,
-            space=self._space,
+            queue=self._queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
             kept=KeptTexts(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
@@ -89,8 +88,7 @@ class Engine(TextCalls):
         self._residence.forget = self._upkeep.forget
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
-        self._news = 0  # counts up when the thread should look again; under `_changed`
-        self._seen = 0
+        self._news = self._seen = 0  # the first counts up when the thread should look again; under `_changed`
         self._speed: float | None = None  # tokens that are computed in a second, smoothed
         self._passed_at: dict[str | None, float] = {}  # the last pass of each base model; under None, of any
         self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
@@ -126,8 +124,7 @@ class Engine(TextCalls):
     def check_place(self, owner: Owner, *, here: bool = False) -> None:  # noqa: ARG002
         """Raises Busy where there is no place for a key, and Unavailable while stopping.
 
-        `here` means what this process computes in any case, as scores are: an engine that sends others away has a
-        queue for each.
+        `here` is for what this process computes in any case, as scores: an engine that sends others away counts both.
         """
         with self._changed:
             if self._stop_at is not None:
@@ -382,9 +379,8 @@ class Engine(TextCalls):
         for work in ended:
             draft = self._drafts.pop(work)
             self._ends[work.state.value] += 1
-            now = time.monotonic()
             if work.state is State.FINISHED:
-                self._tally.answered(work.key[1], now - draft.came)
+                self._tally.answered(work.key[1], time.monotonic() - draft.came)
             answer(work, draft)
         with self._changed:
             self._changed.notify_all()
