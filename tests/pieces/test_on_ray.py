@@ -18,7 +18,7 @@ import torch
 
 from adaptersoup import Store
 from registry.errors import Unavailable
-from registry.pieces import Piece
+from registry.pieces import Ended, Piece
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
@@ -49,9 +49,9 @@ class Nodes:
         self._nodes: list[Any] = []
         self.address = str(self._cluster.address)
 
-    def add(self) -> None:
+    def add(self, cores: int = 1) -> None:
         """One more."""
-        self._nodes.append(self._cluster.add_node(wait=False, **self._about))
+        self._nodes.append(self._cluster.add_node(wait=False, **self._about | {"num_cpus": cores}))
 
     def wait(self) -> None:
         self._cluster.wait_for_nodes()
@@ -120,7 +120,7 @@ def command(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> Sw
     (folder / "valid.jsonl").write_text("\n".join(LINES[40:]))
 
     def arguments(out: Path, *more: str, base: Path = tiny_base_dir) -> list[str]:
-        return ["train", "sweep", str(folder), "--base-folder", str(base), "--out", str(out), "--steps", "150", "--lr",
+        return ["train", "sweep", str(folder), "--base-folder", str(base), "--out", str(out), "--steps", "400", "--lr",
                 "1e-2,1e-3", "--seed", "1", "--batch", "2", "--block", "32", "--bottleneck", "4", *more]  # fmt: skip
 
     return arguments
@@ -154,23 +154,32 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The node that goes has a cell by then, which begins again on the one that is left."""
-    seen: dict[str, list[int]] = {}
-    at = Table.at
+    from registry.pieces.on_ray import OnRay
+
+    seen: set[str] = set()
+    lost: list[int] = []
+    at, run = Table.at, OnRay.run
 
     def watched(self: Table, name: str, step: int, steps: int, message: str) -> None:
         at(self, name, step, steps, message)
-        seen.setdefault(name, []).append(step)
+        seen.add(name)
         if len(seen) == 2 and nodes.count == 2:
             nodes.kill()
 
+    def counted(self: OnRay, *given: Any, **more: Any) -> Iterator[Ended[Any]]:
+        for ended in run(self, *given, **more):
+            lost.append(ended.lost)
+            yield ended
+
     monkeypatch.setattr(Table, "at", watched)
+    monkeypatch.setattr(OnRay, "run", counted)
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
     assert nodes.count == 1
     rows = json.loads(capsys.readouterr().out)["data"]
     assert [(row["name"], row["state"]) for row in rows] == [
         ("law-lr0.01-seed1", "trained"), ("law-lr0.001-seed1", "trained"),
     ]  # fmt: skip
-    assert any(steps != sorted(steps) for steps in seen.values()), seen
+    assert sorted(lost) == [0, 1]
     assert table(tmp_path / "out") == table(without_ray)
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
@@ -258,12 +267,16 @@ def test_a_pool_is_evaluated_to_the_figures_of_the_stores_engine(
         assert known(there) == known(here)
 
 
-def test_a_cluster_whose_last_node_dies_is_said(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_cluster_that_loses_the_only_node_with_room_says_so(nodes: Nodes, tmp_path: Path) -> None:
     from registry.pieces.on_ray import OnRay
 
+    nodes.add(cores=2)
+    nodes.wait()
+    others = nodes.count - 1
+
     def kill(*_: object) -> None:
-        while nodes.count:
+        if nodes.count > others:
             nodes.kill()
 
-    with ray_cluster(nodes.address), pytest.raises(Unavailable, match="No machine of the Ray cluster has 1 processor"):
-        list(OnRay(silence=1.0, grace=1.0).run([Piece("one", work.waits, (tmp_path, "one"))], progress=kill))
+    with ray_cluster(nodes.address), pytest.raises(Unavailable, match="No machine of the Ray cluster has 2 processor"):
+        list(OnRay(cores=2, silence=1.0, grace=1.0).run([Piece("one", work.waits, (tmp_path, "one"))], progress=kill))

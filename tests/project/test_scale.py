@@ -17,6 +17,7 @@ from benchmarks.faults.content import WEIGHTS
 from benchmarks.fleet import canaries, kills, stores, traffic
 from benchmarks.fleet.front import Meter, metered
 from benchmarks.replicas import free_port
+from tests.service.cluster import until
 
 pytestmark = pytest.mark.slow
 DATA = b"weights"
@@ -64,6 +65,8 @@ def test_what_is_killed_comes_back_and_nothing_is_lost(fleet, monkeypatch):
     """One of each kind that is there, beside pushes, cooks and streams."""
     monkeypatch.setattr(kills, "SPAN", 0.5)
     monkeypatch.setattr(traffic, "REST", 1.0)
+    with fleet.at.client(fleet.router) as client:
+        until(lambda: client.get("/v1/models").is_success, "the server that took the other's place")
     result = report.Result("scale")
     kills.strike_all(result, fleet, kills=3)
     [row] = result.rows

@@ -234,7 +234,8 @@ class TestInference:
         assert [one.choices[0].delta.content for one in said] == ["Hi"]
 
     def test_whoever_breaks_off_within_with_ends_it_on_the_server(self, asked: Asked, live: Live, stocked: str) -> None:
-        before = live.world.runtime.engine.counters()["requests"]
+        cancelled = "requests_cancelled_total"
+        before = live.world.runtime.engine.counters()[cancelled]
         stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)  # which is held: nothing collects it
 
         async def first() -> Any:
@@ -247,7 +248,7 @@ class TestInference:
             with stream as pieces:
                 piece = next(pieces)
         assert piece.choices[0].text is not None
-        until(lambda: live.world.runtime.engine.counters()["requests"] == before + 1)  # the server hears of it soon
+        until(lambda: live.world.runtime.engine.counters()[cancelled] == before + 1)  # the server hears of it soon
 
 
 class TestClosed:
