@@ -55,7 +55,13 @@ class Result:
             print(f"\nwritten to {out}")
 
     def finish_part(self, out: Path | None, part: str) -> None:
-        """Print, and put it in the place of what `out` has of that part; its figures say when they were measured."""
+        """Print, and put it in the place of what `out` has of that part; its figures say when they were measured.
+
+        Where there is no such file yet, it is the first part of one.
+        """
+        if out is not None and not out.exists():
+            self.finish(out)
+            return
         self.print()
         if out is not None:
             figures = {name: figure.as_json() for name, figure in self.figures.items()}

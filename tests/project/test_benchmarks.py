@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +52,7 @@ from benchmarks.peers.files import write_gguf, write_peft
 from benchmarks.shelf import lists, pools, pushes, uploads
 from demo import results
 from demo.cells import Cell, Cells
+from demo.results import Figure
 from registry.base_model import load_base
 from registry.errors import Internal, Unavailable
 from registry.selectors import cosine, posterior, updating
@@ -721,3 +723,20 @@ def test_soups_are_made_of_stored_adapters_and_scored_on_passages(tmp_path):
     cell = soups.score(selector_choice._abstention(), texts)
     assert len(cell.nll) == 2
     assert soups.score(selector_choice._abstention(), texts) == cell
+
+
+def test_a_part_is_put_beside_others_or_is_the_first_of_a_file(tmp_path):
+    out = tmp_path / "parts.json"
+
+    def part(name: str, value: float) -> Callable[[report.Result], None]:
+        def measured(result: report.Result) -> None:
+            result.figures[name] = Figure(value, "s")
+            result.rows.append({"part": name, "value": value})
+
+        return measured
+
+    for only, value in (("one", 1.0), ("two", 2.0), ("one", 3.0)):
+        report.run_parts("parts", {name: part(name, value) for name in ("one", "two")}, only=[only], out=out)
+    found = json.loads(out.read_text())
+    assert {name: figure["value"] for name, figure in found["figures"].items()} == {"one": 3.0, "two": 2.0}
+    assert sorted(row["value"] for row in found["rows"]) == [2.0, 3.0]
