@@ -28,6 +28,7 @@ CLIENTS = (8, 32, 48)
 UNIT = Work(1.0, 1.0, 1)
 """Where no server is full, the share that finds its adapter does not depend on what requests take."""
 LEADS = (1, 16)
+NOT_MEASURED = "Not measured yet: `benchmarks/results/scale.json` has no part `affinity`."
 OFF = 0.2
 """The part of a prediction by which what was measured may differ."""
 DRAWS = 2
@@ -117,6 +118,8 @@ def fleets(result: Result, _name: str) -> list[str]:
 def affinity(result: Result, _name: str) -> list[str]:
     """How many requests found their adapter on the fleet that was measured, beside what the model says of it."""
     measured = {row["way"]: row for row in result["rows"] if row.get("part") == "affinity"}
+    if not measured:
+        return [NOT_MEASURED]
     one = measured["routed"]
     fleet = Fleet(one["replicas"], one["slots"], int(Settings.model_fields["engine_rows"].default))
     popularity = zipf(one["adapters"], EXPONENT)
