@@ -22,9 +22,9 @@ def completion(model: str, **more: Any) -> dict[str, Any]:
 
 
 def said(answer: Mapping[str, Any]) -> tuple[str, float]:
-    """The text of an answer, and how likely its first token was."""
+    """The text of an answer, and how likely it was: many adapters write the same few tokens, none as likely."""
     choice = answer["choices"][0]
-    return choice["text"], choice["logprobs"]["token_logprobs"][0]
+    return choice["text"], sum(choice["logprobs"]["token_logprobs"])
 
 
 @contextmanager

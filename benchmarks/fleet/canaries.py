@@ -20,6 +20,8 @@ from demo.results import Figure
 from registry.errors import Internal
 
 ALIASES = 4
+SAME = 1e-3
+"""How far the log-probabilities of one answer may be apart, which other requests run beside."""
 BETWEEN = 2.0
 """Seconds from one change of servers to the next; the first is at once."""
 SHOWN = 20
@@ -67,7 +69,7 @@ class Canaries:
         digest, (text, likely) = answer.headers["x-soup-digest"], said(answer.json())
         meant = {self.names[name]} if alias is None else alias.may_mean(since)
         known = self.known.get(digest, ("", 0.0))
-        if digest not in meant or text != known[0] or abs(likely - known[1]) > 1e-3:
+        if digest not in meant or text != known[0] or abs(likely - known[1]) > SAME:
             self.wrong.append(f"{name}: {digest}")
 
 
@@ -108,7 +110,7 @@ def ask_while_they_change(
 def _canaries(client: httpx2.Client, pushed: Sequence[Pushed]) -> Canaries:
     """What each writes, and aliases that lead to pairs of them."""
     known = {one.digest: said(answered(client.post("/v1/completions", json=completion(one.digest)))) for one in pushed}
-    if len({(text, round(likely, 2)) for text, likely in known.values()}) < 0.9 * len(known):
+    if len({(text, round(likely / SAME)) for text, likely in known.values()}) < 0.9 * len(known):
         raise Internal("too many of the adapters write the same: nothing would be noticed")
     aliases = []
     for number in range(min(ALIASES, len(pushed) // 2)):
