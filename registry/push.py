@@ -62,8 +62,8 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
         brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
         warnings = () if same is None else _ignored(same, new, manifest, brings)
-        owned = new.owner is not None and catalogue.adapters.owner_of(new.namespace, new.name) != new.owner
-        said = {"owner": new.owner or ""} if owned else {}
+        before = catalogue.adapters.owner_of(new.namespace, new.name)
+        said = {} if new.owner in (None, before) else {"owner": new.owner}
         if same is not None and new.owner is not None:
             same = catalogue.adapters.set_owner(same, new.owner)
         if same is not None and not brings:

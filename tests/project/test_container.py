@@ -28,7 +28,7 @@ from sqlalchemy import make_url
 from service.cli.app import VERBS
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
-from tests.repository import REPOSITORY
+from tests.repository import REPOSITORY, shipped_files
 from tests.service.servers import open_live, open_world, write_bases
 
 pytestmark = pytest.mark.slow
@@ -240,23 +240,7 @@ def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
     (wheel,) = (source / "wheels").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
-    expected = {
-        path.relative_to(REPOSITORY).as_posix()
-        for folder in PACKAGES
-        for pattern in (
-            "*.py",
-            "py.typed",
-            "*.mako",
-            "swagger/*",
-            "soup.1",
-            "static/*",
-            "templates/*",
-            "vendored/*",
-            "echarts/*",
-        )
-        for path in (REPOSITORY / folder).rglob(pattern)
-    }
-    assert names == expected
+    assert names == shipped_files(PACKAGES)
 
 
 def healthy(port: int) -> bool:

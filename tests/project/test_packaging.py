@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 import migrations
-from tests.repository import REPOSITORY
+from tests.repository import REPOSITORY, shipped_files
 
 pytestmark = pytest.mark.slow
 
@@ -95,22 +95,7 @@ def revision(database: Path) -> Any:
 
 
 def test_the_wheel_holds_every_module_of_the_packages(names: set[str]) -> None:
-    expected = {
-        path.relative_to(REPOSITORY).as_posix()
-        for folder in SHIPPED
-        for pattern in (
-            "*.py",
-            "py.typed",
-            "*.mako",
-            "swagger/*",
-            "soup.1",
-            "static/*",
-            "templates/*",
-            "vendored/*",
-            "echarts/*",
-        )
-        for path in (REPOSITORY / folder).rglob(pattern)
-    }
+    expected = shipped_files(SHIPPED)
     assert names == expected
     assert {"registry/py.typed", "service/py.typed", "training/py.typed", "migrations/script.py.mako"} <= names
     assert any(name.startswith("migrations/versions/0001_") for name in names)

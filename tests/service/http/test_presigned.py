@@ -106,7 +106,8 @@ def test_the_key_is_checked_first(live: Live) -> None:
     assert (answer.status_code, "location" in answer.headers) == (401, False)
 
 
-def test_a_client_follows_without_its_key_and_checks_what_came(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
+def signed_requests(proxy: FaultProxy) -> list[dict[str, str]]:
+    """The headers, in lower case, of what comes to the store by signed URLs from now on."""
     asked: list[dict[str, str]] = []
 
     def watch(request: FaultHandler) -> bool:
@@ -115,6 +116,11 @@ def test_a_client_follows_without_its_key_and_checks_what_came(live: Live, proxy
         return False
 
     proxy.fault = watch
+    return asked
+
+
+def test_a_client_follows_without_its_key_and_checks_what_came(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
+    asked = signed_requests(proxy)
     client = SoupClient(live.url, live.world.admin)
     try:
         pull_folder(client, "acme/law", tmp_path / "law")
@@ -150,14 +156,7 @@ def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
 
 @pytest.mark.interop
 def test_huggingface_hub_follows_and_takes_its_token_nowhere(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
-    asked: list[dict[str, str]] = []
-
-    def watch(request: FaultHandler) -> bool:
-        if "X-Amz-Signature" in request.path:
-            asked.append({name.lower(): value for name, value in request.headers.items()})
-        return False
-
-    proxy.fault = watch
+    asked = signed_requests(proxy)
     token = live.world.key(["read"], ["acme"])
     hub = HubSession(live.url, token, tmp_path / "hub")
     try:
