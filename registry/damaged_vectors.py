@@ -7,10 +7,10 @@ as if it had just been pushed: pools are fitted without it, and once more when i
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import MemberRow, StoredVectors
+from registry.catalogue.rows import MemberRow
 from registry.errors import DamagedBlob
 from registry.registry import Registry
 from registry.samples import enqueue_embed
@@ -20,15 +20,15 @@ BY = "repair"
 """Who the audit says it was."""
 
 
-def mend(
-    registry: Registry, members: Sequence[MemberRow], embeddings: Mapping[int, StoredVectors], encoder_digest: str
-) -> bool:
-    """Have the vectors of those members made again that are damaged; False where none are.
+def mend(registry: Registry, members: Sequence[MemberRow], *, base_fingerprint: str, encoder_digest: str) -> bool:
+    """Have the vectors of those members made again that are damaged or gone; False where none are.
 
-    `embeddings` are the stored vectors by adapter id. Raises DamagedBlob for members without a whole text,
-    naming the first, after the others are seen to.
+    Raises DamagedBlob for members without a whole text, naming the first, after the others are seen to.
     """
-    damaged = [one for one in members if not registry.blobs.is_whole(embeddings[one.adapter_id].blob)]
+    with registry.database.read() as catalogue:
+        embeddings = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
+    stored = {id: one.blob for id, one in embeddings.items()}
+    damaged = [one for one in members if not _is_whole(registry, stored.get(one.adapter_id))]
     lost: list[MemberRow] = []
     with registry.database.write() as catalogue:
         for member in damaged:
@@ -36,13 +36,17 @@ def mend(
                 lost.append(member)
     if lost:
         more = f" So are those of {len(lost) - 1} more adapters." if len(lost) > 1 else ""
-        blob = embeddings[lost[0].adapter_id].blob
+        blob = stored.get(lost[0].adapter_id, "gone")
         raise DamagedBlob(
             f"The vectors of {lost[0].ref} are damaged (blob {blob}), and there is no text to make them from: push it "
             f"again with its sample, or have the operator put back a copy.{more}",
             param="digest",
         )
     return bool(damaged)
+
+
+def _is_whole(registry: Registry, blob: str | None) -> bool:
+    return blob is not None and registry.blobs.is_whole(blob)
 
 
 def _again(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_digest: str) -> bool:

@@ -6,7 +6,7 @@ gives the selector there is; where members came or went, a selector that can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +29,9 @@ from registry.selectors.state import dump_state, load_state
 from registry.spec import PoolSpec, SelectorSpec
 from registry.stored_bytes import record_bytes
 
+FEW = 500
+"""Members that are asked for by their ids; of more, the vectors of the whole base are looked up."""
+
 
 def fit(
     registry: Registry, pool: PoolSpec, spec: SelectorSpec, *, encoder_digest: str | None, progress: Progress
@@ -44,10 +47,11 @@ def fit(
         if start.known is not None and start.known.members == start.members:
             return start.known
         try:
-            selector = _fitted(start, spec, progress)
+            selector = _fitted(_Vectors(registry, pool.base_fingerprint, encoder_digest), start, spec, progress)
         except DamagedBlob:  # also what a purge has taken away meanwhile
-            known = start.domains.embeddings
-            if known is None or encoder_digest is None or not mend(registry, start.members, known, encoder_digest):
+            if encoder_digest is None or not mend(
+                registry, start.members, base_fingerprint=pool.base_fingerprint, encoder_digest=encoder_digest
+            ):
                 raise
             continue
         data = dump_state(*selector.to_state())
@@ -66,10 +70,9 @@ def fit(
 
 @dataclass(frozen=True)
 class _Start:
-    """What a fit goes by: the members, their vectors, and the selector that serves and is whole, if any."""
+    """What a fit goes by: the members, and the selector that serves and is whole, if any."""
 
     members: tuple[MemberRow, ...]
-    domains: _Domains
     known: SelectorRow | None
 
 
@@ -78,22 +81,42 @@ def _start(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_diges
         rows = current_members(catalogue, pool, encoder_digest)
         check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool.digest, spec.digest)
-        found = None if encoder_digest is None else catalogue.adapters.vectors(pool.base_fingerprint, encoder_digest)
     usable = (
         known is not None
         and known.encoder_digest == encoder_digest
         and registry.blobs.is_whole(known.state_blob)  # else fitted anew
     )
-    return _Start(as_members(rows), _Domains(registry.blobs, found), known if usable else None)
+    return _Start(as_members(rows), known if usable else None)
 
 
-def _fitted(start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[Any]:
+def _fitted(vectors: _Vectors, start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[Any]:
     """The selector over the members of `start`: the one that serves after what changed, or a whole fit."""
     known = start.known
-    updated = None if known is None else _updated(known, _changes(known, start.members), start.domains)
-    if updated is not None:
-        return updated
-    return SELECTORS[spec.kind](spec.resolved()).fit(list(map(start.domains.of, start.members)), progress=progress)
+    if known is not None:
+        changes = _changes(known, start.members)
+        updated = _updated(known, changes, vectors.of(changes.members))
+        if updated is not None:
+            return updated
+    domains = vectors.of(start.members)
+    return SELECTORS[spec.kind](spec.resolved()).fit(list(map(domains.of, start.members)), progress=progress)
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """The vectors of a base's adapters by an encoder, or none where no text is looked at."""
+
+    registry: Registry
+    base_fingerprint: str
+    encoder_digest: str | None
+
+    def of(self, members: Sequence[MemberRow]) -> _Domains:
+        """Where those of these members are, as far as they are there; one query for many reads all of the base's."""
+        if self.encoder_digest is None:
+            return _Domains(self.registry.blobs, None)
+        ids = [one.adapter_id for one in members] if len(members) <= FEW else None
+        with self.registry.database.read() as catalogue:
+            found = catalogue.adapters.vectors(self.base_fingerprint, self.encoder_digest, ids)
+        return _Domains(self.registry.blobs, found)
 
 
 @dataclass(frozen=True)
@@ -109,12 +132,16 @@ class _Domains:
         return self.embeddings is None or (stored is not None and self.blobs.is_whole(stored.blob))
 
     def of(self, member: MemberRow) -> Domain:
-        """A member with its vectors, which are read when the selector comes to them."""
+        """A member with its vectors, which are read when the selector comes to them.
+
+        Raises DamagedBlob where they are gone since the member was found: it is purged, or another fit has them made
+        again.
+        """
         vectors: Embeddings = np.empty((0, 0), np.float32)
         if self.embeddings is not None:
             stored = self.embeddings.get(member.adapter_id)
             if stored is None:
-                raise Internal(f"{member.ref} is a member without an embedding")
+                raise DamagedBlob(f"The vectors of {member.ref} are gone.")
             vectors = _Stored(self.blobs, stored)
         return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
 
@@ -144,6 +171,11 @@ class _Changes:
 
     added: tuple[MemberRow, ...]
     removed: tuple[MemberRow, ...]
+
+    @property
+    def members(self) -> tuple[MemberRow, ...]:
+        """All of them."""
+        return self.added + self.removed
 
 
 def _changes(known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:

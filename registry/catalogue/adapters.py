@@ -286,14 +286,18 @@ class Adapters(Repository[AdapterRow]):
         )
         return set(self._connection.scalars(query if pool.tag is None else query.where(_tagged(pool.tag))))
 
-    def vectors(self, base_fingerprint: str, encoder_digest: str) -> dict[int, StoredVectors]:
-        """Where the vectors of all adapters of a base are, retired or not, by adapter id."""
+    def vectors(
+        self, base_fingerprint: str, encoder_digest: str, ids: Collection[int] | None = None
+    ) -> dict[int, StoredVectors]:
+        """Where the vectors of a base's adapters are, retired or not, by adapter id: of all, or of some hundreds."""
         joined = embeddings.c.sample_digest == adapters.c.sample_digest
         its = embeddings.c.blob_digest, embeddings.c["count"], embeddings.c.dimensions
         query = select(adapters.c.id, *its).join(embeddings, joined)
         query = query.where(
             adapters.c.base_fingerprint == base_fingerprint, embeddings.c.encoder_digest == encoder_digest
         )
+        if ids is not None:
+            query = query.where(adapters.c.id.in_(ids))
         return {id: StoredVectors(*its) for id, *its in self._connection.execute(query)}
 
     def _pool(self, pool: PoolSpec, state: SampleState, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
