@@ -5,7 +5,8 @@
   a text that is not that adapter's. `not_answered` are those that were refused or lost.
 - `router_overhead`: tokens per second of streams at once through the router, over the same from the server behind it.
 - `affinity`: the share of requests that found their adapter held ready, over the same with servers drawn at random;
-  adapters are asked for with frequencies 1/rank (Zipf 1.0), and the servers hold fewer than there are.
+  adapters are asked for with frequencies 1/rank (Zipf 1.0), and the servers hold fewer than there are. Of
+  `affinity_full` there are as many clients as all servers have places: the second choice then counts.
 - `store_vs_folder_pushes`, `store_vs_folder_loads`: what a push and a cold load take with blobs in an object store,
   over the same in a folder, with the share of it that is the store's (`benchmarks.fleet.stores`).
 - `kills_survived`: of servers, workers, the store's front and PostgreSQL, killed (kill -9) under pushes, cooks and
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.faults.server import FOLDER
 from benchmarks.fleet.affinity import measure_affinity
+from benchmarks.fleet.asking import CLIENTS
 from benchmarks.fleet.canaries import measure_wrong
 from benchmarks.fleet.kills import measure_kills
 from benchmarks.fleet.overhead import measure_overhead
@@ -30,6 +32,7 @@ from benchmarks.report import options, run_parts
 
 REQUESTS, CANARIES, KILLS = 20_000, 500, 100
 SLOTS, WANTED, DRAWN = 40, 200, 4_000
+AFFINITY_GOAL, FULL = 1.3, 48
 STREAMS, TOKENS = 32, 64
 STORED = 40
 
@@ -37,7 +40,7 @@ STORED = 40
 def main() -> None:
     """The command line."""
     parser = options(__doc__)
-    parts = ("stores", "wrong", "overhead", "affinity", "kills")
+    parts = ("stores", "wrong", "overhead", "affinity", "affinity_full", "kills")
     parser.add_argument("--only", nargs="+", choices=parts, help="these parts, in their own place in the file")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests for canaries")
     parser.add_argument("--kills", type=int, default=KILLS, help="processes that are killed")
@@ -56,7 +59,12 @@ def run(given: argparse.Namespace) -> None:
             "overhead": lambda result: measure_overhead(
                 result, streams=STREAMS, tokens=TOKENS, repeats=given.repeats, source=given.base_folder
             ),
-            "affinity": lambda result: measure_affinity(result, adapters=WANTED, slots=SLOTS, requests=DRAWN),
+            "affinity": lambda result: measure_affinity(
+                result, "affinity", adapters=WANTED, slots=SLOTS, requests=DRAWN, clients=CLIENTS, goal=AFFINITY_GOAL
+            ),
+            "affinity_full": lambda result: measure_affinity(
+                result, "affinity_full", adapters=WANTED, slots=SLOTS, requests=DRAWN, clients=FULL, goal=None
+            ),
             "kills": lambda result: measure_kills(result, kills=given.kills),
         },
         only=given.only,

@@ -3,8 +3,10 @@
 Each replica has a rank for each key (a base model and an adapter's digest), which depends on nothing but the two. So
 all routers agree without speaking to each other, and when a replica goes, only the keys that it was first for move
 (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). Which of the first two gets a request
-is said by their load ("the power of two choices": Mitzenmacher, 2001): the second one only once the first has all the
-requests that it computes together. So an adapter that few ask for is loaded once, and one that many ask for twice.
+is said by their load ("the power of two choices": Mitzenmacher, 2001): the second one only where the first has as many
+more for its places as it computes together. So an adapter that few ask for is loaded once, and one that many ask for
+twice; and where all replicas are full, those of a request or two less are not sent everything, which would load every
+adapter twice (docs/explanation/scale.md).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def by_key(key: str, loads: Mapping[str, Load]) -> list[str]:
     order = ranked(key, loads)
     if len(order) > 1:
         first, second = loads[order[0]], loads[order[1]]
-        if first.share >= 1 and second.share < first.share:
+        if first.share >= second.share + 1:
             order[:2] = order[1], order[0]
     return order
 
