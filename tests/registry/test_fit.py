@@ -224,6 +224,11 @@ class TestPurgedMeanwhile:
         for seed, name in enumerate(("law", "code")):
             verbs.ready(f"acme/{name}", seed=seed)
 
+    def test_before_its_vectors_are_looked_up(self, verbs, two, monkeypatch):
+        purging(verbs, monkeypatch, fit_module, "_fitted")
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [member.ref for member in row.members] == ["acme/code@1"]
+
     def test_before_its_vectors_are_read(self, verbs, two, monkeypatch):
         purging(verbs, monkeypatch, verbs.blobs, "read")
         row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
