@@ -7,6 +7,7 @@ what is certainly the same is known here; in doubt it is pushed, and the server 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,18 +23,32 @@ from service.client.steps import Json
 _CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 
 
+@dataclass(frozen=True)
+class There:
+    """A version that a server has: its Adapter object, and whether what a push says of it is what is stored.
+
+    `blobs` are the digests of its weights and of its sample, where that is of the push.
+    """
+
+    adapter: Json
+    is_said_alike: bool
+    blobs: tuple[str, ...]
+
+
 def same_there(
     client: SoupClient, manifest: Manifest, weights: str, texts: Sequence[str] | EmbeddingsNote | None
-) -> Json | None:
-    """The live version of this name that pushing the manifest would give as it is; None where there may be none.
+) -> There | None:
+    """The live version of this name that has the bytes of a push; None where there may be none.
 
-    `weights` is the digest of the file. What is said of the adapter has to be the same too, so that the server's
-    warning about what stays as it is stored is heard; but for the owner, which can be changed without the bytes.
+    `weights` is the digest of the file. Where what is said of the adapter is not the same, it has to be pushed, so that
+    the server's warning about what stays as it is stored is heard; the owner, which can be changed without the bytes,
+    is not looked at.
     """
     for row in client.adapters(name=manifest.name, kind="adapter"):
         if row.get("weights_blob") == weights and _same_sample(row, texts):
             whole = client.adapter(str(row["ref"]))
-            return whole if _said_alike(whole, manifest) else None
+            sample = () if texts is None else (str(row["sample"]["digest"]),)
+            return There(whole, _said_alike(whole, manifest), (weights, *sample))
     return None
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from registry.errors import DamagedBlob, InvalidManifest, Unavailable
 from registry.formats import (
@@ -64,12 +65,16 @@ class Additions:
         return Card.model_validate(values)
 
 
+Became = Literal["pushed", "sent again", "owner changed", "there already"]
+"""What a push of one of many came to; sent again are bytes of a version that is there, which repairs damaged ones."""
+
+
 @dataclass(frozen=True)
 class Pushed:
-    """The Adapter object that a server gave, and whether it is new there."""
+    """The Adapter object that a server gave, and what became of it there."""
 
     adapter: Json
-    created: bool
+    became: Became
 
 
 def push_folder(
@@ -84,27 +89,28 @@ def push_folder(
     tags: Sequence[str] = (),
     metadata: Mapping[str, str | int | float | bool | None] | None = None,
     progress: Progress | None = None,
+    anew: bool = False,
 ) -> Json:
     """Push an adapter directory as `name`, a PEFT directory of a LoRA as it is.
 
     `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
-    its card; `owner` is who answers for the name. Raises InvalidManifest where nobody says the domain, and for an empty
-    owner.
+    its card; `owner` is who answers for the name. With `anew` all bytes are sent, also those that the server says it
+    has. Raises InvalidManifest where nobody says the domain, and for an empty owner.
     """
     more = Additions(
         domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {}
     )  # fmt: skip
-    return client.run(pushing(folder, name=name, more=more, progress=progress))
+    return client.run(pushing(folder, name=name, more=more, progress=progress, anew=anew))
 
 
 def pushing(
-    folder: Path | AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None
+    folder: Path | AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None, anew: bool = False
 ) -> Steps[Json]:
     """The steps of `push_folder`."""
     local = folder if isinstance(folder, AdapterDirectory) else (yield from _directory(folder))
     manifest = described(local, name, more)
     try:
-        sent = yield from _sent(local, manifest, more, progress)
+        sent = yield from _sent(local, manifest, more, progress, anew=anew)
         return (yield from adapter_calls.push(sent))
     except DamagedBlob:  # a server that was asked whether it is there has not read it: the right bytes repair it
         sent = yield from _sent(local, manifest, more, progress, anew=True)
@@ -112,24 +118,33 @@ def pushing(
 
 
 def send_folder(
-    client: SoupClient, folder: AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None
-) -> Pushed:
+    client: SoupClient, folder: AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None,
+    anew: bool = False,
+) -> Pushed:  # fmt: skip
     """As `push_folder`, for one of many: what the server has already is found by its digest and not sent again.
 
-    Another owner is said of it all the same. A full queue of jobs is waited for. `progress` may raise to end it.
+    Where the server says that its bytes are missing or damaged they are sent, which repairs them; with `anew` in any
+    case, as a server on an object store says so only of what it has read. Another owner is said of it all the same. A
+    full queue of jobs is waited for. `progress` may raise to end it.
     """
     manifest = described(folder, name, more)
     there = same_there(client, manifest, file_digest(folder.weights), _texts(folder, more))
-    if there is not None and manifest.owner in (None, there.get("owner")):
-        return Pushed(there, created=False)
-    if there is not None:
-        return Pushed(client.update_adapter(str(there["ref"]), owner=manifest.owner), created=False)
-    sent = client.run(_sent(folder, manifest, more, progress))
+    new_owner = there is not None and manifest.owner not in (None, there.adapter.get("owner"))
+    if there is not None and there.is_said_alike and not anew:
+        anew = not all(client.has_blob(digest) for digest in there.blobs)
+        if not anew and new_owner:
+            return Pushed(client.update_adapter(str(there.adapter["ref"]), owner=manifest.owner), "owner changed")
+        if not anew:
+            return Pushed(there.adapter, "there already")
     try:
-        return Pushed(*client.push_patiently(sent, progress=progress))
+        sent = client.run(_sent(folder, manifest, more, progress, anew=anew))
+        adapter, created = client.push_patiently(sent, progress=progress)
     except DamagedBlob:  # as in `pushing`
+        anew = True
         sent = client.run(_sent(folder, manifest, more, progress, anew=True))
-        return Pushed(*client.push_patiently(sent, progress=progress))
+        adapter, created = client.push_patiently(sent, progress=progress)
+    known: Became = "sent again" if anew else "owner changed" if new_owner else "there already"
+    return Pushed(adapter, "pushed" if created else known)
 
 
 def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:

@@ -24,6 +24,7 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
+from registry.names import sha256_digest
 from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, SampleSource, WeightedRef
 from service.cli import app as cli
 from service.cli.remote import complete_ref
@@ -34,6 +35,7 @@ from service.client.client import SoupClient
 from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
+from tests.registry.damaged_files import flip
 from tests.registry.random_adapters import lora
 from tests.service.http.pages.signed import Signed
 from tests.service.passages import passages
@@ -89,6 +91,29 @@ class TestPushingMany:
         code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
         assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES])
         assert err.splitlines()[-1] == "4 there already."
+
+    def test_what_the_server_finds_damaged_is_sent_again(
+        self, soup: Soup, many: Path, tmp_path: Path, live: Live, weights: list[bytes]
+    ) -> None:
+        (tmp_path / "samples").mkdir()
+        (tmp_path / "samples" / "botany.txt").write_text("\n\n".join(passages("court", 30)))
+        folders = [many / "anatomy", many / "botany", many / "chemistry"]
+        assert soup("push", *folders[:1], *folders[2:], "--namespace", "worn")[0] == 0
+        file = tmp_path / "one.csv"
+        file.write_text("path\nmany/botany\n")
+        asked = ("push", "--manifest", file, "--samples", tmp_path / "samples", "--namespace", "worn", "--json")
+        assert soup(*asked)[0] == 0
+        sample = json.loads(soup("show", "worn/botany", "--json")[1])["sample"]["digest"]
+        for damaged in (sha256_digest(weights[0]), sample):
+            flip(live.world.runtime.settings.blobs_dir / damaged[7:9] / damaged[7:])
+            assert live.world.client.get(f"/v1/blobs/{damaged}").status_code == 500
+        found = states(soup("push", *folders[::2], "--namespace", "worn", "--json")[1])
+        assert found == {"worn/anatomy": "sent again", "worn/chemistry": "there already"}
+        assert states(soup(*asked)[1]) == {"worn/botany": "sent again"}
+        for digest in (sha256_digest(weights[0]), sample):
+            assert live.world.client.get(f"/v1/blobs/{digest}").status_code == 200
+        found = states(soup("push", *folders[::2], "--namespace", "worn", "--anew", "--json")[1])
+        assert set(found.values()) == {"sent again"}
 
     def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(self, soup: Soup, many: Path) -> None:
         (many / "botany" / WEIGHTS_FILE).write_bytes(b"no tensors")
@@ -278,10 +303,11 @@ class TestManifest:
         monkeypatch.setattr(SoupClient, "push_patiently", sent)
         rows = [(f"many/{name}", "" if name == "drama" else f"{name} team") for name in NAMES]
         file = self.write(tmp_path / "owners.csv", ("path", "owner"), *rows)
-        for _ in range(2):
+        for became in ("owner changed", "there already"):
             code, out, err = soup("push", "--manifest", file, "--namespace", "held", "--json")
             assert code == 0, err
-            assert set(states(out).values()) == {"there already"}
+            wanted = {f"held/{name}": "there already" if name == "drama" else became for name in NAMES}
+            assert states(out) == wanted
             found = json.loads(soup("ls", "--namespace", "held", "--json")[1])["data"]
             owners = {one["name"]: one["owner"] for one in found}
             assert owners == {**{name: f"{name} team" for name in NAMES}, "drama": None}

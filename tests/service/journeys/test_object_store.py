@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,11 +17,11 @@ import pytest
 
 from registry.blobs.bucket import Bucket
 from registry.errors import Unavailable
-from registry.formats import AdapterContents, write_directory
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
 from service.client.client import SoupClient
 from service.client.steps import send
-from service.client.transfer import push_folder
+from service.client.transfer import Additions, push_folder, send_folder
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
@@ -329,3 +330,31 @@ def test_a_push_repairs_what_a_server_has_not_found_to_be_damaged_yet(url: str, 
                 client.close()
         shutil.rmtree(tmp_path / "data" / "cache")
         Bucket(url, seconds=5.0).put(f"{digest[7:9]}/{digest[7:]}", b"damaged", 7)
+
+
+def test_many_repair_what_the_server_read_and_with_anew_what_it_did_not(url: str, bases: Path, tmp_path: Path) -> None:
+    """Each server has the database of the one before, nothing in its cache, and a damaged object in the bucket."""
+    for way in ("first", "read", "anew"):
+        for world in open_world(tmp_path / "data", bases):
+            weights = adapter_weights(world.runtime, seed=1)
+            digest = sha256_digest(weights)
+            key = f"{digest[7:9]}/{digest[7:]}"
+            if way == "first":
+                contents = AdapterContents(config=CONFIG, domain="law", weights=weights, base_model=BASE_ID)
+                write_directory(tmp_path / "law", contents)
+            for live in open_live(world):
+                client = SoupClient(live.url, world.admin, inline_bytes=0)
+                send = partial(send_folder, client, read_directory(tmp_path / "law"), name="acme/law", more=Additions())
+                if way == "first":
+                    assert send().became == "pushed"
+                else:
+                    assert send().became == "there already", "nobody has read it"
+                if way == "read":
+                    assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
+                    assert send().became == "sent again"
+                if way == "anew":
+                    assert send(anew=True).became == "sent again"
+                assert world.client.get(f"/v1/blobs/{digest}").content == weights
+                client.close()
+        shutil.rmtree(tmp_path / "data" / "cache")
+        Bucket(url, seconds=5.0).put(key, b"damaged", 7)

@@ -86,13 +86,16 @@ def push(
     *,
     more: Said,
     many: Many,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Send all bytes, also those that are there: repairs what is damaged.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the samples are embedded.")] = False,
 ) -> None:
     """Push adapter directories.
 
     Prints the name and version each is known by; pushing the same again changes nothing. Of several, what the server
-    has already is not sent again, one that is refused does not keep the others, a folder that names no domain is of
-    the one it is called after, and a table says what became of each.
+    has already, whole, is not sent again, one that is refused does not keep the others, a folder that names no domain
+    is of the one it is called after, and a table says what became of each.
 
     \b
     Examples:
@@ -111,7 +114,7 @@ def push(
         several = len(sources) > 1 or many.manifest is not None
         outcomes = [_read(source, own_domain=several) for source in sources]
         try:
-            send_all(remote.client, outcomes, at_once=many.parallel, many=several)
+            send_all(remote.client, outcomes, at_once=many.parallel, many=several, anew=anew)
             if wait:
                 _wait_all(remote.client, outcomes, failed)
         except KeyboardInterrupt:

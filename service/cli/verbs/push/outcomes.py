@@ -11,9 +11,10 @@ from typing import Any, Literal
 from registry.errors import SoupError, as_dict
 from service.cli.output import columns, data, one_line, table_width, talk
 from service.cli.verbs.push.sources import Source
+from service.client.transfer import Became
 from training.spec import BANK
 
-State = Literal["pushed", "there already", "refused", "not sent"]
+State = Became | Literal["refused", "not sent"]
 
 
 @dataclass

@@ -22,11 +22,11 @@ AT_ONCE = 4
 _NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base", "owner": "--owner"}
 
 
-def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, many: bool) -> None:
+def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, many: bool, anew: bool) -> None:
     """Push every source that was read, and note what becomes of it.
 
-    Of `many` what the server has is not sent again, and one that does not fit keeps no other; of the one that there is
-    a usage error is raised for flags that do not fit.
+    Of `many` what the server has is not sent again, unless `anew`, and one that does not fit keeps no other; of the one
+    that there is a usage error is raised for flags that do not fit.
 
     Where the command is ended nothing more is begun, what is being sent ends at its next report, and what had become of
     each stands in its outcome.
@@ -36,7 +36,7 @@ def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, m
     with progress_bar("pushing", in_bytes=True) as report:
         sent = _Sent(report, [one.source for one in waiting])
         with ThreadPoolExecutor(at_once if distinct else 1) as pool:
-            asked = [pool.submit(_push, client, one.source, sent.of(i), many) for i, one in enumerate(waiting)]
+            asked = [pool.submit(_push, client, one.source, sent.of(i), many, anew) for i, one in enumerate(waiting)]
             try:
                 for number, (one, future) in enumerate(zip(waiting, asked, strict=True)):
                     _note(one, future, many)
@@ -50,13 +50,14 @@ def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, m
                         _note(one, future, many=True)
 
 
-def _push(client: SoupClient, source: Source, progress: Progress, many: bool) -> Pushed:
+def _push(client: SoupClient, source: Source, progress: Progress, many: bool, anew: bool) -> Pushed:
     assert source.read is not None
     more = Additions(**{**vars(source.more), "texts": source.texts()})
     if many:
-        return send_folder(client, source.read, name=source.name, more=more, progress=progress)
+        return send_folder(client, source.read, name=source.name, more=more, progress=progress, anew=anew)
     said = {name: getattr(more, name) for name in ("domain", "base", "owner", "texts", "tags", "metadata")}
-    return Pushed(push_folder(client, source.read, name=source.name, progress=progress, **said), created=True)
+    found = push_folder(client, source.read, name=source.name, progress=progress, anew=anew, **said)
+    return Pushed(found, "pushed")
 
 
 def _note(one: Outcome, future: Future[Pushed], many: bool) -> None:
@@ -74,7 +75,7 @@ def _note(one: Outcome, future: Future[Pushed], many: bool) -> None:
     except OSError as error:
         one.error, one.state = cannot_be_read(one.source.path, error), "refused"
     else:
-        one.adapter, one.state = pushed.adapter, "pushed" if pushed.created else "there already"
+        one.adapter, one.state = pushed.adapter, pushed.became
 
 
 class _Sent:
