@@ -42,6 +42,7 @@ TRIES = 3
 """Times that a card which somebody else changes meanwhile is read again."""
 Chosen = Annotated[list[str] | None, Query(max_length=MOST)]
 Action = Literal["tags", "owner", "no owner", "retire"]
+OF_OWNERS = ("owner", "no owner")
 
 
 class Selection(Wire):
@@ -57,7 +58,7 @@ class Outcome(Wire):
     """What became of one version."""
 
     ref: str
-    state: Literal["changed", "as it was", "refused"]
+    state: Literal["changed", "owner changed", "as it was", "refused"]
     problem: str | None = None
 
 
@@ -90,16 +91,17 @@ def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Respon
     except SoupError as error:
         return _page(request, Selection(filters=Filters(), data=_still(parts, who, refs[:MOST])), form, error=error)
     outcomes, errors = [], []
+    done: Literal["changed", "owner changed"] = "owner changed" if form.get("do") in OF_OWNERS else "changed"
     for one in refs:
         try:
-            state: Literal["changed", "as it was"] = "changed" if act(*_named(one)) else "as it was"
-            outcomes.append(Outcome(ref=one, state=state))
+            outcomes.append(Outcome(ref=one, state=done if act(*_named(one)) else "as it was"))
         except SoupError as error:
             outcomes.append(Outcome(ref=one, state="refused", problem=problems.body_of(error).error.message))
             errors.append(error)
     return shown(
         request, "changed.html", outcomes=outcomes, error=errors[0] if len(errors) == len(refs) else None,
-        counts={state: sum(one.state == state for one in outcomes) for state in ("changed", "as it was", "refused")},
+        done=done,
+        counts={state: sum(one.state == state for one in outcomes) for state in (done, "as it was", "refused")},
     )  # fmt: skip
 
 
@@ -156,14 +158,21 @@ def _action(
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
         return lambda ns, name: bool(retire_adapter(request, ns, name, parts, who).data)
-    if form.get("do") in ("owner", "no owner"):
+    if form.get("do") in OF_OWNERS:
         owner = form.get("owner", "").strip() if form["do"] == "owner" else None
         if owner == "":
             raise InvalidParameter(
                 "Write who is to answer for them; a button of its own takes owners away.", param="owner"
             )
-        owned = _owned(owner)
-        return lambda ns, name: _changed(request, parts, who, ns, name, owned)
+        owned, given = _owned(owner), set[tuple[str, str]]()
+
+        def own(ns: str, name: str) -> bool:
+            label = (ns, name.partition("@")[0])
+            if _changed(request, parts, who, ns, name, owned):
+                given.add(label)
+            return label in given  # a version before it in the form may have brought its name the owner
+
+        return own
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
         raise InvalidParameter("Name a tag to add or to take away.", param="add")

@@ -251,3 +251,15 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
     assert owned() == {HOSTILE}, "a field that was left empty takes nothing away"
     browser.send("/models/edit", TICKED, **{**fields, "do": "no owner"}, owner="")
     assert owned() == {None}
+
+
+def test_versions_whose_name_has_another_owner_now_are_said_to_be_changed(stocked: World, browser: Signed) -> None:
+    """The first of them brings it to all versions of the name, and the others are not as they were."""
+    versions = [stocked.push("acme/several", seed=seed)["ref"] for seed in (11, 12, 13)]
+    shown = f"/models/edit?ref={'&ref='.join(versions)}"
+    fields = {"refs": " ".join(versions), "do": "owner", "owner": "us"}
+    answer = read(browser.send("/models/edit", shown, **fields).text)
+    assert "3 versions are changed None was refused." in answer
+    assert answer.count("owner changed") == 3
+    answer = read(browser.send("/models/edit", shown, **fields).text)
+    assert ("3 were so already." in answer, "owner changed" in answer) == (True, False)
