@@ -67,10 +67,11 @@ class BlobStore(Protocol):
     def delete(self, digest: str) -> None:
         """Forget it; nothing happens where it is not stored."""
 
-    def delete_all(self, digests: Sequence[str]) -> None:
+    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:
         """Forget each of them, as `delete` does; where it raises, some may be forgotten.
 
-        Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
+        `briefly` is for who makes others wait: an object store that takes longer than two seconds for all of it raises
+        Unavailable by then.
         """
 
     def digests(self) -> Iterator[str]:
