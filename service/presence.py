@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
+import migrations
 from registry.catalogue import Database
 from registry.catalogue.replica_rows import NewReplica, ReplicaLoad
 from registry.errors import SoupError
 from service.settings import Settings
+from service.version import VERSION
 
 log = logging.getLogger("soup.presence")
 LEAVE_SECONDS = 2.0
@@ -42,6 +44,8 @@ class Presence:
             places=settings.engine_rows,
             bank_bytes=settings.adapter_bank_bytes,
             beat=timedelta(seconds=settings.replica_beat_seconds),
+            version=VERSION,
+            revision=migrations.head(),
         )
         self._database = database
         self._beats = Database(settings.database, pool_size=1, busy_seconds=BUSY_SECONDS)

@@ -36,6 +36,10 @@ class NewReplica:
     """Room for adapters held ready."""
     beat: timedelta
     """How often it says that it is there."""
+    version: str | None = None
+    """Of its code; None of a server of a release that said none, as is the next."""
+    revision: str | None = None
+    """Of the schema that its code is made for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ replicas = Table(  # their moments are the database's
     Column("adapter_bytes", BigInteger, nullable=False),
     Column("started_at", Microseconds, nullable=False),
     Column("seen_at", Microseconds, nullable=False),
+    Column("version", String(32)),
+    Column("revision", String(32)),
     CheckConstraint("role IN ('all', 'api', 'worker')", name="role"),
 )
 rate_buckets = Table(

@@ -49,11 +49,11 @@ from service.http.routes import (
 )
 from service.http.server_metrics import ServerMetrics
 from service.http.worker_layer import WorkerLayer
+from service.version import VERSION
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
 
-VERSION = "0.1.0"
 ROUTES = (
     *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),

@@ -142,7 +142,7 @@ def test_the_installed_command_migrates(installed: Path, tmp_path: Path) -> None
 def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     assert run(installed, installed / "bin" / "soup", "--version", cwd=tmp_path).strip() == version
-    assert f'\nVERSION = "{version}"\n' in (installed / "service" / "http" / "app.py").read_text()
+    assert f'\nVERSION = "{version}"\n' in (installed / "service" / "version.py").read_text()
 
 
 # --- dependencies ---------------------------------------------------------------------------------

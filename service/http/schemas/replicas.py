@@ -13,6 +13,10 @@ class Replica(Wire):
 
     object: Literal["replica"] = "replica"
     id: str
+    version: str | None = None
+    """Of its code; null: it is of a release that says none."""
+    revision: str | None = None
+    """Of the schema that its code is made for, by which releases of one version are told apart."""
     role: Literal["all", "api", "worker"]
     url: str | None
     """Where routers reach it; null: they send it nothing."""

@@ -218,10 +218,10 @@ def test_it_does_not_serve_one_of_the_version_after_that(database: Database, bey
 def test_a_database_on_which_older_servers_run_is_not_migrated_under_them(database: Database, tmp_path: Path) -> None:
     """On SQLite there is no other server."""
     shared = database.engine.dialect.name == "postgresql"
+    with database.write() as catalogue:
+        catalogue.replicas.join(ONE, IDLE)
     migrations.downgrade(database.engine, "0018")
     if shared:
-        with database.write() as catalogue:
-            catalogue.replicas.join(ONE, IDLE)
         sentence = rf"1 of the servers .* at revision '0018' .* from revision '{last_release.REVISION}' on: stop them"
         with pytest.raises(Unavailable, match=sentence):
             migrate(database, backups=tmp_path)

@@ -48,6 +48,18 @@ def test_who_joins_is_there_as_it_said(database: Database) -> None:
     assert one.started_at <= one.seen_at <= one.read_at
 
 
+def test_one_of_the_last_release_says_no_version_and_keeps_none(database: Database) -> None:
+    """It knows no such columns: the row that it makes in the place of ours has none either."""
+    join(database, replace(ONE, version="0.1.0", revision="0022"), TWO)
+    with database.read() as catalogue:
+        said = {row.id: (row.version, row.revision) for row in catalogue.replicas.list()}
+    assert said == {"one": ("0.1.0", "0022"), "two": (None, None)}
+    with database.beside() as catalogue:
+        assert catalogue.replicas.beat("one", IDLE)
+    with database.read() as catalogue:
+        assert catalogue.replicas.list()[0].version == "0.1.0"
+
+
 def test_the_clock_is_the_databases_and_goes_on_within_a_transaction(database: Database) -> None:
     """A transaction that waited for its turn would else beat for the moment at which it began to wait."""
     with database.write() as catalogue:

@@ -151,6 +151,8 @@ def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base
                 one.wait()
                 fleet.clients[version] = stack.enter_context(client_of(one.url))
             until(lambda: len(ids(fleet.clients["old"])) == 2, "two servers")
+            listed = fleet.clients["new"].get("/v1/replicas").json()["data"]
+            assert [one["revision"] for one in listed] == [None, head], "which of them is to be exchanged still"
             each_does_what_the_other_sees(fleet, before["digest"])
             bytes_go_beside_pushes_of_them(fleet)
             count = len(heard)

@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import pytest
 
+import migrations
 from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.spec import Provenance
 from service.runtime import Runtime
 from service.settings import Settings
+from service.version import VERSION
 from tests.postgres import Postgres
 from tests.service.cluster import ids
 from tests.service.passages import WORDS, passages
@@ -292,6 +294,7 @@ def test_servers_are_listed_while_they_are_there(
         assert found[own]["url"] == "http://10.0.0.3:8000"
         assert found[own]["bases"] == {BASE_ID: shape.fingerprint}
         assert found[own]["role"] == "all"
+        assert (found[own]["version"], found[own]["revision"]) == (VERSION, migrations.head())
     assert own not in listed()
     team = servers[0].key(["admin"], ["acme"])
     assert servers[0].client.get("/v1/replicas", headers=servers[0].headers(team)).status_code == 403
