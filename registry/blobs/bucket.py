@@ -46,6 +46,12 @@ ONE_BY_ONE = 10
 LARGE, SLOWEST = 2**20, 512 * 1024
 """What is larger than the first has longer to be sent, as a link needs that carries the second in a second."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
+SIGNS = {
+    "s3": "an access key (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a role of the machine",
+    "gs": "a service account's key (GOOGLE_SERVICE_ACCOUNT) or an account of the machine that may sign",
+    "az": "the account's key (AZURE_STORAGE_ACCOUNT_KEY) or an identity that may get a user delegation key",
+}
+"""What signs the URLs of each kind of store."""
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 """How S3, Azure and Google's store say so; an object that is missing says something else."""
 NOT_ALLOWED = ("status code: 401", "status code: 403")
@@ -252,8 +258,8 @@ class Bucket:
             return str(self._api.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
         except (self._error, OSError, ValueError) as error:
             raise Unavailable(
-                f"{self.name} cannot be signed for with the credentials that there are: see the variables that they "
-                "come from (AWS_..., GOOGLE_..., AZURE_...), and SOUP_BLOBS_PRESIGNED_SECONDS.",
+                f"{self.name} signs no URL with the credentials that there are: give {SIGNS[self.name[:2]]}, or set no "
+                "SOUP_BLOBS_PRESIGNED_SECONDS.",
                 param="blobs_presigned_seconds",
             ) from error
 
