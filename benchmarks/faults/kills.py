@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -53,6 +53,8 @@ class Series(ABC):
     settings: ClassVar[Mapping[str, str]] = {}
     """Of the server."""
 
+    stored: Path
+    """The folder of the server's blobs."""
     over = threading.Event()
     """Set when the kill is about to come: from then on nothing is tried again."""
 
@@ -155,9 +157,13 @@ class Purges(Series):
         try:
             client.adapter(str(acknowledged["ref"]))
         except Retired:
-            gone = (acknowledged["weights_blob"], acknowledged["sample"]["digest"])
-            return bool(acknowledged["purged"]) and not any(map(client.has_blob, gone))
+            gone = (str(acknowledged["weights_blob"]), str(acknowledged["sample"]["digest"]))
+            return bool(acknowledged["purged"]) and not any(map(client.has_blob, gone)) and not self._files(gone)
         return not acknowledged["purged"]
+
+    def _files(self, digests: Iterable[str]) -> list[Path]:
+        """The files that are left of blobs, in their place or set aside, whatever the database says."""
+        return [path for digest in digests for path in self.stored.rglob(f"*{digest.removeprefix('sha256:')}*")]
 
 
 class Collections(Series):
@@ -261,6 +267,7 @@ def run_series(kind: type[Series], folder: Path, database_url: str | None, *, ki
     outcome = Outcome(kind.name, "sqlite" if database_url is None else "postgresql")
     draw = random.Random(f"{kind.name}-{outcome.database}")
     series, numbers = kind(), count()
+    series.stored = folder / "data" / "blobs"
     everything: list[Mapping[str, Any]] = []
     with killable(folder, database_url, SOUP_JOB_LEASE_SECONDS=LEASE, **kind.settings) as server:
         with server.client() as client:

@@ -1,9 +1,10 @@
 """Servers, workers, the store and PostgreSQL are killed (kill -9) at random moments under traffic through a router.
 
-The traffic is pushes, cooks, each for a text of its own, and streams. Whoever gets no answer asks again, as a client
-does, until it is acknowledged. After each kill what was killed is started again, and a push, a cook and a stream have
-to come to their ends. At the end everything that was acknowledged has to be there, as it was acknowledged and once, and
-every stored byte is hashed.
+The traffic is pushes, some of which are purged again, cooks, each for a text of its own, and streams. Whoever gets no
+answer asks again, as a client does, until it is acknowledged. After each kill what was killed is started again, and a
+push, a cook and a stream have to come to their ends. At the end everything that was acknowledged has to be there, as it
+was acknowledged and once, every stored byte is hashed, and the store holds no object of what was purged: of those whose
+deletion a kill prevented a collection has made sure by then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from subprocess import SubprocessError
 
 from benchmarks.faults.server import Stoppable, postgresql_server
 from benchmarks.fleet.object_store import Store, bucket_settings, object_store
-from benchmarks.fleet.traffic import Traffic
-from benchmarks.replicas import Place, Process, place
+from benchmarks.fleet.traffic import Acknowledged, Traffic
+from benchmarks.replicas import Place, Process, answered, place
 from benchmarks.report import Result
 from demo.results import Figure
 from registry.errors import Internal
@@ -116,7 +117,7 @@ def strike_all(result: Result, found: Fleet, *, kills: int) -> None:
             failures += [f"after kill {number} ({kind}): no {what} came to its end" for what in stuck]
             survived[kind] += not stuck
         traffic.stop()
-        lost = traffic.verified()
+        lost = {**traffic.verified(), "left": left_of(traffic.purged, found)}
         checked = found.at.soup("check", "--all", "--rate", str(10**9))
         if checked.returncode:
             lost["wrong"].append(f"soup check: {checked.stdout.strip()} {checked.stderr.strip()}")
@@ -132,4 +133,17 @@ def strike_all(result: Result, found: Fleet, *, kills: int) -> None:
     )
     result.figures["kills_survived"] = Figure(0 if bad else survived.total(), "kills", KILLS_GOAL, note=note)
     done = ", ".join(f"{traffic.done[what]} {what}" for what in traffic.done)
-    result.figures["kills_lost"] = Figure(bad, "pieces", 0, note=f"lost, wrong or twice, of {done}")
+    note = f"lost, wrong, twice, or left in the store after a purge, of {done}"
+    result.figures["kills_lost"] = Figure(bad, "pieces", 0, note=note)
+
+
+def left_of(purged: Sequence[Acknowledged], found: Fleet) -> list[str]:
+    """The objects that the store holds of what was purged, after a collection, in sentences."""
+    with found.at.client(found.router) as client:
+        answered(client.post("/v1/collect", json={"dry_run": False}))
+    return [
+        f"{digest} of {one.name}, which was purged, is in the store"
+        for one in purged
+        for digest in (one.answer["weights_blob"], one.answer["sample"]["digest"])
+        if found.store.has(digest)
+    ]

@@ -17,13 +17,15 @@ from demo.results import ROOT
 from registry.errors import Internal
 
 BUCKET = "soup"
+PLACE = f"{BUCKET}/blobs"
+NOT_FOUND = 404
 START_SECONDS = 60.0
 
 
 def bucket_settings(port: int) -> dict[str, str]:
     """Variables of a server that has its blobs in the bucket, which it reaches at a port."""
     return {
-        "SOUP_BLOBS_URL": f"s3://{BUCKET}/blobs", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "SOUP_BLOBS_URL": f"s3://{PLACE}", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
     }  # fmt: skip
 
@@ -47,6 +49,18 @@ class Store:
         assert self.front.stdout is not None
         if not self.front.stdout.readline():
             raise Internal(f"the front of the store did not start: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def has(self, digest: str) -> bool:
+        """Whether the server behind holds the object of a blob, asked past the front and past every server of ours."""
+        name = digest.removeprefix("sha256:")
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.target}/{PLACE}/{name[:2]}/{name}", method="HEAD")
+        try:
+            urllib.request.urlopen(asked).close()
+        except urllib.error.HTTPError as error:
+            if error.code == NOT_FOUND:
+                return False
+            raise
+        return True
 
     def kill(self) -> None:
         """kill -9 of the front."""

@@ -30,6 +30,9 @@ FINAL = frozenset({"succeeded", "failed", "cancelled"})
 END_SECONDS = 300.0
 """Within which all that was acknowledged has to be there at the end."""
 KINDS = ("pushes", "cooks", "streams")
+PURGED = 4
+"""One of so many pushes is purged again."""
+GONE = 410
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Traffic:
         """What a stream of each ready adapter says."""
         self._pushed: list[Acknowledged] = []
         self._cooked: list[Acknowledged] = []
+        self.purged: list[Acknowledged] = []
+        """Pushes whose purge was acknowledged too."""
         self._wrong: list[str] = []
         self.done: Counter[str] = Counter()
         """What came to its end, by kind."""
@@ -122,7 +127,10 @@ class Traffic:
         return None
 
     def _push_all(self) -> None:
-        """Every second one with a sample, which is waited for: else workers would fall behind further and further."""
+        """Every second one with a sample, which is waited for: else workers would fall behind further and further.
+
+        Some of these are purged.
+        """
         with self._client() as client:
             for number in count():
                 if self._over.wait(REST):
@@ -133,6 +141,29 @@ class Traffic:
                 if answer is not None:
                     self._pushed.append(Acknowledged(name, answer))
                     self._wait_for(client, "pushes", self._pushed[-1])
+                    if number % PURGED == 0 and not self._over.is_set():
+                        self._purge(client, self._pushed.pop())
+
+    def _purge(self, client: httpx2.Client, one: Acknowledged) -> None:
+        """Ask again until it is acknowledged; a version that is gone was purged by a request that had no answer.
+
+        Of one that is not acknowledged before all is over nobody knows whether it is there.
+        """
+        while not self._over.is_set():
+            try:
+                answer = client.post(f"/v1/adapters/{one.name}@1/purge")
+            except httpx2.HTTPError as error:
+                self.again[type(error).__name__] += 1
+            else:
+                if answer.is_success or answer.status_code == GONE:
+                    self.purged.append(one)
+                    self.done["purges"] += 1
+                    return
+                if answer.status_code not in (429, 503):
+                    self._wrong.append(f"purge of {one.name}: {answer.status_code} {answer.text[:300]}")
+                    return
+                self.again[str(answer.status_code)] += 1
+            self._over.wait(PAUSE)
 
     def _cook_all(self) -> None:
         """One after the other: the next is cooked for when the last is there."""
@@ -204,6 +235,10 @@ class Traffic:
                 if row.get("state", "succeeded") != "succeeded":
                     found["lost"].append(f"{one.name}: its job {one.job} is {row['state']}: {row.get('error')}")
                 self._look(client, one, found)
+            for one in self.purged:
+                answer = client.get(f"/v1/adapters/{one.name}@1")
+                if answer.status_code != GONE:
+                    found["wrong"].append(f"{one.name} was purged, and is answered {answer.status_code}")
         return found
 
     def _ended(self, client: httpx2.Client, job: str, end: float) -> dict[str, Any]:

@@ -269,6 +269,14 @@ def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tm
     assert (outcome.kills, outcome.survived, outcome.failures) == (1, 1, [])
     assert outcome.acknowledged > 0
     with server.killable(tmp_path, None) as again, again.client() as client:
+        purges = kills.Purges()
+        purges.stored = tmp_path / "data" / "blobs"
+        purged = purges.work(client, 9001)
+        assert purges.holds(client, purged)
+        left = purges.stored / purged["weights_blob"][7:9] / purged["weights_blob"][7:]
+        left.parent.mkdir(exist_ok=True)
+        left.write_bytes(b"a file that no row names")
+        assert not purges.holds(client, purged)
         pushed = [client.adapter(str(one["ref"])) for one in client.adapters()]
         [blob] = (tmp_path / "data" / "blobs").rglob(pushed[0]["weights_blob"].removeprefix("sha256:"))
         blob.write_bytes(bytes(pushed[0]["size_bytes"]))

@@ -73,6 +73,13 @@ def test_what_is_killed_comes_back_and_nothing_is_lost(fleet, monkeypatch):
     assert (result.figures["kills_survived"].value, result.figures["kills_lost"].value) == (3, 0), row
     assert row["survived"] == dict.fromkeys(("replica", "store", "postgresql"), 1)
     assert all(row["done"][kind] >= 3 for kind in traffic.KINDS)
+    assert row["done"]["purges"] >= 1
+    with fleet.at.client(fleet.router) as client:
+        there = client.get("/v1/adapters/ready/a0").json()
+    assert kills.left_of([traffic.Acknowledged("ready/a0", there)], fleet) == [
+        f"{digest} of ready/a0, which was purged, is in the store"
+        for digest in (there["weights_blob"], there["sample"]["digest"])
+    ], "rows are not asked"
 
 
 def judged(answers: Callable[[str], httpx2.Response], **answer: Any) -> dict[str, list[str]]:
@@ -105,6 +112,17 @@ def test_what_is_lost_wrong_or_there_twice_is_noticed():
     assert judged(lambda path: says(path, data=b"half")) == {
         "wrong": ["kept/a0: its weights are answered 200, 4 bytes"]
     }
+
+
+def test_what_is_there_after_a_purge_is_noticed():
+    def found(status: int) -> dict[str, list[str]]:
+        transport = httpx2.MockTransport(lambda _: httpx2.Response(status))
+        asked = traffic.Traffic(lambda: httpx2.Client(base_url="http://x", transport=transport))
+        asked.purged = [traffic.Acknowledged("kept/a0", {"object": "adapter"})]
+        return asked.verified()
+
+    assert found(410) == {"lost": [], "wrong": [], "twice": []}
+    assert found(200)["wrong"] == ["kept/a0 was purged, and is answered 200"]
 
 
 def test_requests_at_a_time_are_counted_once():
