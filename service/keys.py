@@ -6,7 +6,6 @@ leaves a Principal behind; the runtime writes the admin key's file at its first 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import secrets
@@ -21,6 +20,7 @@ from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Una
 from registry.files import replace_file
 from registry.names import KeyScope
 from registry.registry import Caller
+from service.hashed_secrets import secret_sha256
 from service.key_watch import KeyWatch, Reason, present
 
 log = logging.getLogger("soup.keys")
@@ -93,11 +93,6 @@ NOBODY_IN_PARTICULAR = Principal(key_id="no-auth", namespaces=None, scopes=SCOPE
 def new_secret() -> str:
     """A fresh secret: `sk-soup-` and 43 characters of url-safe base64 (256 random bits)."""
     return PREFIX + secrets.token_urlsafe(32)
-
-
-def secret_sha256(secret: str) -> str:
-    """What is stored of a secret: 64 hex digits. The secret has 256 random bits, so that no salt is needed."""
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class Tokens(Protocol):

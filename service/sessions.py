@@ -7,15 +7,15 @@ ends its sessions, and any server on the same database knows them. Used by the p
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from registry.catalogue import Database
 from registry.errors import Unauthenticated
+from service.hashed_secrets import secret_sha256
 from service.key_watch import KeyWatch, present
-from service.keys import SECRET_PATTERN, Principal, known, secret_sha256
+from service.keys import SECRET_PATTERN, Principal, known
 
 MOST_OF_A_KEY = 50
 """Sessions of one key; the oldest end where there would be more."""
@@ -43,12 +43,12 @@ class Sessions:
         who = known(self._database, secret_sha256(secret), watch=self._watch, clock=self._clock)
         token = secrets.token_urlsafe(32)
         with self._database.write() as catalogue:
-            former = None if instead_of is None else catalogue.sessions.find(token_hash(instead_of))
+            former = None if instead_of is None else catalogue.sessions.find(secret_sha256(instead_of))
             if former is not None:
                 catalogue.sessions.remove(former.token_sha256)
                 who.caller(request_id).audit(catalogue, "session.end", former.key_id)
             catalogue.sessions.add(
-                token_hash(token), secret_sha256=secret_sha256(secret), key_id=who.key_id,
+                secret_sha256(token), secret_sha256=secret_sha256(secret), key_id=who.key_id,
                 expires_at=self._clock() + self._lasts, most=MOST_OF_A_KEY,
             )  # fmt: skip
             who.caller(request_id).audit(catalogue, "session.begin", who.key_id)
@@ -57,7 +57,7 @@ class Sessions:
     def principal(self, token: str) -> Principal:
         """Who signed in; raises Unauthenticated where nobody did, or the session or its key has ended."""
         with self._database.read() as catalogue:
-            row = catalogue.sessions.find(token_hash(token))
+            row = catalogue.sessions.find(secret_sha256(token))
         if row is None:
             raise Unauthenticated(ENDED)
         return known(self._database, row.secret_sha256, watch=self._watch, clock=self._clock)
@@ -65,10 +65,5 @@ class Sessions:
     def end(self, token: str, who: Principal, request_id: str) -> None:
         """Sign out: what the browser holds is worth nothing from now on."""
         with self._database.write() as catalogue:
-            catalogue.sessions.remove(token_hash(token))
+            catalogue.sessions.remove(secret_sha256(token))
             who.caller(request_id).audit(catalogue, "session.end", who.key_id)
-
-
-def token_hash(token: str) -> str:
-    """What is stored of what a browser holds: it has 256 random bits, so that no salt is needed."""
-    return hashlib.sha256(token.encode()).hexdigest()

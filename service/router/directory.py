@@ -8,7 +8,6 @@ up by itself. Nobody waits for long: a lookup that fails or takes more than a mo
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from registry.catalogue import Database, KeyRow
 from registry.catalogue.rows import Namespaces
 from registry.errors import Busy, InvalidName, NotFound, Retired, Unauthenticated
 from registry.names import BaseRef, is_part, parse_ref
+from service.hashed_secrets import secret_sha256
 from service.oidc.callers import identity_id
 from service.oidc.grants import Grants
 
@@ -90,14 +90,14 @@ class Directory:
         secret = secret.strip()
         if kind.lower() != "bearer":
             return None
-        hashed = _hash(secret)
+        hashed = secret_sha256(secret)
         if secret.count(".") != 2:
             return await self._askers.get(hashed, lambda: self._find_asker(hashed))
         return None if self._issuer is None else await self._askers.get(hashed, lambda: self._find_caller(secret))
 
     async def session(self, token: str) -> Asker | None:
         """Whose session a browser holds; None where it is none, or none any more."""
-        hashed = _hash(token)
+        hashed = secret_sha256(token)
         return await self._askers.get(f"session {hashed}", lambda: self._find_session(hashed))
 
     def _find_session(self, hashed: str) -> Asker | None:
@@ -147,11 +147,6 @@ class Directory:
         except (InvalidName, NotFound, Retired):
             return None
         return Destination(row.base_model, row.digest)
-
-
-def _hash(secret: str) -> str:
-    """What the database has of a key's secret, and of what a browser holds."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _has_ended(row: KeyRow) -> bool:

@@ -21,8 +21,9 @@ from service import backup_folder, storage
 from service.backup import BackedUp, back_up
 from service.backup_folder import read_manifest, write_manifest
 from service.blob_check import check_blobs
+from service.hashed_secrets import secret_sha256
 from service.key_watch import KeyWatch
-from service.keys import new_secret, secret_sha256
+from service.keys import new_secret
 from service.restore import restore
 from service.sessions import Sessions
 from service.settings import Settings

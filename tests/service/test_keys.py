@@ -12,6 +12,7 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy, Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
+from service.hashed_secrets import secret_sha256
 from service.key_watch import KeyWatch
 from service.keys import (
     SECRET_PATTERN,
@@ -20,7 +21,6 @@ from service.keys import (
     ensure_admin_key,
     new_secret,
     replace_admin_secret,
-    secret_sha256,
 )
 
 BOOTSTRAP = "sk-soup-" + "b" * 43

@@ -9,9 +9,10 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Unauthenticated
+from service.hashed_secrets import secret_sha256
 from service.key_watch import KeyWatch
-from service.keys import new_secret, secret_sha256
-from service.sessions import MOST_OF_A_KEY, Sessions, token_hash
+from service.keys import new_secret
+from service.sessions import MOST_OF_A_KEY, Sessions
 
 
 @pytest.fixture
@@ -45,13 +46,19 @@ def refused(sessions: Sessions, token: str) -> str:
     return error.value.message
 
 
+@pytest.mark.parametrize("token", ["", "nobody", "caf\u00e9", "\udcff"])
+def test_what_no_server_gave_is_no_session(sessions, token) -> None:
+    """Also what is no text: a header may hold any byte."""
+    assert refused(sessions, token)
+
+
 def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, key) -> None:
     secret, key_id = key()
     token, who = sessions.begin(secret, "request-1")
     assert sessions.principal(token) == who
     assert (who.key_id, who.namespaces, who.scopes) == (key_id, ("acme",), frozenset({"read"}))
     with database.read() as catalogue:
-        row = catalogue.sessions.find(token_hash(token))
+        row = catalogue.sessions.find(secret_sha256(token))
         audit = catalogue.audit.list(None, limit=5, cursor=None).rows
     assert row is not None
     assert token not in str(row)

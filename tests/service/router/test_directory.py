@@ -13,10 +13,10 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy
+from service.hashed_secrets import secret_sha256
 from service.oidc.callers import identity_id, tokens_of
 from service.router import directory as directory_module
 from service.router.directory import KEPT_SECONDS, Asker, Destination, Directory
-from service.sessions import token_hash
 from service.settings import Settings
 from tests.registry.catalogue_rows import add, new_database
 from tests.service.little_issuer import little_issuer
@@ -115,7 +115,7 @@ def test_a_session_is_its_keys_while_that_is_one(world: World) -> None:
     id_ = world.key()
     with world.database.write() as catalogue:
         catalogue.sessions.add(
-            token_hash("held"), secret_sha256=hashlib.sha256(SECRET.encode()).hexdigest(), key_id=id_,
+            secret_sha256("held"), secret_sha256=hashlib.sha256(SECRET.encode()).hexdigest(), key_id=id_,
             expires_at=datetime.now(UTC) + timedelta(hours=1), most=1,
         )  # fmt: skip
     assert anyio.run(world.directory.session, "held") == Asker(id_, ("acme",))

@@ -19,8 +19,8 @@ import httpx2
 import pytest
 
 from registry.catalogue.replica_rows import ReplicaLoad
+from service.hashed_secrets import secret_sha256
 from service.router.passing import Passage
-from service.sessions import token_hash
 from tests.registry.catalogue_rows import add
 from tests.service.cluster import client_of, until
 from tests.service.router.scripted import (
@@ -339,7 +339,7 @@ class TestPlaces:
                 key = catalogue.keys.by_secret(hashed)
                 assert key is not None
                 catalogue.sessions.add(
-                    token_hash(session), secret_sha256=hashed, key_id=key.id,
+                    secret_sha256(session), secret_sha256=hashed, key_id=key.id,
                     expires_at=datetime.now(UTC) + timedelta(hours=1), most=1,
                 )  # fmt: skip
             client = stack.enter_context(httpx2.Client(base_url=found.url, trust_env=False))
