@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
-from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, NewCard, WeightedRef, Words
+from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, NewCard, Owner, WeightedRef, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
@@ -33,6 +33,9 @@ class TrainingRequest(Frozen):
     sample: int = Field(default=SAMPLE, ge=0, le=10_000)
     """Training passages that become the adapter's sample; 0 for none."""
     card: NewCard = Card()
+    owner: Owner | None = None
+    """Who answers for the names that are pushed; without it each keeps the one it has. No part of the training: a
+    request that differs in it alone is the same one."""
 
     @model_validator(mode="after")
     def _validated_on_one(self) -> Self:
@@ -46,10 +49,10 @@ class TrainingRequest(Frozen):
         return VALID_SHARE if self.valid_share is None else self.valid_share
 
 
-def merge_request(bank: str, *, name: str) -> CookRequest:
-    """What cooks the merge of a bank of experts, given by its ref, as `name`."""
+def merge_request(bank: str, *, name: str, owner: str | None = None) -> CookRequest:
+    """What cooks the merge of a bank of experts, given by its ref, as `name`, for which `owner` answers."""
     recipe = HandRecipe(ingredients=(WeightedRef(ref=bank),))
-    return CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False)
+    return CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, owner=owner, verify=False)
 
 
 class TrainingRun(Frozen):

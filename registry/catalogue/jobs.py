@@ -261,6 +261,11 @@ class Jobs(Repository[JobRow]):
         self._change(row.id, row.state, created_by=to.key_id, arguments=arguments)
         return self.get(None, row.id)
 
+    def amend(self, row: JobRow, said: Mapping[str, Any]) -> JobRow:
+        """Change arguments of an unended job, which it reads once more before it ends."""
+        self._change(row.id, row.state, arguments={**row.arguments, **said})
+        return self.get(None, row.id)
+
     def unended_like(self, dedupe_key: str) -> JobRow | None:
         """The oldest job under this key that is queued or running."""
         return self._oldest(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(UNENDED))

@@ -199,8 +199,9 @@ def _once(
         assert sample is not None
         vectors = tuple(embed_texts(sample.texts, encoder, progress) for encoder in base.encoders().values())
     row, created = publish_soup(
-        registry, caller, mixed, evidence=evidence, vectors=vectors, target=target, keep=request.keep
-    )
+        registry, caller, mixed, evidence=evidence, vectors=vectors, target=target, keep=request.keep,
+        owner=request.owner,
+    )  # fmt: skip
     return _cooked(mixed, row, evidence, reason=_reason(mixed, request), created=created)
 
 

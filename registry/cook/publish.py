@@ -35,12 +35,13 @@ def publish_soup(
     vectors: Sequence[Vectors],
     target: tuple[str, str],
     keep: str | None = None,
+    owner: str | None = None,
 ) -> tuple[AdapterRow, bool]:
     """The soup's row under the namespace and name of `target`, and whether it is new.
 
     With `keep`, the name of a domain, a tuned soup is an adapter of that domain, and in pools as others are. `vectors`
     are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that take soups
-    are fitted again later.
+    are fitted again later. `owner` answers for the name from now on, also where the soup is known.
     """
     sample = evidence.sample if vectors and not mixed.is_merge else None  # a merge keeps its bank's
     with registry.database.read() as catalogue:
@@ -64,7 +65,10 @@ def publish_soup(
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
         record_bytes(registry, catalogue, new.weights_blob, mixed.data)
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
+        said = {} if owner in (None, catalogue.adapters.owner_of(new.namespace, new.name)) else {"owner": owner}
         row, created, changed = _stored(catalogue, new, keep=keep)
+        if said:
+            row = catalogue.adapters.set_owner(row, owner)
         if created and sample is not None:
             for one in vectors:
                 record_vectors(registry, catalogue, sample.digest, one, encoders[one.encoder])
@@ -78,7 +82,7 @@ def publish_soup(
                 catalogue, registry.quotas, "stored_bytes", "adapters", key_id=caller.key_id,
                 namespaces=[new.namespace],
             )  # fmt: skip
-        caller.audit(catalogue, "soup.cook", row.ref, digest=mixed.digest, recipe=mixed.recipe.digest)
+        caller.audit(catalogue, "soup.cook", row.ref, digest=mixed.digest, recipe=mixed.recipe.digest, **said)
     return row, created
 
 

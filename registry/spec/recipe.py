@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
-from registry.spec.adapter import SampleReport, SampleSource
+from registry.spec.adapter import Owner, SampleReport, SampleSource
 from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
 from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
@@ -151,6 +151,8 @@ class CookRequest(Frozen):
     """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
     name: str | None = Field(default=None, max_length=129)
     """`namespace/name`; a name alone is in the namespace that the key makes things in."""
+    owner: Owner | None = None
+    """Who answers for the name of what is stored, as a push says it; without it the name keeps the one it has."""
     verify: bool = True
     also: tuple[AdapterRef, ...] = Field(default=(), max_length=16)
     """Adapters that are weighed whether or not they are in the pool."""

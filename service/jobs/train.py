@@ -81,7 +81,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     cooked = cook(
         context.parts.registry,
         _present(training).context.caller,
-        merge_request(pushed.row.ref, name=request.name),
+        merge_request(pushed.row.ref, name=request.name, owner=_owner(training)),
         namespace=split_name(request.name)[0],
         fit=context.fit,
         gradients=context.gradients,
@@ -104,6 +104,7 @@ def train(training: Training) -> Pushed:
     except HOPELESS:
         shutil.rmtree(training.place, ignore_errors=True)
         raise
+    pushed = replace(pushed, row=_owned(training, pushed.row))
     shutil.rmtree(training.place, ignore_errors=True)
     sweep(settings.trainings_dir, older_than=settings.keep_training_seconds)
     return pushed
@@ -135,6 +136,21 @@ def _check_key(training: Training) -> None:
         key = catalogue.keys.find(training.context.row.created_by)
     if key is not None and key.revoked_at is not None:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
+
+
+def _owner(training: Training) -> str | None:
+    """The owner that was said last of what is trained: by whoever asked for the same while it was."""
+    return _present(training).arguments.get("owner")
+
+
+def _owned(training: Training, row: AdapterRow) -> AdapterRow:
+    """The version with that owner, who answers for its name from now on."""
+    owner = _owner(training)
+    if owner in (None, row.owner):
+        return row
+    with training.parts.registry.database.write() as catalogue:
+        training.context.caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, owner=owner)
+        return catalogue.adapters.set_owner(row, owner)
 
 
 def _pushed_name(training: Training) -> str:

@@ -38,7 +38,7 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
 
 
 def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
-    """Queue a training, or give the job that is at the same one already.
+    """Queue a training, or give the job that is at the same one already; the owner that was said last is taken.
 
     Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
     InvalidParameter, Incompatible, TooLarge, and Busy where too many wait.
@@ -59,13 +59,16 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         )
     pinned = _pinned(request, members)
     shape = parts.bases[request.base_model].shape
+    told = pinned.model_dump(mode="json", exclude={"owner"})  # beside it, as workers of the last release do not know it
+    owned = {} if request.owner is None else {"owner": request.owner}
     arguments = {
-        "request": pinned.model_dump(mode="json"),
+        "request": told,
         "fingerprint": shape.fingerprint,
-        "key": digest_of([shape.fingerprint, pinned.model_dump(mode="json")]),  # all that what is pushed depends on
+        "key": digest_of([shape.fingerprint, told]),  # all that the bytes which are pushed depend on
         "reach": sorted({namespace, *(member.namespace for member in members)}),
         "scope": who.namespaces,
         "request_id": request_id,
+        **owned,
     }
     asked = who.caller(request_id).audit
     with parts.registry.database.write() as catalogue:
@@ -73,12 +76,14 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
-            asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name)
+            if owned:
+                known = catalogue.jobs.amend(known, owned)
+            asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name, **owned)
             return known
         check_room(catalogue, parts.settings, KIND, who.key_id, most=parts.settings.training_queue)
         job = catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
         check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
-        asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name)
+        asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owned)
         return job
 
 

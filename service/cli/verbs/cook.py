@@ -50,6 +50,7 @@ COOK = Flags(
             "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
         ),
         "name": Flag("name", "namespace/name of the soup."),
+        "owner": Flag("owner", "Who answers for the soup's name (a team, an address)."),
         "mixing": Flag(
             "mixing.method",
             "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "

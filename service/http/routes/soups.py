@@ -72,7 +72,9 @@ def begin_cook(parts: Parts, who: Principal, body: SoupRequest, request_id: str)
     namespace = _check(parts, who, body)
     settled = by_setting(parts.registry, body, namespace)
     kind = kind_of(parts.registry, who.caller(request_id), settled)
-    stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
+    no_owner = {"owner"} if body.owner is None else None  # a worker of the last release refuses what it does not know
+    told = body.model_dump(mode="json", exclude=no_owner)
+    stored = {name: value for name, value in told.items() if name in CookRequest.model_fields}
     blob = parts.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
         "request": blob,

@@ -199,6 +199,19 @@ class TestSoups:
         with stocked.database.read() as catalogue:
             assert len(catalogue.soups.evidence(first.soup_id)) == 2
 
+    def test_an_owner_is_given_to_the_name_new_or_known(self, stocked):
+        recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code"}]}
+        for number, (said, owner) in enumerate([(None, None), ("us", "us"), (None, "us"), ("them", "them")]):
+            cooked = stocked.cook(recipe=recipe, name="acme/owned", owner=said)
+            assert (cooked.created, stocked.row(cooked.soup_id).owner) == (number == 0, owner)
+            with stocked.database.read() as catalogue:
+                detail = catalogue.audit.list(None, limit=1).rows[0].detail
+            assert detail.get("owner") == said
+        other = {"ingredients": [{"ref": "acme/law", "weight": 0.1}, {"ref": "acme/code", "weight": 0.9}]}
+        newer = stocked.cook(recipe=other, name="acme/owned", owner="all")
+        assert newer.created
+        assert {stocked.row(id).owner for id in (cooked.soup_id, newer.soup_id)} == {"all"}
+
     def test_another_name_is_another_row_of_the_same_bytes(self, stocked):
         recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code"}]}
         first, second = stocked.cook(recipe=recipe), stocked.cook(recipe=recipe, name="acme/named")

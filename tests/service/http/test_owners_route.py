@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -109,3 +110,25 @@ def test_a_push_of_what_is_known_gives_the_name_its_owner(stocked: World) -> Non
     assert (answer["owner"], answer["warnings"]) == ("somebody else", [])
     newest = stocked.client.get("/v1/audit?subject=acme/law@1").json()["data"][0]
     assert (newest["action"], newest["detail"]["owner"]) == ("adapter.change", "somebody else")
+
+
+@pytest.mark.parametrize("said", [{}, {"owner": "us"}])
+def test_a_cook_that_says_no_owner_is_one_that_the_last_release_can_do(stocked: World, said: dict[str, str]) -> None:
+    """Its workers refuse a request with a field that they do not know."""
+    body = {"recipe": {"ingredients": [{"ref": "acme/law@1"}]}, "verify": False, "wait": 0, "name": "acme/law", **said}
+    job = stocked.client.post("/v1/soups", json=body).json()["id"]
+    with stocked.runtime.database.read() as catalogue:
+        blob = catalogue.jobs.get(None, job).arguments["request"]
+    request = json.loads(stocked.registry.blobs.read(blob))["request"]
+    assert {name: request[name] for name in ("owner",) if name in request} == said
+
+
+@pytest.mark.parametrize("owner", ["", "a\nb"])
+@pytest.mark.parametrize("path", ["soups", "trainings"])
+def test_what_is_cooked_and_trained_is_nobodys_that_names_nobody(stocked: World, path: str, owner: str) -> None:
+    about = []
+    for said in ({}, {"owner": owner}):
+        answer = stocked.client.post(f"/v1/{path}", json={"name": "acme/law", **said})
+        assert answer.status_code == 400
+        about.append("owner" in answer.text)
+    assert about == [False, True]

@@ -269,7 +269,7 @@ def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_i
 
 def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     spec = {**SPEC, "adamix": {"experts": 2}}
-    result = made(world, asked(world, "acme/mixed", spec=spec))
+    result = made(world, asked(world, "acme/mixed", spec=spec, owner="us"))
     assert (result["bank"], result["adapter"]) == ("acme/mixed-bank@1", "acme/mixed@1")
     merged = world.client.get("/v1/adapters/acme/mixed").json()
     assert (merged["config"]["method"], merged["digest"]) == ("bottleneck", result["digest"])
@@ -277,7 +277,12 @@ def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     assert (bank["config"]["method"], bank["provenance"]["training"]["consistency"]) == ("adamix", "released")
     lineage = world.client.get("/v1/adapters/acme/mixed/lineage").json()
     assert [parent["ref"] for parent in lineage["parents"]] == ["acme/mixed-bank@1"]
-    assert made(world, asked(world, "acme/mixed", spec=spec))["adapter"] == "acme/mixed@1"
+    assert (bank["owner"], merged["owner"]) == ("us", "us")
+    for owner in (None, "them"):
+        again = made(world, asked(world, "acme/mixed", spec=spec, owner=owner))
+        assert (again["adapter"], again["created"]) == ("acme/mixed@1", False), "the same training, whoever's it is"
+        owners = {world.client.get(f"/v1/adapters/acme/{name}").json()["owner"] for name in ("mixed", "mixed-bank")}
+        assert owners == {owner or "us"}
 
 
 def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> None:
@@ -621,6 +626,11 @@ class TestRefusals:
         first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
         one, two = started(idle, first), started(idle, second)
         assert started(idle, first)["id"] == one["id"] != two["id"]
+        for owner in ("us", "them"):
+            assert started(idle, {**first, "owner": owner})["id"] == one["id"]
+        with idle.runtime.database.read() as catalogue:
+            arguments = catalogue.jobs.get(None, one["id"]).arguments
+        assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
         answer = idle.client.post("/v1/trainings", json=third)
         assert answer.status_code == 429
         assert rebuild(answer.json()["error"]["code"], "").code == Busy.code

@@ -23,7 +23,7 @@ from training.request import TrainingRequest
 from training.spec import SAMPLE, TrainingSpec
 
 _NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
-          "sample": "--sample", "": "--valid, --valid-share"}  # fmt: skip
+          "sample": "--sample", "owner": "--owner", "": "--valid, --valid-share"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Material:
         float | None, typer.Option(help="Without --valid: held out so much of it; by default 0.1.")
     ] = None
     domain: Annotated[str | None, typer.Option(help="Domain label; by default the adapter's name.")] = None
+    owner: Annotated[str | None, typer.Option(help="Who answers for the adapter's name (a team, an address).")] = None
 
 
 @verb
@@ -78,7 +79,7 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
         blobs["valid"] = _uploaded(client, material.valid)
     try:
         return TrainingRequest(
-            name=material.name, domain=material.domain or own, base_model=material.base,
+            name=material.name, domain=material.domain or own, base_model=material.base, owner=material.owner,
             valid_share=material.valid_share, spec=spec, sample=sample, **blobs,
         )  # fmt: skip
     except ValidationError as error:
