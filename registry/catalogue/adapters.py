@@ -6,7 +6,7 @@ A change of what people say is one UPDATE of the revision that was read: of two 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
@@ -273,6 +273,11 @@ class Adapters(Repository[AdapterRow]):
         """
         return self._pool(pool, "ready", encoder_digest)
 
+    def pool_is_larger(self, pool: PoolSpec, than: int) -> bool:
+        """Whether more than so many names of a pool have a ready sample; no more than that are looked at."""
+        found = select(adapters.c.id).where(*_of_pool(pool, "ready", None)).limit(than + 1).subquery()
+        return self._connection.execute(select(func.count()).select_from(found)).scalar_one() > than
+
     def waiting(self, pool: PoolSpec) -> builtins.list[PooledRow]:
         """The newest live versions whose sample is still to be embedded."""
         return self._pool(pool, "pending")
@@ -302,20 +307,8 @@ class Adapters(Repository[AdapterRow]):
 
     def _pool(self, pool: PoolSpec, state: SampleState, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """Adapters with a head and banks of experts are none of it: a soup for a sample is a language model."""
-        newer = () if state == "pending" else (NEWER.c.sample_state != "pending",)
-        query = select(*POOLED, cast(adapters.c.config, Text).label("config")).where(
-            seen_by(pool.namespaces, adapters.c.namespace),
-            LIVE,
-            *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
-            ~superseded(*newer),
-        )
-        if pool.tag is not None:
-            query = query.where(_tagged(pool.tag))
-        if not pool.include_soups:
-            query = query.where(adapters.c.kind == "adapter")
-        if encoder_digest is not None:
-            embedded = embeddings.c.sample_digest == adapters.c.sample_digest
-            query = query.where(exists().where(embedded, embeddings.c.encoder_digest == encoder_digest))
+        query = select(*POOLED, cast(adapters.c.config, Text).label("config"))
+        query = query.where(*_of_pool(pool, state, encoder_digest))
         read, rows = cache(CONFIG.validate_json), []  # thousands of rows have few configurations
         for *values, config in self._connection.execute(query.order_by(adapters.c.id)):
             row = PooledRow(*values)
@@ -325,6 +318,22 @@ class Adapters(Repository[AdapterRow]):
             except ValueError as error:
                 raise unreadable(row.namespace, row.name) from error
         return rows
+
+
+def _of_pool(pool: PoolSpec, state: SampleState, encoder_digest: str | None) -> Iterator[ColumnElement[bool]]:
+    """What the rows of a pool have in common whose samples are in this state."""
+    newer = () if state == "pending" else (NEWER.c.sample_state != "pending",)
+    yield seen_by(pool.namespaces, adapters.c.namespace)
+    yield LIVE
+    yield from matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method)
+    yield ~superseded(*newer)
+    if pool.tag is not None:
+        yield _tagged(pool.tag)
+    if not pool.include_soups:
+        yield adapters.c.kind == "adapter"
+    if encoder_digest is not None:
+        embedded = embeddings.c.sample_digest == adapters.c.sample_digest
+        yield exists().where(embedded, embeddings.c.encoder_digest == encoder_digest)
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:

@@ -37,3 +37,7 @@ class EvaluationRow(NewEvaluation):
     sample_version: int
     domain: str
     """Of the version that has the sample."""
+    adapter_names: int
+    """How many visible names have a live version with these weights, the one that is named among them."""
+    sample_names: int
+    """The same of the sample."""

@@ -46,12 +46,13 @@ class Evaluations(Repository[EvaluationRow]):
     ) -> Page[EvaluationRow]:  # fmt: skip
         """What is visible, newest first: of a base model, of versions of one namespace, of an adapter or a sample.
 
-        Each is named by the newest live version that is visible.
+        Each is named by the newest live version that is visible, and how many names have these bytes is said.
         """
         spaces: Namespaces = visible if namespace is None else (namespace,)
         if namespace is not None and visible is not None and namespace not in visible:
             spaces = ()
-        own, of = _newest_by(adapters.c.digest, spaces), _newest_by(adapters.c.sample_digest, spaces)
+        own = _newest_by(adapters.c.digest, evaluations.c.adapter_digest, spaces)
+        of = _newest_by(adapters.c.sample_digest, evaluations.c.sample_digest, spaces)
         model, sampled = adapters.alias("model"), adapters.alias("sampled")
         query = (
             select(
@@ -60,6 +61,7 @@ class Evaluations(Repository[EvaluationRow]):
                 model.c.sample_digest.label("own_sample"),
                 (sampled.c.namespace + "/" + sampled.c.name).label("sample_of"),
                 sampled.c.version.label("sample_version"), sampled.c.domain.label("domain"),
+                own.c.names.label("adapter_names"), of.c.names.label("sample_names"),
             )
             .join(own, own.c.key == evaluations.c.adapter_digest).join(model, model.c.id == own.c.id)
             .join(of, of.c.key == evaluations.c.sample_digest).join(sampled, sampled.c.id == of.c.id)
@@ -72,7 +74,14 @@ class Evaluations(Repository[EvaluationRow]):
         return self._page_of(newest(query, evaluations.c.id, limit=limit, cursor=cursor), limit=limit)
 
 
-def _newest_by(key: ColumnElement[str], visible: Namespaces) -> Subquery:
-    """The id of the newest visible live version of each digest of this kind."""
-    query = select(key.label("key"), func.max(adapters.c.id).label("id"))
-    return query.where(LIVE, key.is_not(None), seen_by(visible, adapters.c.namespace)).group_by(key).subquery()
+def _newest_by(key: ColumnElement[str], evaluated: ColumnElement[str], visible: Namespaces) -> Subquery:
+    """The id of the newest visible live version of each digest of this kind, and how many names have one.
+
+    Of what was evaluated alone: a catalogue may have far more.
+    """
+    name = adapters.c.namespace + "/" + adapters.c.name
+    query = select(
+        key.label("key"), func.max(adapters.c.id).label("id"), func.count(name.distinct()).label("names")
+    )  # fmt: skip
+    its = key.in_(select(evaluated))
+    return query.where(LIVE, its, seen_by(visible, adapters.c.namespace)).group_by(key).subquery()

@@ -31,6 +31,8 @@ from service.parts import Parts
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST = 10_000
 """Evaluations that the page looks at, the newest; the CSV has all."""
+LARGEST_POOL = 1000
+"""Names of a pool whose pairs the page counts. Those of one domain count once, so that a pool of 100 may have more."""
 DRAWN = 40
 """Adapters, and domains, of the heat map on the page; the CSV has all."""
 LEVELS = 4
@@ -40,10 +42,11 @@ SURE = 2.0
 
 
 class Sampled(Wire):
-    """A domain: the version whose sample stands for it."""
+    """A domain: the version whose sample stands for it, and how many names have that sample."""
 
     ref: str
     domain: str
+    names: int
 
 
 class Matrix(Wire):
@@ -61,10 +64,12 @@ class Matrix(Wire):
     evaluations: list[Evaluation]
     cut: bool
     """Whether there are more evaluations than these, the newest."""
+    names: dict[str, int]
+    """How many names have the weights of an adapter; those that no other name has are left out."""
     own: dict[str, str]
     """The digest of the sample of each adapter that has one."""
     missing: int | None
-    """Pairs of the pool that are not evaluated yet; null where there is no pool, or too large a one."""
+    """Pairs of the pool that are not evaluated yet; null where there is no pool, or one too large to look at."""
     pairs: int | None
 
 
@@ -133,20 +138,27 @@ def _matrix(
         pairs, missing = _left(parts, who, base, namespace)
     found = [evaluation_body(row) for row in rows]
     own = {f"{row.adapter}@{row.adapter_version}": row.own_sample for row in rows if row.own_sample is not None}
-    domains = {one.sample_of: one.domain for one in found}
-    listed = [Sampled(ref=ref, domain=domains[ref]) for ref in sorted(domains, key=lambda ref: (domains[ref], ref))]
+    domains = {one.sample_of: Sampled(ref=one.sample_of, domain=one.domain, names=one.sample_names) for one in found}
+    listed = sorted(domains.values(), key=lambda one: (one.domain, one.ref))
+    shared = {one.adapter: one.adapter_names for one in found if one.adapter_names > 1}
     places = {one.ref: number for number, one in enumerate(listed)}
     adapters = sorted({one.adapter for one in found}, key=lambda ref: (places.get(ref, len(places)), ref))
     return Matrix(
         base_model=base, base_models=names, namespace=namespace, adapters=adapters, domains=listed, evaluations=found,
-        cut=cursor is not None, own=own, missing=missing, pairs=pairs,
+        cut=cursor is not None, names=shared, own=own, missing=missing, pairs=pairs,
     )  # fmt: skip
 
 
 def _left(parts: Parts, who: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
-    """How many pairs the pool has, and how many of them are not evaluated; None twice where it is none."""
+    """How many pairs the pool has, and how many of them are not evaluated; None twice where it is none.
+
+    So it is of a pool that is too large to be read for a page; whoever asks for it to be evaluated is told.
+    """
     try:
         _, pool = pool_of(parts.registry, who.caller(""), _pool(base, namespace))
+        with parts.registry.database.read() as catalogue:
+            if catalogue.adapters.pool_is_larger(pool, LARGEST_POOL):
+                return None, None
         found = pairs_of(parts.registry, pool, passages=EvaluationRequest().passages)
     except SoupError:
         return None, None

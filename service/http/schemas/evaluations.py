@@ -36,6 +36,10 @@ class Evaluation(Wire):
     """The newest version with this sample that the key sees."""
     domain: str
     """Of that version."""
+    adapter_names: int = 1
+    """How many names that the key sees have these weights, that of `adapter` among them."""
+    sample_names: int = 1
+    """How many have this sample, that of `sample_of` among them."""
     passages: int
     tokens: int
     mean_nll: float
@@ -55,7 +59,7 @@ def evaluation_body(row: EvaluationRow) -> Evaluation:
         sample_of=f"{row.sample_of}@{row.sample_version}", domain=row.domain, passages=row.passages, tokens=row.tokens,
         mean_nll=row.nll / row.tokens, base_mean_nll=row.base_nll / row.tokens,
         difference=(row.nll - row.base_nll) / row.tokens, standard_error=row.standard_error,
-        evaluated_at=row.evaluated_at,
+        evaluated_at=row.evaluated_at, adapter_names=row.adapter_names, sample_names=row.sample_names,
     )  # fmt: skip
 
 

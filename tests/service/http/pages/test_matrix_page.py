@@ -118,6 +118,39 @@ def test_an_adapter_is_outlined_on_its_own_sample_where_another_has_the_same(sto
     assert [at["class"].endswith(" own") for at in cells] == [True, True]
 
 
+def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> None:
+    """Each is named by its newest version, and those that another key alone sees are not counted for this one."""
+    for space in ("shared", "hidden"):
+        for seed, name in ((81, "a"), (81, "b"), (82, "c"), (82, "c")):
+            made = stocked.push(f"{space}/{name}", seed=seed, domain=name, sample={"texts": TEXTS["food"]})
+            if made["job"] is not None:
+                stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    key = stocked.key(["read", "write"], ["shared"])
+    browser = Signed(stocked, key)
+    evaluated(stocked, browser)
+    found = browser.get("/matrix.json").json()
+    assert found["names"] == {"shared/b@1": 2}
+    assert [one["names"] for one in found["domains"]] == [3]
+    page = browser.page("/matrix")
+    assert "shared/b@1 and 1 more" in read(page)
+    assert " and 2 more" in page
+    listed = stocked.client.get("/v1/evaluations", headers=stocked.headers(key)).json()["data"]
+    told = {one["adapter"]: (one["adapter_names"], one["sample_names"]) for one in listed}
+    assert told == {"shared/b@1": (2, 3), "shared/c@1": (1, 3)}
+
+
+def test_a_pool_that_is_too_large_to_be_read_is_not_counted(
+    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(stocked, browser)
+    monkeypatch.setattr(matrix, "LARGEST_POOL", 1)
+    found = browser.get("/matrix.json").json()
+    assert (found["pairs"], found["missing"], len(found["evaluations"])) == (None, None, 4)
+    assert "What is missing" not in read(browser.page("/matrix"))
+    monkeypatch.setattr(matrix, "LARGEST_POOL", 2)
+    assert browser.get("/matrix.json").json()["pairs"] == 4
+
+
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
     assert [level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
         -LEVELS, -1, 0, 0, 0, 2, LEVELS
