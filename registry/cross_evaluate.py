@@ -43,12 +43,15 @@ class CrossEvaluated:
 
 @dataclass(frozen=True)
 class ToScore:
-    """Samples that are scored by an adapter, or by the base model alone; what they come to depends on nothing else."""
+    """Samples, by their digests, that are scored by an adapter, or by the base model alone.
+
+    Pieces share the texts, by these digests; what comes of one depends on nothing else.
+    """
 
     entry: BaseEntry
     fingerprint: str
     threads: int
-    samples: tuple[tuple[str, ...], ...]
+    samples: tuple[str, ...]
     adapter: tuple[str, AdapterConfig, bytes] | None = None
     """Its digest, its configuration, and its weights as they are stored."""
 
@@ -166,8 +169,9 @@ class _Work:
 
     def evaluate_elsewhere(self, pairs: Sequence[tuple[AdapterRow, AdapterRow]], at: Elsewhere) -> None:
         """Pairs at a place: first the base alone, a sample a piece, then a piece for each adapter with its samples."""
-        texts = self._all_texts({_sample(of): of for _, of in pairs})
-        alone = self._alone_elsewhere(texts, at)
+        sampled = {_sample(of): of for _, of in pairs}
+        texts = self._all_texts(sampled)
+        alone = self._alone_elsewhere(texts, sampled, at)
         wanted: dict[str, list[AdapterRow]] = {}
         for one, of in pairs:
             if _sample(of) in alone:
@@ -178,14 +182,14 @@ class _Work:
         def pieces() -> Iterator[Piece[list[list[PassageScore]]]]:
             """An adapter's weights are read when it is about to be evaluated."""
             for digest, one in rows.items():
-                samples = tuple(texts[_sample(of)][1] for of in wanted[digest])
+                samples = tuple(_sample(of) for of in wanted[digest])
                 try:
                     adapter = (digest, one.config, self._registry.blobs.read(one.weights_blob))
                 except BROKEN as error:
                     self.failed[one.ref] = error.message
                     self._begun += len(wanted[digest])
                     continue
-                yield Piece(digest, at.work, self._to_score(at, samples, adapter))
+                yield Piece(digest, at.work, self._to_score(at, samples, adapter), texts)
 
         for ended in self._run(pieces(), at, lambda digest: rows[digest].ref):
             one = rows[ended.name]
@@ -199,37 +203,34 @@ class _Work:
                 self._store(one, of, scores)
             self._begun += len(wanted[one.digest])
 
-    def _all_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[AdapterRow, tuple[str, ...]]]:
-        """Samples by their digests, with one whose they are; one that is damaged is noted and left out."""
+    def _all_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[str, ...]]:
+        """The texts of samples by their digests; one that is damaged is noted and left out."""
         found = {}
         for digest, of in sampled.items():
             try:
-                found[digest] = (of, tuple(self._texts_of(of)))
+                found[digest] = tuple(self._texts_of(of))
             except BROKEN as error:
                 self.failed[of.ref] = error.message
         return found
 
     def _alone_elsewhere(
-        self, texts: Mapping[str, tuple[AdapterRow, tuple[str, ...]]], at: Elsewhere
+        self, texts: Mapping[str, tuple[str, ...]], sampled: Mapping[str, AdapterRow], at: Elsewhere
     ) -> dict[str, list[PassageScore]]:
         """What the base gets on each sample; one of which too little can be scored is noted and left out."""
-        pieces = [Piece(digest, at.work, self._to_score(at, (some,))) for digest, (_, some) in texts.items()]
+        pieces = [Piece(digest, at.work, self._to_score(at, (digest,)), texts) for digest in texts]
         found = {}
-        for ended in self._run(pieces, at, lambda digest: f"the base model on {texts[digest][0].domain}"):
+        for ended in self._run(pieces, at, lambda digest: f"the base model on {sampled[digest].domain}"):
             (scores,) = ended.value()
             try:
                 _check_scored(scores)
             except InvalidParameter as error:
-                self.failed[texts[ended.name][0].ref] = error.message
+                self.failed[sampled[ended.name].ref] = error.message
             else:
                 found[ended.name] = scores
         return found
 
     def _to_score(
-        self,
-        at: Elsewhere,
-        samples: tuple[tuple[str, ...], ...],
-        adapter: tuple[str, AdapterConfig, bytes] | None = None,
+        self, at: Elsewhere, samples: tuple[str, ...], adapter: tuple[str, AdapterConfig, bytes] | None = None
     ) -> ToScore:
         return ToScore(self._base.entry, self._base.shape.fingerprint, at.threads, samples, adapter)
 

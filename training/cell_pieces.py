@@ -39,12 +39,19 @@ class CellHere:
 
 
 @dataclass(frozen=True)
-class CellSent:
-    """A training with what it reads: paths of `cell.run` say how files are called, and are opened by nobody."""
+class TextsSent:
+    """The two files of a domain, which its cells share."""
 
-    cell: CellHere
     train: bytes
     valid: bytes
+
+
+@dataclass(frozen=True)
+class CellSent:
+    """A training with what it reads beside its texts: paths of `cell.run` say how files are called, and are opened by
+    nobody."""
+
+    cell: CellHere
     members: tuple[Files, ...] = ()
     """Of a fusion, in the order of its spec."""
     checkpoint: bytes | None = None
@@ -59,13 +66,14 @@ def train_here(cell: CellHere, watch: Watch) -> None:
 
 
 def train_sent(sent: CellSent, watch: Watch) -> dict[str, Files]:
-    """Train in a folder that is gone afterwards: the directories that were made by name, a bank before its merge.
+    """Train on the TextsSent that the piece shares, in a folder that is gone afterwards: the directories that were
+    made by name, a bank before its merge.
 
     Raises MachineProblem, with the machine's name, where the base model is not there, or is another.
     """
     with TemporaryDirectory(prefix="soup-cell-") as folder:
         place = Path(folder)
-        train_here(_in_place(sent, place), watch)
+        train_here(_in_place(sent, watch.shared, place), watch)
         made = sorted((place / "out").iterdir(), key=lambda path: path.name == sent.cell.run.out.name)
         return {path.name: files_of(path) for path in made}
 
@@ -78,24 +86,21 @@ def files_of(folder: Path) -> Files:
 def sent(cell: CellHere, read: Callable[[Path], bytes]) -> CellSent:
     """A cell with what it reads of this machine, through `read`, which may know a file of several cells already."""
     run = cell.run
-    assert run.valid is not None
     named = run.spec.adapter.members if isinstance(run.spec.adapter, FusionRequest) else ()
     saved = None if run.checkpoint is None else run.checkpoint / FILE
     return CellSent(
         cell,
-        train=read(run.train),
-        valid=read(run.valid),
         members=tuple({file.name: read(file) for file in sorted(Path(path).iterdir())} for path in named),
         checkpoint=saved.read_bytes() if saved is not None and saved.is_file() else None,
     )
 
 
-def _in_place(sent: CellSent, place: Path) -> CellHere:
+def _in_place(sent: CellSent, texts: TextsSent, place: Path) -> CellHere:
     """The cell with its files in a folder, and its paths there."""
     run = sent.cell.run
     assert run.valid is not None
     read = {"train": run.train, "valid": run.valid}
-    for part, data in (("train", sent.train), ("valid", sent.valid)):
+    for part, data in (("train", texts.train), ("valid", texts.valid)):
         read[part] = place / f"{part}{''.join(read[part].suffixes)}"
         read[part].write_bytes(data)
     members = []

@@ -18,7 +18,7 @@ from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
 from registry.formats.atomic_directory import place_files
 from registry.pieces import Ended, Piece, Workplace
-from training.cell_pieces import CellHere, Files, sent, train_here, train_sent
+from training.cell_pieces import CellHere, Files, TextsSent, sent, train_here, train_sent
 from training.checkpoint import discard
 from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, nobody
 
@@ -63,14 +63,15 @@ def sweep_at(
 def _pieces(cells: list[CellHere], share_files: bool) -> Iterator[Piece[Any]]:
     """The trainings of cells, with their files where the place does not share those of this machine.
 
-    A cell's files are read when it is about to be trained; those that several cells have are read once.
+    A cell's files are read when it is about to be trained, and those that several cells have once; texts are shared.
     """
     if share_files:
         yield from (Piece(cell.run.out.name, train_here, cell) for cell in cells)
         return
     read = cache(Path.read_bytes)
+    texts = cache(lambda train, valid: TextsSent(read(train), read(valid)))
     for cell in cells:
-        yield Piece(cell.run.out.name, train_sent, sent(cell, read))
+        yield Piece(cell.run.out.name, train_sent, sent(cell, read), texts(cell.run.train, cell.run.valid))
 
 
 def _row(grid: Grid, cell: Cell, ended: Ended[dict[str, Files] | None]) -> Row:

@@ -115,7 +115,7 @@ class Runner:
         base = entry(self._place)
         members = {name: (self._place.cells / name).read_bytes() for name in map(adapter_file, cell.members)}
         texts = self._texts(cell.data.domain, cell.data.tenth)
-        return Piece(cell.key, _run, ToRun(cell, base, self._fingerprint(), texts, members))
+        return Piece(cell.key, _run, ToRun(cell, base, self._fingerprint(), members), texts)
 
     def _read_texts(self, domain: str, tenth: bool) -> Texts:
         return texts_of(self._place.corpora, domain, self._place.size, tenth=tenth)
@@ -166,12 +166,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class ToRun:
-    """A cell, and what it is run on; `members` are files of adapters by their names."""
+    """A cell, and what it is run on beside the texts, which cells of one domain share.
+
+    `members` are files of adapters by their names.
+    """
 
     cell: Cell
     base: BaseEntry
     fingerprint: str
-    texts: Texts
     members: Mapping[str, bytes]
 
 
@@ -184,7 +186,7 @@ class Ran:
     adapter: Mapping[str, bytes]
 
 
-def _run(given: ToRun, _watch: Watch) -> Ran:
+def _run(given: ToRun, watch: Watch) -> Ran:
     """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
     torch.set_num_threads(1)
     base, began = base_of(given.base, given.fingerprint), time.monotonic()
@@ -192,7 +194,7 @@ def _run(given: ToRun, _watch: Watch) -> Ran:
         folder = Path(name)
         for file, data in given.members.items():
             (folder / file).write_bytes(data)
-        record: Record = rounded_deep(run_cell(given.cell, base, given.texts, folder))
+        record: Record = rounded_deep(run_cell(given.cell, base, watch.shared, folder))
         made = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in given.members}
     return Ran(record, time.monotonic() - began, made)
 

@@ -2,8 +2,8 @@
 
 Called by sweeps of trainings, matrices and the experiments of `benchmarks`, which know pieces and results and nothing
 of processes. A piece is a function of a module, and a value with everything in it that the result depends on: data or
-their digests, seeds, the number of threads. So it may be run again, elsewhere, and gives the same bits
-on processors of the same kind.
+their digests, seeds, the number of threads; what it shares with others counts as part of that. So it may be run again,
+elsewhere, and gives the same bits on processors of the same kind.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Watch:
-    """What a piece is given beside its value: whom to tell how far it is, and whom to ask whether to stop."""
+    """What a piece is given beside its value: whom to tell how far it is, whom to ask whether to stop, and what it
+    shares."""
 
     progress: Progress
     should_stop: Callable[[], bool]
+    shared: Any = None
 
 
 Work = Callable[[Any, Watch], R]
@@ -40,11 +42,16 @@ Work = Callable[[Any, Watch], R]
 
 @dataclass(frozen=True)
 class Piece(Generic[R_co]):
-    """A piece of work; `name` is its own among those that are run together."""
+    """A piece of work; `name` is its own among those that are run together.
+
+    `shared` is what others are given as well, as one and the same object: it is sent to a process once for those that
+    come one after another, and to a cluster once a run. A piece only reads it.
+    """
 
     name: str
     work: Callable[[Any, Watch], R_co]
     given: Any
+    shared: Any = None
 
 
 @dataclass(frozen=True)

@@ -83,16 +83,15 @@ class OnRay:
         Raises Unavailable where no machine of the cluster has a piece's cores."""
         at_once = self._at_once or self._room()
         task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
-        waiting = Waiting(pieces)
+        waiting, shared = Waiting(pieces), _Shared()
         busy: dict[Any, Try] = {}
         unfit: set[str] = set()
         heard = time.monotonic()
         try:
             while True:
                 while len(busy) < at_once and (one := waiting.take()) is not None:
-                    busy[
-                        task.options(name=one.piece.name, **_elsewhere(unfit)).remote(one.piece.work, one.piece.given)
-                    ] = one
+                    named, piece = task.options(name=one.piece.name, **_elsewhere(unfit)), one.piece
+                    busy[named.remote(piece.work, piece.given, shared.ref(piece.shared))] = one
                 if not busy:
                     return
                 if should_stop is not None and should_stop():
@@ -155,6 +154,21 @@ class _Unfit(Exception):
         self.node, self.problem = node, problem
 
 
+class _Shared:
+    """What pieces of a run share, each put into the cluster once: machines get it from there, and from each other."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def ref(self, value: Any) -> Any:
+        """What a task is given for it: a ref, which Ray has replaced with the value when the task begins."""
+        if value is None:
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = (value, ray.put(value))  # held, so that no other object gets its id
+        return self._known[id(value)][1]
+
+
 def _elsewhere(unfit: set[str]) -> dict[str, Any]:
     """Options of a task that runs on none of these nodes."""
     return {"label_selector": {"ray.io/node-id": f"!in({','.join(sorted(unfit))})"}} if unfit else {}
@@ -206,7 +220,7 @@ def _end_all(tasks: list[Any], grace: float) -> None:
 # --- in a process of the cluster --------------------------------------------------------------------
 
 
-def _run(work: Work[Any], given: Any) -> Iterator[tuple[str, Any]]:
+def _run(work: Work[Any], given: Any, shared: Any) -> Iterator[tuple[str, Any]]:
     """Run a piece in a thread, and say how far it is until it has ended; a task that is cancelled asks it to stop."""
     stop, ended = threading.Event(), threading.Event()
     where: list[tuple[int, int, str]] = []
@@ -217,7 +231,7 @@ def _run(work: Work[Any], given: Any) -> Iterator[tuple[str, Any]]:
 
     def answer() -> None:
         try:
-            answers.append(answer_of(work, given, Watch(progress, stop.is_set)))
+            answers.append(answer_of(work, given, Watch(progress, stop.is_set, shared)))
         finally:
             ended.set()
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
 from registry.pieces.contract import Watch, answer_of
 
 
 def serve(connection: Connection) -> None:
-    """Answer until None comes, or the parent is gone."""
+    """Answer until None comes, or the parent is gone; of what pieces share the last is kept."""
+    shared: Any = None
 
     def progress(done: int, total: int, message: str) -> None:
         with suppress(OSError):  # `should_stop` notices that the parent is gone, and the piece ends in good order
@@ -25,8 +27,12 @@ def serve(connection: Connection) -> None:
 
     with suppress(EOFError, OSError):
         while (asked := connection.recv()) is not None:
-            work, given = asked
-            connection.send(answer_of(work, given, Watch(progress, should_stop)))
+            what, value = asked
+            if what == "shared":
+                shared = value
+            else:
+                work, given = value
+                connection.send(answer_of(work, given, Watch(progress, should_stop, shared)))
 
 
 def main() -> None:

@@ -131,11 +131,15 @@ class _Process:
             raise Unavailable(f"A process to work in could not be started: {error.strerror or error}.") from error
         finally:
             theirs.close()
+        self._shared: Any = None
 
     def tell(self, piece: Piece[Any]) -> None:
         """Have a piece run; whether the process is there still shows when it is heard."""
         with suppress(BrokenPipeError):
-            self.connection.send((piece.work, piece.given))
+            if piece.shared is not self._shared:
+                self.connection.send(("shared", piece.shared))
+                self._shared = piece.shared
+            self.connection.send(("piece", (piece.work, piece.given)))
 
     def hear(self, name: str, progress: PieceProgress) -> Ended[Any] | None:
         """What the piece ended with, None where it has said how far it is; raises EOFError where the process ended."""

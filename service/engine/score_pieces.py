@@ -22,27 +22,37 @@ from service.engine.engine import Engine
 
 
 def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
-    """Log-likelihoods of each sample's texts; raises MachineProblem with this machine's name.
+    """Log-likelihoods of each sample's texts, which pieces share; raises as `engine_of`.
 
     Raises Cancelled where it is asked to stop.
     """
     entry = given.entry
-    try:
-        with named_machine():
-            scoring = _scoring(entry.model_dump_json(), given.threads)
-        check_same(entry, scoring.fingerprint, wanted=given.fingerprint)
-    except (Unavailable, Incompatible) as problem:
-        raise MachineProblem(problem) from problem
+    engine = engine_of(entry, given.fingerprint, given.threads)
     with named_machine():
         adapter = None
         if given.adapter is not None:
             digest, config, weights = given.adapter
             adapter = LoadableAdapter(digest, config, lambda: load_tensors(weights), len(weights))
         found = []
-        for number, texts in enumerate(given.samples):
+        for number, sample in enumerate(given.samples):
             watch.progress(number, len(given.samples), "scoring the samples")
-            found.append(scoring.engine.score(entry.id, texts, adapter, should_stop=watch.should_stop, patient=True))
+            texts = watch.shared[sample]
+            found.append(engine.score(entry.id, texts, adapter, should_stop=watch.should_stop, patient=True))
     return found
+
+
+def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
+    """An engine with the base model, made once a process; raises MachineProblem with this machine's name.
+
+    That is where the base model is not there, or has another fingerprint.
+    """
+    try:
+        with named_machine():
+            scoring = _scoring(entry.model_dump_json(), threads)
+        check_same(entry, scoring.fingerprint, wanted=fingerprint)
+    except (Unavailable, Incompatible) as problem:
+        raise MachineProblem(problem) from problem
+    return scoring.engine
 
 
 class _Scoring:

@@ -48,6 +48,29 @@ class WorkplaceTests:
         (ended,) = build(at_once=1).run([Piece("data", work.measured, data)])
         assert ended.value() == (len(data), data[::-1])
 
+    def test_what_pieces_share_is_sent_once_and_each_is_given_its_own(self, build: Build) -> None:
+        law, code, before = work.Texts("law", "court"), work.Texts("code"), work.Texts.pickled
+        pieces = [
+            Piece("none", work.reads, 0), Piece("law", work.reads, 0, law), Piece("court", work.reads, 1, law),
+            Piece("law again", work.reads, 0, law), Piece("none again", work.reads, 0),
+            Piece("code", work.reads, 0, code),
+        ]  # fmt: skip
+        found = {one.name: one.value() for one in build(at_once=1).run(pieces)}
+        assert found == {
+            "none": None, "law": "law", "court": "court", "law again": "law", "none again": None, "code": "code",
+        }  # fmt: skip
+        assert work.Texts.pickled - before == 2
+
+    def test_what_is_shared_is_there_for_the_process_that_comes_after_one_that_died(
+        self, build: Build, tmp_path: Path
+    ) -> None:
+        law = work.Texts("law")
+        pieces = [
+            Piece("before", work.reads, 0, law), Piece("unlucky", work.reads_after_deaths, (tmp_path, "x", 1), law)
+        ]  # fmt: skip
+        ended = {one.name: one for one in build(at_once=1).run(pieces)}
+        assert (ended["unlucky"].value(), ended["unlucky"].lost) == ("law", 1)
+
     def test_so_many_are_at_work_at_the_same_time(self, build: Build, tmp_path: Path) -> None:
         pieces = [Piece(name, work.waits_for_others, (tmp_path, name, 2)) for name in ("one", "other")]
         assert [one.value() for one in build(at_once=2).run(pieces)] == [2, 2]

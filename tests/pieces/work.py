@@ -21,6 +21,30 @@ def whose(_given: object, _watch: Watch) -> int:
     return os.getpid()
 
 
+class Texts:
+    """Some texts; how often they were pickled is counted in the process that does it."""
+
+    pickled = 0
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def __getstate__(self) -> object:
+        Texts.pickled += 1
+        return vars(self)
+
+
+def reads(given: int, watch: Watch) -> str | None:
+    """One of the texts that it shares; None where it shares nothing."""
+    return None if watch.shared is None else str(watch.shared.texts[given])
+
+
+def reads_after_deaths(given: tuple[Path, str, int], watch: Watch) -> str | None:
+    """Kills its process as `dies` does, and reads then."""
+    dies(given, watch)
+    return reads(0, watch)
+
+
 def measured(given: bytes, _watch: Watch) -> tuple[int, bytes]:
     """Bytes, there and back."""
     return len(given), given[::-1]
