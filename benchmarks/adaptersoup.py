@@ -3,7 +3,8 @@
 For each novel domain a sample is drawn from `valid`, every figure comes from `test`. Perplexities are geometric means
 over domains, as ratios over the base's (or, with `--over control`, over the control adapter's), standard errors paired
 over passages. Everything goes over HTTP to a server with the bank (`benchmarks.soups`), as people would ask for it; a
-run that was stopped goes on where it was. Draws and sizes are options: a shorter run says so in its results.
+run that was stopped goes on where it was. Greedy searches need no server: they run in processes of their own, or with
+`--on ray` on a cluster. Draws and sizes are options: a shorter run says so in its results.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import numpy as np
 from benchmarks.report import Result, options
 from benchmarks.soups import ALONE, EFFORTS, NOISE
 from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, mixed, scored
-from benchmarks.soups.run import Run
+from benchmarks.soups.greedy import searched
+from benchmarks.soups.run import Run, Search
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
+from registry.pieces.places import place_of_work
 from registry.uncertainty import paired_difference
+from service.light_start import LIGHTLY
 
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
@@ -75,12 +79,14 @@ def smaller(run: Run) -> None:
 def _oracles(run: Run) -> None:
     """Those that saw the test passages: the best single adapter, and the average that greedy search finds on them."""
     best: dict[str, np.ndarray] = {}
-    greedy: dict[str, np.ndarray] = {}
+    alone: dict[str, dict[str, np.ndarray]] = {}
     for domain in run.domains:
         singles = _singles(run, domain)
-        first = min(singles, key=lambda name: float(singles[name].sum()))
-        best[domain] = singles[first]
-        greedy[domain] = _greedy(run, domain, first, singles)
+        ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
+        best[domain] = singles[ranked[0]]
+        alone[domain] = {name: singles[name] for name in ranked[: run.greedy]}
+    found = run.search(run.setting, alone)
+    greedy = {domain: min(run.base(domain), found[domain], key=lambda one: float(one.sum())) for domain in run.domains}
     quick = {domain: run.nll(run.answer("quick", domain)) for domain in run.domains}
     run.add(
         f"oracle_single_{run.suffix}", run.ratio({domain: [one] for domain, one in best.items()}), note="saw the test"
@@ -104,26 +110,6 @@ def _singles(run: Run, domain: str) -> dict[str, np.ndarray]:
     """NLL of the test passages under each adapter alone, and where ratios are over the control, under that too."""
     names = (*run.setting.job.training, *([run.setting.job.control] if run.over == "control" else []))
     return {name: run.single(domain, name) for name in names}
-
-
-def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -> np.ndarray:
-    """Uniform averages: the best single, then while it helps the one that helps most; or the base.
-
-    No adapter is in it twice, and all is chosen on the test passages themselves.
-    """
-    chosen, found = [first], singles[first]
-    may = set(sorted(singles, key=lambda name: float(singles[name].sum()))[: run.greedy])
-    while len(chosen) < len(may):
-        tried = {}
-        for name in sorted(may - set(chosen)):
-            tried[name] = run.averaged(domain, [f"{NAMESPACE}/{one}" for one in (*chosen, name)])
-        name = min(tried, key=lambda one: float(tried[one].sum()))
-        if tried[name].sum() >= found.sum():
-            break
-        chosen.append(name)
-        found = tried[name]
-    base = run.base(domain)
-    return found if found.sum() < base.sum() else base
 
 
 def with_best(run: Run) -> None:
@@ -322,12 +308,16 @@ ONLY = (*ALONE_TOO, "hostile", *HOSTILE)
 
 
 def run(
-    setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str,
+    setting: Setting, home: Path, *, search: Search, over: str, draws: int, sizes: Sequence[int], name: str,
     without: Sequence[str] = (), only: Sequence[str] = (), greedy: int | None = None,
 ) -> Result:  # fmt: skip
-    """Everything but what it goes `without`, or what is named in `only`; `over` is `base` or `control`."""
+    """Everything but what it goes `without`, or what is named in `only`; `over` is `base` or `control`.
+
+    `search` is how greedy search is made, which a run of parts in `only` does without.
+    """
     hostile = _hostile(without, only)
-    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy, hostile)
+    answers = Answers(home / "answers.jsonl")
+    work = Run(setting, answers, over, draws, sizes, Result(name), without, greedy, hostile, search=search)
     further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
     if only:
         parts: list[Callable[[Run], None]] = [part for name, part in ALONE_TOO.items() if name in only]
@@ -364,15 +354,21 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", choices=PARTS, default=[], help="what is left out")
     parser.add_argument("--only", nargs="*", choices=ONLY, default=[], help="look at these parts and at no others")
     parser.add_argument("--greedy", type=int, help="adapters that greedy search may take, the best by themselves")
+    parser.add_argument("--parallel", type=int, help="greedy searches at once: by default 1, on Ray what has room")
+    parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="search greedily on a Ray cluster, or on one made here")
+    parser.add_argument("--cores", type=int, help="with --on ray: processor cores, and threads, of each search")
     given = parser.parse_args()
     if given.only and set(given.without) - {"thorough"}:
         parser.error("--only is of parts that are named: --without leaves nothing but an effort out of them")
     name = "adaptersoup" if given.out is None else given.out.stem
     lengths = Lengths(given.passages, given.largest, given.longest)
-    with opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting:
+    with (
+        place_of_work(given.on, at_once=given.parallel, cores=given.cores, starter=LIGHTLY) as place,
+        opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting,
+    ):
         found = run(
-            setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name,
-            without=given.without, only=given.only, greedy=given.greedy,
+            setting, given.home, search=partial(searched, place), over=given.over, draws=given.draws,
+            sizes=given.sizes, name=name, without=given.without, only=given.only, greedy=given.greedy,
         )  # fmt: skip
     found.finish(given.out)
 

@@ -176,6 +176,11 @@ def asked(setting: Setting, cell: Cell) -> Answer:
     )  # fmt: skip
 
 
+def even_average(refs: Sequence[str]) -> CookRequest:
+    """The average of adapters with equal weights, mixed as a server does by default, and not verified."""
+    return CookRequest(recipe=HandRecipe(ingredients=tuple(WeightedRef(ref=ref) for ref in refs)))
+
+
 def mixed(setting: Setting, answer: Answer, method: str) -> Answer:
     """The ingredients of an answer mixed by another method, not verified."""
     assert answer.recipe is not None

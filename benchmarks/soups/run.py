@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.report import Result
-from benchmarks.soups.cells import Answer, Answers, Cell, scored
+from benchmarks.soups.cells import Answer, Answers, Cell, even_average, scored
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, Setting
 from demo.results import Figure
-from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import Difference, paired_difference
 
 GOALS = {
@@ -31,6 +30,10 @@ GOALS = {
 WALL = {"quick_vs_forward": 9, "thorough_vs_forward": 35, "tune_vs_forward": 5}
 
 
+Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str, np.ndarray]]
+"""What greedy search finds for domains (`greedy.searched`), given the adapters that may be taken, each alone."""
+
+
 @dataclass
 class Run:
     """A run: what is there to ask, and what is asked of it."""
@@ -41,6 +44,7 @@ class Run:
     draws: int
     sizes: Sequence[int]
     result: Result
+    search: Search = field(kw_only=True)
     without: Sequence[str] = ()
     greedy: int | None = None
     """Adapters that greedy search may take, the best by themselves; all by default."""
@@ -87,9 +91,8 @@ class Run:
         return self._alone(domain, f"{NAMESPACE}/{name}")
 
     def averaged(self, domain: str, refs: Sequence[str]) -> np.ndarray:
-        """NLL under the average of adapters with equal weights, mixed as the server would and not verified."""
-        some = tuple(WeightedRef(ref=ref) for ref in refs)
-        cooked = self.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=some)))
+        """NLL under the `even_average` of adapters."""
+        cooked = self.setting.client.cook(even_average(refs))
         return scored(self.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
 
     def digest(self, ref: str) -> str:

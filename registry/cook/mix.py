@@ -14,7 +14,16 @@ from registry.soup import MIXINGS
 from registry.soup.auto import settle
 from registry.soup.compat import SoupPart, by_digest
 from registry.soup.report import ExactMixture, report_of
-from registry.spec import AdapterConfig, BaseShape, CookRequest, MergeMixing, MixReport, Recipe, RecipeIngredient
+from registry.spec import (
+    AdapterConfig,
+    BaseShape,
+    CookRequest,
+    MergeMixing,
+    Mixing,
+    MixReport,
+    Recipe,
+    RecipeIngredient,
+)
 
 
 @dataclass(frozen=True)
@@ -52,17 +61,36 @@ class Mixed:
         return isinstance(self.recipe.mixing, MergeMixing) and self.recipe.tuning is None
 
 
-def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], *, request: CookRequest) -> Mixed:
-    """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
+@dataclass(frozen=True)
+class Planned:
+    """A recipe before it is mixed: its ingredients in the order of their digests, and the configuration of the soup."""
 
-    Raises Incompatible with all reasons at once.
-    """
-    choice = settle(parts, request.mixing, max_width=request.max_width)
-    shape = base.shape
-    check_base(parts, base)
+    parts: tuple[SoupPart, ...]
+    recipe: Recipe
+    config: AdapterConfig
+    shape: BaseShape
+
+    def make(self) -> tuple[Tensors, MixReport]:
+        """The soup's tensors and the report on them; every ingredient is read once."""
+        exact = ExactMixture(self.config, self.shape, self.recipe.mixing)
+        method = MIXINGS[self.recipe.mixing.method]
+        tensors = method.mix([exact.watched(part) for part in self.parts], self.recipe.mixing)
+        report = report_of(
+            self.parts, self.recipe, self.config, tensors, shape=self.shape,
+            residual=exact.residual(self.config, tensors),
+            residuals=exact.residuals(self.config, tensors) if method.by_site else None,
+        )  # fmt: skip
+        return tensors, report
+
+    def digest_of(self, tensors: Tensors) -> str:
+        """The digest of the soup that they are."""
+        return adapter_digest(self.shape.fingerprint, self.config, tensors)
+
+
+def planned(parts: Sequence[SoupPart], mixing: Mixing, shape: BaseShape) -> Planned:
+    """The recipe of ingredients that can be mixed so; raises InvalidRecipe for factors that are not of its sites."""
     _check_layers(parts, shape)
     ordered = tuple(by_digest(parts))
-    mixing = MIXINGS[choice.mixing.method].resolved(ordered, choice.mixing, shape)
     recipe = Recipe(
         base_fingerprint=shape.fingerprint,
         ingredients=tuple(
@@ -74,9 +102,20 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
             )
             for part in ordered
         ),
-        mixing=mixing,
+        mixing=MIXINGS[mixing.method].resolved(ordered, mixing, shape),
     )
-    config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
+    return Planned(ordered, recipe, MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing), shape)
+
+
+def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], *, request: CookRequest) -> Mixed:
+    """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
+
+    Raises Incompatible with all reasons at once.
+    """
+    choice = settle(parts, request.mixing, max_width=request.max_width)
+    check_base(parts, base)
+    plan = planned(parts, choice.mixing, base.shape)
+    recipe = plan.recipe
     with registry.database.read() as catalogue:
         known = catalogue.soups.recipe(recipe.digest)
     cached = known is not None and registry.blobs.is_whole(known.weights_blob)
@@ -85,12 +124,12 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
         tensors: Tensors = load_tensors(data)
         report = known.report
     else:
-        tensors, report = _make(ordered, recipe, config, shape)
+        tensors, report = plan.make()
         data = save_tensors(tensors)
-    digest = adapter_digest(shape.fingerprint, config, tensors)
+    digest = plan.digest_of(tensors)
     if known is not None and digest != known.adapter_digest:
         raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
-    return Mixed(base, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
+    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.why)
 
 
 def check_base(parts: Sequence[SoupPart], base: BaseModel) -> None:
@@ -117,21 +156,3 @@ def _check_layers(parts: Sequence[SoupPart], shape: BaseShape) -> None:
                 f"The 'layers' of {part.ref} {wrong}; it needs a factor for each of its {len(sites)} sites.",
                 param="recipe",
             )
-
-
-def _make(
-    parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig, shape: BaseShape
-) -> tuple[Tensors, MixReport]:
-    """The soup's tensors and the report on them; every ingredient is read once."""
-    exact = ExactMixture(config, shape, recipe.mixing)
-    method = MIXINGS[recipe.mixing.method]
-    tensors = method.mix([exact.watched(part) for part in parts], recipe.mixing)
-    return tensors, report_of(
-        parts,
-        recipe,
-        config,
-        tensors,
-        shape=shape,
-        residual=exact.residual(config, tensors),
-        residuals=exact.residuals(config, tensors) if method.by_site else None,
-    )

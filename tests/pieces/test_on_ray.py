@@ -17,13 +17,15 @@ import pytest
 import torch
 
 from adaptersoup import Store
+from benchmarks.soups import greedy
 from registry.errors import Unavailable
-from registry.pieces import Ended, Piece
+from registry.pieces import Ended, Piece, PieceProgress
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from tests.pieces import work
+from tests.pieces.bank import DOMAINS, alone, bank, by_server
 from tests.pieces.contract import Build, WorkplaceTests
 from tests.pieces.matrix import SETTINGS, known, stock
 from training import parallel_sweep
@@ -265,6 +267,34 @@ def test_a_pool_is_evaluated_to_the_figures_of_the_stores_engine(
         assert found == here.evaluate_pool(passages=10)
         assert (found.computed, found.failed) == (9, {})
         assert known(there) == known(here)
+
+
+def test_a_greedy_search_whose_node_dies_has_the_servers_figures(
+    nodes: Nodes, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two domains at once; that on the node that goes is searched anew on the other."""
+    from registry.pieces.on_ray import OnRay
+
+    nodes.add()
+    nodes.wait()
+    others, seen = nodes.count - 1, set()
+
+    def killing() -> PieceProgress:
+        def tell(domain: str, *_: object) -> None:
+            seen.add(domain)
+            if len(seen) == 2 and nodes.count > others:
+                nodes.kill()
+
+        return tell
+
+    monkeypatch.setattr(greedy, "_talk", killing)
+    with bank(tmp_path, tiny_base_dir) as setting, ray_cluster(nodes.address):
+        found = greedy.searched(OnRay(at_once=2), setting, alone(setting))
+        wanted = {domain: by_server(setting, domain) for domain in DOMAINS}
+    assert nodes.count == others
+    assert {domain: nll.tolist() for domain, nll in found.items()} == {
+        domain: one.nll.tolist() for domain, one in wanted.items()
+    }
 
 
 def test_a_cluster_that_loses_the_only_node_with_room_says_so(nodes: Nodes, tmp_path: Path) -> None:

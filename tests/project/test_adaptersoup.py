@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,11 @@ def setting(data: Path) -> Setting:
     return Setting(job, test_passages=20, client=client, scores=scores, base_digest=sha256_digest(b"base"))
 
 
+def best_alone(_setting: Setting, alone: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """A search that joins nothing to the best adapter; tests of `benchmarks.soups.greedy` have the real one."""
+    return {domain: min(own.values(), key=lambda one: float(one.sum())) for domain, own in alone.items()}
+
+
 def test_samples_and_test_passages_share_nothing_and_smaller_samples_are_of_the_larger(setting: Setting) -> None:
     for domain in (*DOMAINS, *HOSTILE):
         large = setting.sample(domain, size=100, seed=3)
@@ -115,7 +121,9 @@ def test_samples_and_test_passages_share_nothing_and_smaller_samples_are_of_the_
 
 
 def run(setting: Setting, tmp_path: Path, over: str = "base") -> dict[str, float]:
-    result = adaptersoup.run(setting, tmp_path, over=over, draws=2, sizes=[15, 30], name="adaptersoup")
+    result = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over=over, draws=2, sizes=[15, 30], name="adaptersoup"
+    )
     return {name: figure.value for name, figure in result.figures.items()}
 
 
@@ -184,13 +192,13 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
 
     monkeypatch.setattr(adaptersoup, "scored", made_up)
     monkeypatch.setattr(adaptersoup, "paired_difference", narrow)
-    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"))
+    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"), search=best_alone)
     adaptersoup.coverage(work)
     assert least <= work.result.figures["interval_coverage"].value <= most
 
 
 def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) -> None:
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
+    found = adaptersoup.run(setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[15], name="adaptersoup")
     result = {"rows": found.rows}
     (said,) = soups.short({**result, "figures": {"oracle_single_ratio": {"value": 0.8187}}}, "adaptersoup")
     assert "over the base model's, geometric mean of 2 domains, 100 passages to cook from: `instant` -25.9 %, " in said
@@ -258,7 +266,9 @@ def test_the_two_best_that_were_not_chosen_join_the_clustering_soup(
 
     monkeypatch.setattr(client, "cook", chosen)
     setting.job = replace(setting.job, training=("law", "zoo", "worst", "control"))
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5], name="more", only=["best"]
+    )
     assert set(found.figures) == {"clustering_2_best_ratio", "answers"}
     (mixed,) = {request.recipe.ingredients for request in client.cooked if request.recipe is not None}
     assert [one.ref for one in mixed] == [client.adapter("bank/law")["digest"], "bank/control", "bank/worst"]
@@ -266,17 +276,25 @@ def test_the_two_best_that_were_not_chosen_join_the_clustering_soup(
 
 
 def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["hostile"])
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5], name="more", only=["hostile"]
+    )
     assert {row["domain"] for row in found.rows} == set(HOSTILE)
     assert found.figures["worse_than_base"].note == "hostile sets; 0 soups for hostile sets"
-    one = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["digits"])
+    one = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5], name="more", only=["digits"]
+    )
     assert {row["domain"] for row in one.rows} == {"digits"}
-    best = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    best = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5], name="more", only=["best"]
+    )
     assert set(best.figures) == {"clustering_2_best_ratio", "answers"}
 
 
 def test_few_passages_alone(setting: Setting, tmp_path: Path) -> None:
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5, 15], name="more", only=["sizes"])
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5, 15], name="more", only=["sizes"]
+    )
     ratios = {f"{way}_{size}_ratio" for way in EFFORTS for size in (5, 15)}
     beside = {"tune_vs_fresh_5", "tune_vs_fresh_15", "tune_worst", "worse_than_base"}
     assert set(found.figures) == {*ratios, *beside, "answers"}
@@ -287,7 +305,9 @@ def test_few_passages_alone(setting: Setting, tmp_path: Path) -> None:
 
 def test_few_passages_and_hostile_sets_in_one_run(setting: Setting, tmp_path: Path) -> None:
     parts = ["sizes", "hostile"]
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=parts)
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[5], name="more", only=parts
+    )
     assert {row["passages"] for row in found.rows if row["hostile"]} == {100}
     assert {row["passages"] for row in found.rows if not row["hostile"]} == {5}
     assert found.figures["worse_than_base"].note == "domains and sizes, hostile sets; 0 soups for hostile sets"
@@ -303,7 +323,8 @@ def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
 def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
     setting.largest = 60
     found = adaptersoup.run(
-        setting, tmp_path, over="base", draws=1, sizes=[], name="x", greedy=1, without=adaptersoup.PARTS
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[], name="x", greedy=1,
+        without=adaptersoup.PARTS,
     )  # fmt: skip
     ways = {row["way"] for row in found.rows}
     assert {row["passages"] for row in found.rows if row["way"] != ALONE} == {60}
@@ -322,14 +343,18 @@ def test_the_makefile_leaves_out_what_can_be_left_out() -> None:
 
 
 def test_what_an_earlier_run_asked_about_other_domains_is_not_in_the_rows(setting: Setting, tmp_path: Path) -> None:
-    adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS)
+    adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS
+    )
     setting.job = replace(setting.job, novel=DOMAINS[:1])
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS)
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS
+    )
     assert {row["domain"] for row in found.rows} == {DOMAINS[0]}
 
 
 def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting, tmp_path: Path) -> None:
-    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"))
+    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"), search=best_alone)
     one, two = (work.base(domain) for domain in DOMAINS)
     doubled = {DOMAINS[0]: [one + math.log(2) * work.tokens(DOMAINS[0])], DOMAINS[1]: [two]}
     assert work.ratio(doubled) == pytest.approx(2**0.5)
@@ -342,7 +367,7 @@ def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting,
 def test_the_efforts_of_each_domain_are_drawn_with_their_intervals_and_every_adapter_alone(
     setting: Setting, tmp_path: Path
 ) -> None:
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
+    found = adaptersoup.run(setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[15], name="adaptersoup")
     (tmp_path / "adaptersoup.json").write_text(json.dumps({**RESULT, "rows": found.rows}))
     result = {"rows": found.rows}
     page = figures.block(tmp_path, "adaptersoup", "efforts")
@@ -360,7 +385,9 @@ def test_the_efforts_of_each_domain_are_drawn_with_their_intervals_and_every_ada
 
 
 def test_hostile_sets_have_a_table(setting: Setting, tmp_path: Path) -> None:
-    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="more", only=["hostile"])
+    found = adaptersoup.run(
+        setting, tmp_path, search=best_alone, over="base", draws=1, sizes=[], name="more", only=["hostile"]
+    )
     rows = [{**row, "abstained": row["way"] != "tune", "over": -0.1, "over_error": 0.01} for row in found.rows]
     lines = soups.hostile({"rows": rows}, "more")
     assert len(lines) == 2 + len(HOSTILE)

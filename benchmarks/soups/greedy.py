@@ -1,0 +1,199 @@
+"""Greedy search of `benchmarks.adaptersoup`: the average of adapters that is best on the test passages themselves.
+
+A search is a piece of work for each domain, since none waits for another: they run in processes here or on Ray. A piece
+mixes as the server's cook does and scores as its engine does, with nothing asked of the server, and comes to the
+figures that cooking and scoring each average there would, to the last bit on as many threads. What was found is kept
+with the scores, by the digests of the adapters: a domain that was searched is not searched again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soups.cells import even_average, scored
+from benchmarks.soups.setting import NAMESPACE, Setting
+from registry import cores
+from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.weights import adapter_digest, dtype_of, load_tensors
+from registry.base_model import shape_of
+from registry.base_model.same_files import named_machine
+from registry.cook.mix import planned
+from registry.errors import Conflict
+from registry.formats import read_directory
+from registry.names import digest_of
+from registry.pieces import Piece, PieceProgress, Watch, Workplace
+from registry.soup.auto import settle
+from registry.soup.compat import SoupPart
+from registry.spec import AdapterConfig, BaseEntry, BaseShape, Provenance, weights_by_digest
+from service.engine.score_pieces import engine_of
+
+Alone = Mapping[str, np.ndarray]
+"""NLL of a domain's test passages under each adapter that may be in the average, by the adapter's name."""
+Averaged = Callable[[Sequence[str]], np.ndarray]
+"""NLL of the same passages under the average of these adapters with equal weights."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The adapters of the best average that was found, and the NLL of the passages under it."""
+
+    chosen: tuple[str, ...]
+    nll: np.ndarray
+
+
+def greedy(alone: Alone, averaged: Averaged) -> Found:
+    """The best single adapter, joined while that helps by the one that helps most; none is in it twice."""
+    chosen = [min(alone, key=lambda name: _sum(alone[name]))]
+    found = alone[chosen[0]]
+    while len(chosen) < len(alone):
+        tried = {name: averaged([*chosen, name]) for name in sorted(alone.keys() - set(chosen))}
+        name = min(tried, key=lambda one: _sum(tried[one]))
+        if _sum(tried[name]) >= _sum(found):
+            break
+        chosen.append(name)
+        found = tried[name]
+    return Found(tuple(chosen), found)
+
+
+def searched(place: Workplace, setting: Setting, alone: Mapping[str, Alone]) -> dict[str, np.ndarray]:
+    """NLL of each domain's test passages under what its search finds: a piece of work at a place for each.
+
+    Raises what a piece or the place does, and Conflict as `bank_of`; what was found before is kept.
+    """
+    names = sorted({name for own in alone.values() for name in own})
+    digests = {name: str(setting.client.adapter(f"{NAMESPACE}/{name}")["digest"]) for name in names}
+    keys = {domain: digest_of(["greedy search", {one: digests[one] for one in own}]) for domain, own in alone.items()}
+    found: dict[str, Found] = {}
+
+    def kept(domain: str) -> np.ndarray:
+        texts = setting.test(domain)
+        cell = setting.scores.get(keys[domain], texts, lambda: _scores(setting, domain, found[domain].nll))
+        return np.array(cell.nll)
+
+    for ended in place.run(_pieces(place, setting, alone, keys, digests), progress=_talk()):
+        found[ended.name] = ended.value()
+        kept(ended.name)
+        print(f"greedy search: {ended.name} is done, {', '.join(found[ended.name].chosen)}", file=sys.stderr)
+    return {domain: kept(domain) for domain in alone}
+
+
+def _scores(setting: Setting, domain: str, nll: np.ndarray) -> dict[str, Any]:
+    """What was found, in the form that `Cells` keeps: tokens are counted as under the base model."""
+    texts, (_, tokens) = setting.test(domain), scored(setting, domain, setting.base, None)
+    rows = zip(nll.tolist(), tokens.tolist(), texts, strict=True)
+    return {"texts": [{"nll": one, "tokens": count, "bytes": len(text.encode())} for one, count, text in rows]}
+
+
+def _pieces(
+    place: Workplace, setting: Setting, alone: Mapping[str, Alone], keys: Mapping[str, str], digests: Mapping[str, str]
+) -> Iterator[Piece[Found]]:
+    """The searches that are still to be made; they share the bank."""
+    todo = [domain for domain in alone if not setting.scores.has(keys[domain], setting.test(domain))]
+    if not todo:
+        return
+    job = setting.job
+    shape, threads = shape_of(job.base, job.home / "cache"), place.threads(of=cores.ALL)
+    bank = bank_of(job.adapters, digests, shape)
+    for domain in todo:
+        given = ToSearch(job.base, shape, threads, tuple(setting.test(domain)), alone[domain])
+        yield Piece(domain, search, given, bank)
+
+
+def _talk() -> PieceProgress:
+    """Tells on stderr of each adapter that joins an average."""
+    said: dict[str, int] = {}
+
+    def tell(domain: str, done: int, total: int, message: str) -> None:
+        if said.get(domain) != done:
+            said[domain] = done
+            print(f"greedy search: {domain}, {message} ({done} of at most {total})", file=sys.stderr)
+
+    return tell
+
+
+def _sum(nll: np.ndarray) -> float:
+    return float(nll.sum())
+
+
+# --- in a process of its own, here or on another machine ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """An adapter of the bank with its weights as they are stored."""
+
+    name: str
+    digest: str
+    config: AdapterConfig
+    provenance: Provenance
+    dtype: str
+    weights: bytes
+
+    def part(self, number: int, weight: str, fingerprint: str) -> SoupPart:
+        """It as an ingredient at a weight; `number` is its own among those of a soup."""
+        return SoupPart(
+            digest=self.digest, config=self.config, load=lambda: load_tensors(self.weights), adapter_id=number,
+            ref=self.name, weight=weight, base_fingerprint=fingerprint, provenance=self.provenance, dtype=self.dtype,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ToSearch:
+    """The search of a domain, beside the bank, which searches share."""
+
+    entry: BaseEntry
+    shape: BaseShape
+    threads: int
+    texts: tuple[str, ...]
+    alone: Alone
+
+
+def bank_of(folder: Path, digests: Mapping[str, str], shape: BaseShape) -> dict[str, Member]:
+    """The adapters of a folder by their names, which have these digests on the server; raises Conflict for others."""
+    found = {}
+    for name, digest in digests.items():
+        adapter = read_directory(folder / name)
+        weights = adapter.weights.read_bytes()
+        tensors = load_tensors(weights)
+        if adapter_digest(shape.fingerprint, adapter.config, tensors) != digest:
+            raise Conflict(
+                f"{adapter.path} is another adapter than {NAMESPACE}/{name} on the server: choose another --home."
+            )
+        found[name] = Member(name, digest, adapter.config, adapter.provenance, dtype_of(tensors), weights)
+    return found
+
+
+def search(given: ToSearch, watch: Watch) -> Found:
+    """Search greedily; the bank (`bank_of`) is shared. Raises as `engine_of`, and Cancelled where it is to stop."""
+    watch.progress(0, len(given.alone), "loading the base model")
+    engine, bank = engine_of(given.entry, given.shape.fingerprint, given.threads), watch.shared
+
+    def averaged(names: Sequence[str]) -> np.ndarray:
+        watch.progress(len(names), len(given.alone), f"looking for adapter {len(names)} of an average")
+        soup = mixed([bank[name] for name in names], given.shape)
+        scores = engine.score(given.entry.id, given.texts, soup, should_stop=watch.should_stop, patient=True)
+        return np.array([one.nll for one in scores])
+
+    with named_machine():
+        return greedy(given.alone, averaged)
+
+
+def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:
+    """The soup that a server cooks of these adapters with equal weights; raises Incompatible as that does."""
+    request = even_average([one.name for one in members])
+    weights = weights_by_digest(Counter(one.digest for one in members))
+    by_digest = {one.digest: one for one in members}
+    parts = [
+        by_digest[digest].part(number, weight, shape.fingerprint)
+        for number, (digest, weight) in enumerate(weights.items())
+    ]
+    plan = planned(parts, settle(parts, request.mixing, max_width=request.max_width).mixing, shape)
+    tensors, report = plan.make()
+    return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors, report.size_bytes)

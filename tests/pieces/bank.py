@@ -1,0 +1,70 @@
+"""A server with a bank of adapters and texts of novel domains, as `benchmarks.adaptersoup` has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Result
+from benchmarks.soups.cells import Answers
+from benchmarks.soups.greedy import Found, greedy
+from benchmarks.soups.run import Run
+from benchmarks.soups.setting import NAMESPACE, Setting
+from demo.cells import Cells
+from demo.job import Job
+from registry.formats import AdapterContents, write_directory
+from registry.spec import Provenance
+from service.client.client import SoupClient
+from service.client.transfer import push_folder
+from tests.service.passages import WORDS, passages
+from tests.service.servers import BASE_ID, CONFIG, adapter_weights, open_live, open_world, write_bases
+
+BANK = ("ale", "bread", "cider", "dough")
+OF_ONE_START = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared")
+OTHER = "bread"
+"""Begun otherwise, so that it is concatenated with the rest, which are averaged."""
+DOMAINS = tuple(WORDS)[:2]
+
+
+@contextmanager
+def bank(folder: Path, base: Path) -> Iterator[Setting]:
+    """The setting while open, computed on one thread."""
+    for domain in DOMAINS:
+        path = folder / "data" / "novel" / domain / "test.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages(domain, 8, seed=1)))
+    bases = write_bases(folder / "bases.toml", {BASE_ID: base})
+    for world in open_world(folder / "server", bases):
+        for live in open_live(world):
+            with SoupClient(live.url, world.admin) as client:
+                for seed, name in enumerate(BANK):
+                    contents = AdapterContents(
+                        config=CONFIG, domain=name, weights=adapter_weights(world.runtime, seed=seed),
+                        base_model=BASE_ID, provenance=Provenance() if name == OTHER else OF_ONE_START,
+                    )  # fmt: skip
+                    path = write_directory(folder / "adapters" / name, contents)
+                    push_folder(client, path, name=f"{NAMESPACE}/{name}")
+                loaded = world.runtime.bases[BASE_ID]
+                job = Job("bank", folder, folder / "data", loaded.entry, BANK, DOMAINS, "", folder / "adapters")
+                scores = Cells(folder / "scores.jsonl")
+                yield Setting(job, test_passages=8, client=client, scores=scores, base_digest=loaded.shape.fingerprint)
+
+
+def alone(setting: Setting) -> dict[str, dict[str, np.ndarray]]:
+    """NLL of the test passages of each domain under each adapter of the bank."""
+    run = _run(setting)
+    return {domain: {name: run.single(domain, name) for name in BANK} for domain in DOMAINS}
+
+
+def by_server(setting: Setting, domain: str) -> Found:
+    """What greedy search finds that has each average cooked and scored by the server, one after another."""
+    run = _run(setting)
+    return greedy(alone(setting)[domain], lambda names: run.averaged(domain, [f"{NAMESPACE}/{name}" for name in names]))
+
+
+def _run(setting: Setting) -> Run:
+    return Run(setting, Answers(setting.job.home / "no"), "base", 1, [], Result("x"), search=lambda *_: {})
