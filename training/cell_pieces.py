@@ -17,7 +17,7 @@ import torch
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.same_files import check_same, named_machine
 from registry.errors import Incompatible, Unavailable
-from registry.pieces import MachineProblem, Watch
+from registry.pieces import MachineProblem, Watch, own_disk
 from registry.spec import BaseEntry
 from training.checkpoint import FILE
 from training.request import TrainingRun
@@ -59,19 +59,21 @@ class CellSent:
 
 
 def train_here(cell: CellHere, watch: Watch) -> None:
-    """Train to the directory that the run names."""
+    """Train to the directory that the run names; raises MachineProblem as `base_of` and `own_disk` do."""
     torch.set_num_threads(cell.threads)
     base = base_of(cell.entry, cell.fingerprint)
-    train(cell.run, base, progress=watch.progress, should_stop=watch.should_stop)
+    with own_disk():
+        train(cell.run, base, progress=watch.progress, should_stop=watch.should_stop)
 
 
 def train_sent(sent: CellSent, watch: Watch) -> dict[str, Files]:
     """Train on the TextsSent that the piece shares, in a folder that is gone afterwards: the directories that were
     made by name, a bank before its merge.
 
-    Raises MachineProblem, with the machine's name, where the base model is not there, or is another.
+    Raises MachineProblem, with the machine's name, where the base model is not there, or is another, and where the
+    disk takes no files.
     """
-    with TemporaryDirectory(prefix="soup-cell-") as folder:
+    with own_disk(), TemporaryDirectory(prefix="soup-cell-") as folder:
         place = Path(folder)
         train_here(_in_place(sent, watch.shared, place), watch)
         made = sorted((place / "out").iterdir(), key=lambda path: path.name == sent.cell.run.out.name)

@@ -26,7 +26,7 @@ from benchmarks.lm.work import Texts, adapter_file, data_of, run_cell, texts_of
 from demo.results import commit
 from registry.base_model import shape_of
 from registry.files import replace_file
-from registry.pieces import Ended, Piece, Watch, Workplace
+from registry.pieces import Ended, Piece, Watch, Workplace, own_disk
 from registry.spec import BaseEntry
 from training.cell_pieces import base_of
 
@@ -187,10 +187,13 @@ class Ran:
 
 
 def _run(given: ToRun, watch: Watch) -> Ran:
-    """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
+    """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number.
+
+    Raises MachineProblem as `base_of` and `own_disk` do.
+    """
     torch.set_num_threads(1)
     base, began = base_of(given.base, given.fingerprint), time.monotonic()
-    with TemporaryDirectory(prefix="soup-cell-") as name:
+    with own_disk(), TemporaryDirectory(prefix="soup-cell-") as name:
         folder = Path(name)
         for file, data in given.members.items():
             (folder / file).write_bytes(data)

@@ -15,7 +15,7 @@ from registry.adapters.weights import load_tensors
 from registry.base_model.same_files import check_same, named_machine
 from registry.cross_evaluate import ToScore
 from registry.errors import Incompatible, Unavailable
-from registry.pieces import MachineProblem, Watch
+from registry.pieces import MachineProblem, Watch, own_disk
 from registry.spec import BaseEntry, PassageScore
 from service.engine.bases import AllowedBases
 from service.engine.engine import Engine
@@ -44,10 +44,10 @@ def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
 def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
     """An engine with the base model, made once a process; raises MachineProblem with this machine's name.
 
-    That is where the base model is not there, or has another fingerprint.
+    That is where the base model is not there or has another fingerprint, and where the disk takes no files.
     """
     try:
-        with named_machine():
+        with named_machine(), own_disk():
             scoring = _scoring(entry.model_dump_json(), threads)
         check_same(entry, scoring.fingerprint, wanted=fingerprint)
     except (Unavailable, Incompatible) as problem:

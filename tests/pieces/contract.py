@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -111,6 +113,11 @@ class WorkplaceTests:
         with pytest.raises(Unavailable, match="It was tried 2 times"):
             ended["doomed"].value()
         assert len((tmp_path / "doomed").read_text().splitlines()) == 2
+
+    def test_disks_that_are_full_everywhere_are_said_with_a_machines_name(self, build: Build) -> None:
+        said = rf"^On {re.escape(platform.node())} the files .* cannot be written: No space left on device\.$"
+        with pytest.raises(Unavailable, match=said):
+            list(build(at_once=1).run([Piece("full", work.full, None)]))
 
     def test_progress_is_told_by_name(self, build: Build, tmp_path: Path) -> None:
         heard: list[tuple[str, int, int, str]] = []

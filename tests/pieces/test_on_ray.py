@@ -19,7 +19,7 @@ import torch
 from adaptersoup import Store
 from benchmarks.soups import greedy
 from registry.errors import Unavailable
-from registry.pieces import Ended, Piece, PieceProgress
+from registry.pieces import Ended, Piece, PieceProgress, Watch
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
@@ -99,8 +99,11 @@ class TestOnRay(WorkplaceTests):
 
         return partial(OnRay, grace=30.0)
 
-    def test_a_machine_that_is_unfit_is_left_out(self, build: Build, tmp_path: Path) -> None:
-        (ended,) = build(at_once=1).run([Piece("one", work.unfit, tmp_path)])
+    @pytest.mark.parametrize("unfit", [work.unfit, work.full_here])
+    def test_a_machine_that_is_unfit_is_left_out(
+        self, build: Build, tmp_path: Path, unfit: Callable[[Path, Watch], str]
+    ) -> None:
+        (ended,) = build(at_once=1).run([Piece("one", unfit, tmp_path)])
         assert (ended.value(), ended.lost) == ("elsewhere", 0)
 
 

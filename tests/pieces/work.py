@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from registry.errors import Cancelled, InvalidParameter, Unavailable
-from registry.pieces import MachineProblem, Watch
+from registry.pieces import MachineProblem, Watch, own_disk
 
 
 def squared(given: int, _watch: Watch) -> int:
@@ -71,6 +71,19 @@ def unfit(given: Path, _watch: Watch) -> str:
     """Finds the machine that it is run on unfit the first time."""
     if _note(given, "unfit") == 1:
         raise MachineProblem(Unavailable("On this machine it is not there."))
+    return "elsewhere"
+
+
+def full(_given: object, _watch: Watch) -> None:
+    """Writes to a disk that is full."""
+    with own_disk():
+        Path("/dev/full").write_text("too much")
+
+
+def full_here(given: Path, watch: Watch) -> str:
+    """Finds the disk of the machine that it is run on full the first time."""
+    if _note(given, "full") == 1:
+        full(None, watch)
     return "elsewhere"
 
 
