@@ -6,9 +6,10 @@ number of threads and version of torch give the same bits, also where a checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,7 +26,8 @@ class Outcome:
 
     `train_history` holds about a hundred (step, mean training loss since the one before). `resumed_at` is the step
     after which a checkpoint was gone on from, None where there was none; it has no influence on all else.
-    `resume_note` says where what may decide the last bits was another when that checkpoint was written.
+    `resume_note` says where what may decide the last bits was another when that checkpoint was written, and
+    `made_with` what it was, in every part of the training.
     """
 
     best_step: int
@@ -38,6 +40,7 @@ class Outcome:
     examples: int
     resumed_at: int | None = None
     resume_note: str | None = None
+    made_with: tuple[Mapping[str, Any], ...] = ()
 
 
 def optimise(
@@ -83,7 +86,7 @@ def optimise(
         history=tuple(state.history), train_history=tuple(state.curve.points),
         train_tokens=examples * (state.train.shape[1] - 1), examples=examples,
         trained_parameters=sum(parameter.numel() for parameter in state.trained.values()),
-        resumed_at=resumed_at, resume_note=state.resume_note,
+        resumed_at=resumed_at, resume_note=state.resume_note, made_with=tuple(state.made()),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ threads; which process or machine had which makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from registry.formats.atomic_directory import place_files
 from registry.pieces import Ended, Piece, Workplace
 from training.cell_pieces import CellHere, Files, TextsSent, sent, train_here, train_sent
 from training.checkpoint import discard
-from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, nobody
+from training.state import made_with
+from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, made, nobody
 
 
 def sweep_at(
@@ -38,20 +39,21 @@ def sweep_at(
     Raises Unavailable where nothing can be run there.
     """
     with at_work(grid):
-        kept = kept_cells(base, grid)
+        kept, threads = kept_cells(base, grid), place.threads(of=torch.get_num_threads())
+        now = made_with(threads)
         for cell in grid.cells:
             if cell.name in kept:
-                yield Row(cell, "kept", kept[cell.name])
+                yield made(cell, "kept", kept[cell.name], now)
         cells = {cell.name: cell for cell in grid.cells if cell.name not in kept}
 
         def report(name: str, done: int, total: int, message: str) -> None:
             progress(cells[name], done, total, message)
 
-        about = (base.entry, base.shape.fingerprint, place.threads(of=torch.get_num_threads()))
+        about = (base.entry, base.shape.fingerprint, threads)
         pieces = _pieces([CellHere(*about, grid.run_of(cell)) for cell in cells.values()], place.shares_files)
         try:
             for ended in place.run(pieces, progress=report, should_stop=should_stop):
-                yield _row(grid, cells[ended.name], ended)
+                yield _row(grid, cells[ended.name], ended, now)
         except Cancelled:
             raise Cancelled(
                 "The sweep was cancelled, and the cells that were being trained are saved."
@@ -74,17 +76,17 @@ def _pieces(cells: list[CellHere], share_files: bool) -> Iterator[Piece[Any]]:
         yield Piece(cell.run.out.name, train_sent, sent(cell, read), texts(cell.run.train, cell.run.valid))
 
 
-def _row(grid: Grid, cell: Cell, ended: Ended[dict[str, Files] | None]) -> Row:
+def _row(grid: Grid, cell: Cell, ended: Ended[dict[str, Files] | None], now: Mapping[str, Any]) -> Row:
     """What became of a cell; directories that were sent are written. Raises what is wrong with all of them."""
     if ended.gave_up:
         return Row(cell, "failed", problem=str(ended.problem))
     try:
-        made = ended.value()
+        files = ended.value()
     except InvalidParameter as problem:
         return diverged(cell, problem)
-    for name, files in (made or {}).items():
-        place_files(grid.out / name, files, replace=name != cell.name)  # a bank of this very cell, after a crash
+    for name, sent_back in (files or {}).items():
+        place_files(grid.out / name, sent_back, replace=name != cell.name)  # a bank of this very cell, after a crash
     checkpoint = grid.run_of(cell).checkpoint
-    if made is not None and checkpoint is not None:
+    if files is not None and checkpoint is not None:
         discard(checkpoint)
-    return Row(cell, "trained", read_directory(grid.out / cell.name))
+    return made(cell, "trained", read_directory(grid.out / cell.name), now)

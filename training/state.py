@@ -142,6 +142,7 @@ class TrainingState:
         self._kept: dict[str, Tensor] = {}
         self.curve, self._guard = Curve(hyperparameters.steps), Guard(hyperparameters, objective)
         self.resume_note: str | None = None
+        self._made_before: list[dict[str, Any]] = []
 
     def advance(self) -> None:
         """One update; raises InvalidParameter for a loss that diverges, which the curve then ends with."""
@@ -230,8 +231,13 @@ class TrainingState:
         """All of the state that is no tensor."""
         return {
             "step": self.step, "best": self.best, "history": self.history, "curve": self.curve.state(),
-            "first_loss": self._guard.first, "order": self.order.state()[0], "made_with": made_with(),
+            "first_loss": self._guard.first, "order": self.order.state()[0], "made_with": self.made(),
         }  # fmt: skip
+
+    def made(self) -> list[dict[str, Any]]:
+        """The `made_with` of every part of the training, one where it was never gone on with by another."""
+        now = made_with()
+        return [*(one for one in self._made_before if one != now), now]
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
@@ -269,19 +275,19 @@ class TrainingState:
         self.step, self.best = int(state["step"]), (float(state["best"][0]), int(state["best"][1]))
         self.history = [(int(step), float(loss)) for step, loss in state["history"]]
         self._guard.first = None if state["first_loss"] is None else float(state["first_loss"])
-        self.resume_note = _note(state.get("made_with"))
+        before = state.get("made_with") or []
+        self._made_before = [before] if isinstance(before, dict) else list(before)  # one that was never gone on with
+        self.resume_note = _note(self._made_before)
 
 
-def made_with() -> dict[str, str | int]:
-    """What may decide the last bits of a sum, and is in no recipe."""
-    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+def made_with(threads: int | None = None) -> dict[str, Any]:
+    """What may decide the last bits of a sum, and is in no recipe; by default on as many threads as torch has."""
+    return {"torch": torch.__version__, "threads": torch.get_num_threads() if threads is None else threads}
 
 
-def _note(before: object) -> str | None:
+def _note(before: list[dict[str, Any]]) -> str | None:
     """What of `made_with` was another when a checkpoint was written; None for one from before it was recorded."""
-    if not isinstance(before, dict):
-        return None
-    found = differences(before, made_with())
+    found = differences(before[-1], made_with()) if before else []
     return f"The last bits may differ from an unbroken training's: {', '.join(found)}." if found else None
 
 

@@ -18,10 +18,11 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import InvalidParameter, NotFound
 from registry.formats import AdapterDirectory, read_directory
 from training.build import read_items
-from training.checkpoint import held
+from training.checkpoint import differences, held
 from training.data import MIN_TEXTS, MIN_VALID_TEXTS, Data, enough
 from training.request import TrainingRun
 from training.spec import SAMPLE, TrainingSpec
+from training.state import made_with
 from training.train import check_bank, inputs_for, train
 
 CHECKPOINTS = ".checkpoints"
@@ -57,13 +58,15 @@ class Cell:
 class Row:
     """What became of a cell: trained now, there before, or diverged, with the sentence that says where.
 
-    One has failed whose process ended without a word; the same call again goes on from its checkpoint.
+    One has failed whose process ended without a word; the same call again goes on from its checkpoint. `note` says
+    where what may decide the last bits of an adapter was another than what the cells of this call are trained with.
     """
 
     cell: Cell
     state: Literal["trained", "kept", "diverged", "failed"]
     folder: AdapterDirectory | None = None
     problem: str | None = None
+    note: str | None = None
 
     @property
     def record(self) -> Mapping[str, Any]:
@@ -138,10 +141,10 @@ def sweep(
     `training.train.train` does.
     """
     with at_work(grid):
-        kept = kept_cells(base, grid)
+        kept, now = kept_cells(base, grid), made_with()
         for cell in grid.cells:
             if cell.name in kept:
-                yield Row(cell, "kept", kept[cell.name])
+                yield made(cell, "kept", kept[cell.name], now)
                 continue
             report = partial(progress, cell)
             try:
@@ -149,7 +152,15 @@ def sweep(
             except InvalidParameter as problem:
                 yield diverged(cell, problem)
             else:
-                yield Row(cell, "trained", read_directory(grid.out / cell.name))
+                yield made(cell, "trained", read_directory(grid.out / cell.name), now)
+
+
+def made(cell: Cell, state: Literal["trained", "kept"], folder: AdapterDirectory, now: Mapping[str, Any]) -> Row:
+    """The row of a cell whose adapter is there; `now` is what cells are `made_with` in this call."""
+    parts = [differences(one, dict(now)) for one in folder.provenance.training.get("made_with") or ()]
+    found = list(dict.fromkeys(difference for part in parts for difference in part))
+    note = f"Its last bits may differ from those of cells that are trained here: {', '.join(found)}." if found else None
+    return Row(cell, state, folder, note=note)
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:

@@ -42,7 +42,7 @@ class Trained:
     """A trained adapter: canonical tensors in fp32, the hash of those it started from, and how it was made.
 
     `record` is plain JSON; it goes into the provenance of whatever is pushed. `resumed_at` is the step after which a
-    checkpoint was gone on from, `resume_note` what was another then than now: they are in no record.
+    checkpoint was gone on from, `resume_note` what was another then than now: of this the record has `made_with` alone.
     """
 
     config: AdapterConfig
@@ -132,6 +132,7 @@ def train_adapter(
         init_seed=inputs.init_seed,
         record={
             **about, **inputs.task.record(train, valid),
+            "made_with": list(outcome.made_with),
             "rows_a_step": outcome.examples // inputs.hyperparameters.steps,
             **_outcome_record(outcome, base, adapter.config, inputs.task, width=train.rows.shape[1]),
         },

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from registry.formats import read_directory
 from registry.names import check_part
@@ -203,6 +204,24 @@ def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_wo
             said = capsys.readouterr().err
             assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
+
+
+def test_cells_that_were_made_on_other_threads_are_said(command, tmp_path, capsys):
+    assert soup(command(grid=("1e-2", "1"), of=1)) == 0
+    assert "last bits" not in capsys.readouterr().err
+    torch.set_num_threads(2)
+    try:
+        assert soup(command(grid=("1e-2,1e-3", "1"), of=1)) == 0
+    finally:
+        torch.set_num_threads(1)
+    notes = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
+    differ = "Its last bits may differ from those of cells that are trained here: threads (1 there, 2 here)."
+    assert notes == [f"law-lr0.01-seed1: {differ}"]
+    (tmp_path / "out" / "law-lr0.01-seed1").rename(tmp_path / "elsewhere")
+    assert soup(command("--parallel", "2", grid=("1e-2,1e-3", "1"), of=1)) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
+    differ = "Its last bits may differ from those of cells that are trained here: threads (2 there, 1 here)."
+    assert notes == [f"law-lr0.001-seed1: {differ}"]
 
 
 def test_a_cell_whose_process_is_killed_is_trained_again_to_the_same_adapter(command, tmp_path, capsys, monkeypatch):

@@ -147,6 +147,8 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
+            if row.note is not None:
+                talk(f"{row.cell.name}: {row.note}")
     return [rows[cell.name] for cell in cells]
 
 
