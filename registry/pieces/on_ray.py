@@ -49,7 +49,8 @@ SILENCE_SECONDS = 60.0
 class OnRay:
     """The cluster that this process is connected to, a piece a task of so many processor cores.
 
-    By default so many at once as the cluster has room for when they are run. Every machine needs this version of the
+    By default so many at once as the cluster has room for when they are run. `tell` hears what somebody who waits
+    should know. Every machine needs this version of the
     package, and what it reads that pieces do not carry.
     """
 
@@ -63,9 +64,10 @@ class OnRay:
         retries: int = RETRIES,
         grace: float = GRACE_SECONDS,
         silence: float = SILENCE_SECONDS,
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._cores, self._at_once, self._retries, self._grace = cores, at_once, retries, grace
-        self._silence = silence
+        self._silence, self._tell = silence, tell
 
     def threads(self, *, of: int) -> int:  # noqa: ARG002 (of this machine)
         """As many as it has cores."""
@@ -126,7 +128,7 @@ class OnRay:
                         del busy[said]
                         yield replace(ended, lost=one.lost)
         finally:
-            _end_all(list(busy), self._grace)
+            _end_all(list(busy), self._grace, self._tell)
 
     def _cores_of(self, unfit: set[str]) -> list[float]:
         """The cores of the machines that have enough for a piece, and are not unfit."""
@@ -206,15 +208,20 @@ def _lost(error: Exception) -> str:
     return f"The process or machine that it ran on is gone ({type(error).__name__})."
 
 
-def _end_all(tasks: list[Any], grace: float) -> None:
-    """End tasks: all are asked first, and those killed that work on after their grace."""
+def _end_all(tasks: list[Any], grace: float, tell: Callable[[str], object]) -> None:
+    """End tasks: all are asked first, and those killed that work on after their grace.
+
+    Where the wait is interrupted, they are killed when this process leaves the cluster.
+    """
     for said in tasks:
         ray.cancel(said)
-    if tasks:
-        ends = {said.completed(): said for said in tasks}
-        _, left = ray.wait(list(ends), num_returns=len(ends), timeout=grace, fetch_local=False)
-        for end in left:
-            ray.cancel(ends[end], force=True)
+    if not tasks:
+        return
+    ends = {said.completed(): said for said in tasks}
+    tell(f"Waiting for tasks on Ray to stop, {len(tasks)} of them, {grace:.0f} s at most; Ctrl-C ends them at once.")
+    _, left = ray.wait(list(ends), num_returns=len(ends), timeout=grace, fetch_local=False)
+    for end in left:
+        ray.cancel(ends[end], force=True)
 
 
 # --- in a process of the cluster --------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 
 from registry.errors import InvalidParameter
 from registry.pieces.contract import Workplace
@@ -37,4 +38,4 @@ def place_of_work(
     with redirect_stdout(sys.stderr), ray_cluster(address or LocalCluster()):  # Ray prints what befalls its machines
         from registry.pieces.on_ray import OnRay
 
-        yield OnRay(cores=cores or 1, at_once=at_once)
+        yield OnRay(cores=cores or 1, at_once=at_once, tell=partial(print, file=sys.stderr))

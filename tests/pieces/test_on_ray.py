@@ -6,7 +6,9 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,7 +28,7 @@ from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from tests.pieces import work
 from tests.pieces.bank import DOMAINS, alone, bank, by_server
-from tests.pieces.contract import Build, WorkplaceTests
+from tests.pieces.contract import Build, WorkplaceTests, assert_gone
 from tests.pieces.matrix import SETTINGS, known, stock
 from training import parallel_sweep
 from training.sweep import CHECKPOINTS
@@ -105,6 +107,28 @@ class TestOnRay(WorkplaceTests):
     ) -> None:
         (ended,) = build(at_once=1).run([Piece("one", unfit, tmp_path)])
         assert (ended.value(), ended.lost) == ("elsewhere", 0)
+
+
+def test_who_waits_for_tasks_that_stop_is_told_so_and_a_second_interrupt_ends_them_at_once(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    from registry.pieces.on_ray import OnRay
+
+    told: list[str] = []
+
+    def interrupt(said: str) -> None:
+        told.append(said)
+        threading.Thread(target=signal.pthread_kill, args=(threading.main_thread().ident, signal.SIGINT)).start()
+
+    def begun() -> bool:
+        return any(tmp_path.iterdir())
+
+    with pytest.raises(KeyboardInterrupt), ray_cluster(nodes.address):
+        place = OnRay(grace=3600.0, tell=interrupt)
+        list(place.run([Piece("deaf", work.deaf, (tmp_path, "deaf"))], should_stop=begun))
+    (path,) = tmp_path.iterdir()
+    assert_gone(int(path.name.split()[1]))
+    assert told == ["Waiting for tasks on Ray to stop, 1 of them, 3600 s at most; Ctrl-C ends them at once."]
 
 
 def test_more_cores_than_any_machine_has_is_said(nodes: Nodes) -> None:
