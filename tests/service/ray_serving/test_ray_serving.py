@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -65,6 +65,30 @@ def stream(client: Any, model: str, **more: Any) -> list[str]:
     with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         return [json.dumps(one["choices"]) for one in events(answer.iter_lines())]
+
+
+def listen(fleet: Fleet, ref: str, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str | None]:
+    """The choices of the events of a stream until its end, and the code of its error; each is `heard`."""
+    got: list[str] = []
+    with closing(client_of(fleet.url)) as client:
+        body = asked(ref, stream=True, n=CHOICES, logprobs=2)
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                return got, answer.json()["error"]["code"]
+            for one in events(answer.iter_lines()):
+                if "error" in one:
+                    return got, one["error"]["code"]
+                got.append(json.dumps(one["choices"]))
+                heard()
+    return got, None
+
+
+def assert_whole_or_ended(fleet: Fleet, ref: str, got: list[str], code: str | None) -> None:
+    """All of a stream of this very adapter, or its beginning and a sentence."""
+    expected = fleet.direct[ref][:-1]
+    assert got == expected[: len(got)], ref
+    assert (code, len(got)) in ((None, len(expected)), ("unavailable", len(got)))
 
 
 def whole(client: Any, model: str) -> dict[str, Any]:
@@ -176,39 +200,48 @@ def test_another_token_is_refused_at_once(fleet: Fleet) -> None:
     assert (server.returncode, "refuses this token" in server.stderr) == (1, True)
 
 
+def test_replicas_that_are_taken_away_under_streams_let_nobody_hear_another_adapter(fleet: Fleet) -> None:
+    """Streams follow each other for each adapter while two replicas make room for one; it is two again afterwards."""
+    done = threading.Event()
+
+    def listening(ref: str) -> list[tuple[list[str], str | None]]:
+        found = []
+        while not done.is_set():
+            found.append(listen(fleet, ref))
+        return found
+
+    def replicas() -> dict[str, int]:
+        return dict(json.loads(fleet.soup("ray", "status", "--json").stdout)["replicas"])
+
+    with ThreadPoolExecutor(len(fleet.refs)) as pool:
+        running = [pool.submit(listening, ref) for ref in fleet.refs]
+        try:
+            deployed = fleet.soup("ray", "deploy", "--replicas", "1", "--cpus", "0.6", "--json")
+            assert deployed.returncode == 0, deployed.stderr
+            until(lambda: replicas() == {"RUNNING": 1}, "one replica")
+        finally:
+            done.set()
+        answers = [one.result(120) for one in running]
+    for ref, found in zip(fleet.refs, answers, strict=True):
+        for got, code in found:
+            assert_whole_or_ended(fleet, ref, got, code)
+        assert sum(code is None for _, code in found) > 0
+    deployed = fleet.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
+    assert deployed.returncode == 0, deployed.stderr
+    until(lambda: replicas() == {"RUNNING": 2}, "two replicas")
+
+
 def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapter(fleet: Fleet) -> None:
     """What was streaming there ends with a sentence, what had no token yet is answered by the other node."""
     refs = fleet.refs * 2
-    begun = threading.Barrier(len(refs) + 1)
-
-    def listen(ref: str) -> tuple[list[str], str | None]:
-        """The choices of the events of a stream until its end, and the code of its error."""
-        with closing(client_of(fleet.url)) as client:
-            body = asked(ref, stream=True, n=CHOICES, logprobs=2)
-            begun.wait(60)
-            with client.stream("POST", "/v1/completions", json=body) as answer:
-                if answer.status_code != 200:
-                    answer.read()
-                    return [], answer.json()["error"]["code"]
-                got: list[str] = []
-                for one in events(answer.iter_lines()):
-                    if "error" in one:
-                        return got, one["error"]["code"]
-                    got.append(json.dumps(one["choices"]))
-                    first.set()
-                return got, None
-
     first = threading.Event()
     with ThreadPoolExecutor(len(refs)) as pool:
-        running = [pool.submit(listen, ref) for ref in refs]
-        begun.wait(60)
+        running = [pool.submit(listen, fleet, ref, first.set) for ref in refs]
         assert first.wait(60)
         fleet.nodes.tell("kill 0")
         answers = [one.result(120) for one in running]
     for ref, (got, code) in zip(refs, answers, strict=True):
-        expected = fleet.direct[ref][:-1]
-        assert got == expected[: len(got)], ref
-        assert (code, len(got)) in ((None, len(expected)), ("unavailable", len(got)))
+        assert_whole_or_ended(fleet, ref, got, code)
     assert sum(code is None for _, code in answers) > 0
 
 
