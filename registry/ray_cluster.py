@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from registry.errors import InvalidParameter, Unauthenticated, Unavailable
 
@@ -52,12 +53,13 @@ class LocalCluster:
 
 
 @contextmanager
-def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
+def ray_cluster(place: str | LocalCluster, *, setup: str | None = None) -> Iterator[None]:
     """Be connected to a cluster: to the one whose head has the address `HOST:PORT`, or to a new one of this machine.
 
     An address needs a node of that cluster on this machine (`ray start --address HOST:PORT`). Raises Unavailable where
     Ray is not installed or nothing answers there, Unauthenticated where the token is missing, wrong or not asked for,
-    and InvalidParameter for an address of another form. A process is connected to one cluster at a time.
+    and InvalidParameter for an address of another form. A process is connected to one cluster at a time. `setup` names
+    a function, as `module.function`, that each process that works for this one calls first.
     """
     prepare_environment()
     if isinstance(place, str):
@@ -67,7 +69,9 @@ def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
         import ray
     except ModuleNotFoundError:
         raise Unavailable(NOT_INSTALLED) from None
-    options = {"address": place} if isinstance(place, str) else _new(place)
+    options: dict[str, Any] = {"address": place} if isinstance(place, str) else _new(place)
+    if setup is not None:
+        options["runtime_env"] = {"worker_process_setup_hook": setup}
     try:
         ray.init(**options, configure_logging=False, log_to_driver=False, namespace="soup")
     except (ConnectionError, RuntimeError, ValueError) as error:

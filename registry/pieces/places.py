@@ -23,7 +23,7 @@ def place_of_work(
     """Open the place: so many processes (by default one), or with `on` a Ray cluster, with cores for each piece.
 
     The cluster is the one whose head is named, or one of this machine that ends with the work. `starter` is as
-    `Processes` has it, and of no account on a cluster. Raises InvalidParameter
+    `Processes` has it; on a cluster each process calls its `import_models` first. Raises InvalidParameter
     for a word that names no place, and Unavailable or Unauthenticated as `ray_cluster` does.
     """
     if on is None:
@@ -35,7 +35,11 @@ def place_of_work(
     name, equals, address = on.partition("=")
     if name != "ray" or bool(equals) != bool(address):
         raise InvalidParameter(f"--on takes ray, or ray=HOST:PORT of a cluster's head, not {on[:200]!r}.", param="on")
-    with redirect_stdout(sys.stderr), ray_cluster(address or LocalCluster()):  # Ray prints what befalls its machines
+    setup = None if starter is None else f"{starter}.import_models"
+    with (
+        redirect_stdout(sys.stderr),  # Ray prints what befalls its machines
+        ray_cluster(address or LocalCluster(), setup=setup),
+    ):
         from registry.pieces.on_ray import OnRay
 
         yield OnRay(cores=cores or 1, at_once=at_once, tell=partial(print, file=sys.stderr))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def reads_after_deaths(given: tuple[Path, str, int], watch: Watch) -> str | None
     """Kills its process as `dies` does, and reads then."""
     dies(given, watch)
     return reads(0, watch)
+
+
+def imported(given: tuple[str, ...], _watch: Watch) -> list[bool]:
+    """Which modules its process has imported."""
+    return [name in sys.modules for name in given]
 
 
 def measured(given: bytes, _watch: Watch) -> tuple[int, bytes]:
