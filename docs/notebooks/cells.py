@@ -59,6 +59,7 @@ def run_cell(source: str, names: Json) -> list[Json]:
     return outputs if value is None else [*outputs, shown(value)]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the cells that are given as JSON on stdin, and print their outputs as JSON."""
     names: Json = {"__name__": "__main__"}
     print(json.dumps([run_cell(source, names) for source in json.load(sys.stdin)]))  # noqa: T201
