@@ -15,6 +15,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -167,14 +168,24 @@ Install = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Makes the environment of an extra, as the wheel's own metadata describe it."""
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the wheel, unpacked; Python writes what it compiles of it beside it, for every environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
 
+
+@pytest.fixture(scope="module")
+def install(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """The environment of an extra, as the wheel's own metadata describe it: made once, and nothing is written to it."""
+
+    @cache
     def made(extra: str) -> Path:
         folder = tmp_path_factory.mktemp(extra)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-        (metadata,) = folder.glob("adaptersoup-*.dist-info/METADATA")
+        for one in installed.iterdir():
+            (folder / one.name).symlink_to(one)
+        (metadata,) = installed.glob("adaptersoup-*.dist-info/METADATA")
         asked = _asked(re.findall(r"^Requires-Dist: (.*)$", metadata.read_text(), re.MULTILINE), extra)
         for name in resolved(asked):
             one = distribution(name)
@@ -271,15 +282,24 @@ def test_the_client_talks_to_a_server_without_torch(install: Install, address: s
         "tiny", "--no-wait", "--url", address, "--key", "k", cwd=tmp_path,
     )  # fmt: skip
     assert (submitted.returncode, submitted.stdout) == (0, "job-1\n"), submitted.stderr
-    for verb, extra in EXTRAS.items():
-        refused = python(client, "-m", "service.cli", verb, *_line(verb, tmp_path), cwd=tmp_path)
-        assert refused.returncode == 1, refused.stderr
-        last = refused.stderr.splitlines()[-1]
-        assert re.fullmatch(rf"Error: `soup {verb}` needs \w+: pip install 'adaptersoup\[{extra}\]'\.", last), last
+    refused = python(client, "-c", REFUSALS.format(lines=_lines(tmp_path)), cwd=tmp_path)
+    said = [line for line in refused.stdout.splitlines() if line.startswith("Error: ")]
+    assert [line.split("`")[1].removeprefix("soup ") for line in said] == list(EXTRAS), refused.stderr
+    for (verb, extra), line in zip(EXTRAS.items(), said, strict=True):
+        assert re.fullmatch(rf"Error: `soup {verb}` needs \w+: pip install 'adaptersoup\[{extra}\]'\.", line), line
 
 
-def _line(verb: str, folder: Path) -> list[str]:
-    """Arguments that bring a verb as far as what it needs."""
+REFUSALS = """
+import sys
+from service.cli.app import run
+sys.stderr = sys.stdout
+for line in {lines}:
+    assert run(line) == 1, line
+"""
+
+
+def _lines(folder: Path) -> list[list[str]]:
+    """Command lines that bring each verb of EXTRAS as far as what it needs."""
     (folder / "texts.jsonl").write_text('{"text": "a"}\n')
     (folder / "valid.jsonl").write_text('{"text": "b"}\n')
     texts = ["--base-folder", str(folder)]
@@ -287,7 +307,7 @@ def _line(verb: str, folder: Path) -> list[str]:
     (folder / "soup.db").touch()
     for name in ("adapter_config.json", "pytorch_adapter.bin"):
         (folder / "checkpoint" / name).write_text("{}")
-    return {
+    arguments = {
         "serve": ["--port", "0", "--data", str(folder / "data")],
         "route": ["--port", "0", "--database-url", "postgresql+psycopg://soup@127.0.0.1/soup"],
         "ray": ["status", "--address", "127.0.0.1:1"],
@@ -300,7 +320,8 @@ def _line(verb: str, folder: Path) -> list[str]:
         "evaluate": [str(folder), "--data", "texts.jsonl", *texts],
         "convert": ["checkpoint", "converted", "--domain", "law"],
         "export": ["team/law", "exported", "--vllm"],
-    }[verb]
+    }
+    return [[verb, *arguments[verb]] for verb in EXTRAS]
 
 
 def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tmp_path: Path) -> None:
@@ -315,34 +336,41 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
     assert (tmp_path / "law" / "adapter_model.safetensors").is_file()
 
 
-def test_server_has_what_a_server_needs(install: Install, tmp_path: Path) -> None:
-    server = install("server")
-    program = """
-import service.http.app, service.runtime, psycopg
-from registry.encoders import SentenceBertEncoder
-print(SentenceBertEncoder().encode(["It has its weights."]).vectors.shape)
-"""
-    assert python(server, "-c", program, cwd=tmp_path).stdout == "(1, 384)\n"
-    done = python(server, "-m", "service.cli", "migrate", "--data", str(tmp_path / "data"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_setting_whose_packages_are_missing_is_refused_in_a_sentence(install: Install, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def said(install: Install, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one process of the server's environment says, which starts as `soup serve` does and brings all of it."""
+    folder = tmp_path_factory.mktemp("said")
     grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n'
-    (tmp_path / "mapping.toml").write_text(grant)
+    (folder / "mapping.toml").write_text(grant)
     oidc = {"oidc_issuer": "https://issuer.example", "oidc_audience": "soup", "oidc_mapping": "mapping.toml"}
     program = f"""
+from service.light_start import light_start
+with light_start():
+    import service.http.app, service.runtime, psycopg
+from registry.encoders import SentenceBertEncoder
 from registry.errors import Unavailable
 from service.runtime import Runtime
 from service.settings import Settings
+print(SentenceBertEncoder().encode(["It has its weights."]).vectors.shape)
 for wanted in {oidc}, {{"otel_endpoint": "http://127.0.0.1:1"}}:
     try:
         Runtime(Settings(data="data", **wanted))
     except Unavailable as error:
         print(error.message)
 """
-    said = python(install("server"), "-c", program, cwd=tmp_path)
-    assert said.stdout.splitlines() == [
+    done = python(install("server"), "-c", program, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_server_has_what_a_server_needs(install: Install, said: list[str], tmp_path: Path) -> None:
+    assert said[0] == "(1, 384)"
+    done = python(install("server"), "-m", "service.cli", "migrate", "--data", str(tmp_path / "data"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_setting_whose_packages_are_missing_is_refused_in_a_sentence(said: list[str]) -> None:
+    assert said[1:] == [
         "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.",
         "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.",
-    ], said.stderr
+    ]
