@@ -77,7 +77,7 @@ HARMLESS = (
 def beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Add migrations to a copy of ours, each by the body of its upgrade; `undo` of it is this version again."""
     scripts = tmp_path / "scripts"
-    shutil.copytree(migrations.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(migrations.SCRIPTS, scripts)  # compiled ones too: their times are kept, so they hold
     with monkeypatch.context() as patch:
 
         def make(upgrade: str) -> Any:
