@@ -41,9 +41,15 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Every node of a module, walked once for all rules."""
+    return list(ast.walk(tree))
+
+
 def imports(tree: ast.Module) -> Iterator[str]:
     """Absolute names of all imports of a module, those inside of functions included."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +104,7 @@ def coroutines_in_registry(root: Path) -> Found:
     return [
         f"{path}:{node.lineno}"
         for path, tree in modules("registry", "training", root=root)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, waits)
     ] + importers(("registry", "training"), ("asyncio", "anyio"), root)
 
@@ -125,7 +131,7 @@ def environment_outside_the_settings(root: Path) -> Found:
         f"{path}:{node.lineno}"
         for path, tree in modules(*SHIPPED, root=root)
         if path not in ("service/settings.py", "registry/ray_cluster.py")  # the second: Ray's own variables
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names})
     ]
@@ -135,7 +141,7 @@ def unsafe_loading(root: Path) -> Found:
     """Weights, selectors and job arguments are tensors and JSON; nothing here can run what a file says."""
     bad = importers(OURS, ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"), root)
     for path, tree in modules(*OURS, root=root):
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if path == "docs/notebooks/cells.py":  # runs this repository's own notebooks, and is not shipped
                 continue
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "eval", "exec", "numpy.load"}:
@@ -161,7 +167,7 @@ def long_functions(root: Path) -> Found:
     lengths = [
         (node.end_lineno or 0) - node.lineno + 1
         for _, tree in modules(*(package for package in OURS if package != "migrations"), root=root)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     long = sum(length >= LONG_FUNCTION for length in lengths)
