@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.soups import NOISE
 from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
-from demo.results import commit
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
 from registry.spec import (
@@ -161,7 +160,7 @@ def asked(setting: Setting, cell: Cell) -> Answer:
     try:
         cooked = setting.client.cook(request)
     except SoupError as error:
-        refused = Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, commit=commit())
+        refused = Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, commit=setting.commit)
         return replace(refused, refused=error.message)
     seconds = time.perf_counter() - began - forward
     selected = (cooked.get("selection") or {}).get("selected") or [{}]
@@ -169,7 +168,7 @@ def asked(setting: Setting, cell: Cell) -> Answer:
     return Answer(
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
         abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward, best=selected[0].get("ref"),
-        commit=commit(),
+        commit=setting.commit,
         held_out=check["difference"] if check and check["held_out"] else None,
         noise=(cooked.get("search") or {}).get("noise"),
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),

@@ -22,7 +22,7 @@ from demo.job import Job
 from demo.passages import shorten
 from demo.prepare import base_entry, own_job
 from demo.progress import Talk
-from demo.results import ROOT
+from demo.results import ROOT, commit
 from demo.server import running
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
@@ -65,6 +65,7 @@ class Texts:
     job: Job
     test_passages: int = TEST
     largest: int = LARGEST
+    _read: dict[tuple[str, str], list[str]] = field(default_factory=dict, init=False, repr=False)
 
     def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
         """Passages of a domain that a soup is cooked from; smaller ones are of the largest of their draw."""
@@ -83,7 +84,9 @@ class Texts:
 
     def _texts(self, domain: str, split: str) -> list[str]:
         if domain not in HOSTILE:
-            return self.job.texts("novel", domain, split)
+            if (domain, split) not in self._read:  # figures ask for the same ones thousands of times
+                self._read[domain, split] = self.job.texts("novel", domain, split)
+            return self._read[domain, split]
         return self._hostile[domain][0 if split == "valid" else 1]
 
     @cached_property
@@ -116,6 +119,11 @@ class Setting(Texts):
     def base(self) -> str:
         """The base model, as a ref."""
         return f"base/{self.job.base.id}"
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit that the server was started from."""
+        return commit()
 
 
 def _general(data: Path) -> list[str]:
