@@ -80,10 +80,18 @@ def bases(base_entry: Callable[[str], BaseEntry]) -> Callable[[str], LoadedBase]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module that says `ON_BASES = (...)` has what uses `base` run on each of these."""
-    names = getattr(metafunc.module, "ON_BASES", ())
-    if names and "base" in metafunc.fixturenames:
-        metafunc.parametrize("base", names, scope="module", indirect=True)
+    """What uses `databases` runs on every kind, and what uses `base` on the tiny GPT-2.
+
+    A module that says `ON_DATABASES = (...)` or `ON_BASES = (...)` has it run on these: on one kind of database what
+    asks it nothing that other tests do not ask of each.
+    """
+    for said, fixture, scope, otherwise in (
+        ("ON_BASES", "base", "module", ()),
+        ("ON_DATABASES", "databases", "session", KINDS),
+    ):
+        names = getattr(metafunc.module, said, otherwise)
+        if names and fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, names, scope=scope, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ def object_store() -> Iterator[ObjectStore]:
         yield server
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session")
 def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
     """Every test that asks for this runs on each kind of database."""
     folder = tmp_path_factory.mktemp("migrated")

@@ -247,6 +247,24 @@ class TestList:
         assert names(catalogue.adapters.list(("other",), **EVERYTHING)) == []
         assert names(catalogue.adapters.list((), **EVERYTHING)) == []
 
+    def test_samples_that_were_learnt_from_are_found_by_tensors_and_live_rows_by_them(self, catalogue):
+        """Of all names and versions of some tensors, the retired ones too."""
+        first, second = (sample_of(text).digest for text in ("one", "two"))
+        both = add(catalogue, "acme/both", digest="tuned", learnt_from=(first, second))
+        add(catalogue, "acme/second", digest="other", learnt_from=(second,))
+        add(catalogue, "acme/plain")
+        assert both.learnt_from == (first, second)
+        assert catalogue.adapters.learnt_by([both.digest]) == {first, second}
+        assert catalogue.adapters.learnt_by([new_adapter(digest=text).digest for text in ("other", "acme/plain")]) == {
+            second
+        }
+        assert catalogue.adapters.learnt_by([]) == set()
+        assert [row.ref for row in catalogue.adapters.learnt_from(second)] == ["acme/second@1", "acme/both@1"]
+        assert [row.ref for row in catalogue.adapters.learnt_from(first)] == ["acme/both@1"]
+        catalogue.adapters.retire(both.id)
+        assert catalogue.adapters.learnt_from(first) == []
+        assert catalogue.adapters.learnt_by([both.digest]) == {first, second}
+
     def test_every_filter_filters(self, catalogue):
         add(catalogue, "acme/a", tags=("x",), domain="law")
         add(catalogue, "acme/b", kind="soup", domain="law")

@@ -38,6 +38,8 @@ from tests.registry.toy_registry import (
     weights,
 )  # fmt: skip
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
+
 UNKNOWN: dict[str, str] = {}
 
 

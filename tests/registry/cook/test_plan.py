@@ -25,6 +25,8 @@ from registry.spec import Budget, CookRequest, Spent
 from tests.registry.cook.test_setting import set_tuning
 from tests.registry.toy_registry import FakeBase, ToyRegistry, passages
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
+
 SAMPLE = {"texts": passages("law", 30, seed=7)}
 
 

@@ -18,6 +18,8 @@ from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
 from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WIDE_LORA, ToyRegistry, passages, vectors_of
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
+
 PREFIX = PrefixConfig(length=3)
 NAMES = ("code", "law", "news", "zoo")
 

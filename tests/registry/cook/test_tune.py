@@ -13,6 +13,8 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.spec import CookRequest, HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
 from tests.registry.toy_registry import CONFIG, SHAPE, WEIGHTS, ToyRegistry, inline, passages, vectors_of
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
+
 HEADED = UnionConfig(members=(CONFIG, HeadConfig(task="classification", labels=("bad", "good"))))
 
 
