@@ -80,20 +80,29 @@ class World:
     ready: list[ReadyAdapter | None]
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    base = load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param))
+def world_of(base: LoadedBase) -> World:
     modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
     runner = Runner(base)
     return World(base, runner, [None, *modules], [None, *map(runner.together.ready, modules)])
 
 
+@pytest.fixture(scope="module", params=VARIANTS)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_of(load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param)))
+
+
+@pytest.fixture(scope="module")
+def one_world(gpt2: LoadedBase) -> World:
+    """For what is the same on every base model: adapters are stacked as tensors, whichever model they are of."""
+    return world_of(gpt2)
+
+
 @torch.no_grad()
-def alone(base: LoadedBase, module: AdapterModule | None, ids: Sequence[int]) -> Tensor:
-    """Logits (tokens, vocabulary) of a text by itself."""
+def alone(base: LoadedBase, module: AdapterModule | None, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Logits (texts, tokens, vocabulary) of texts of one length and one adapter, by a plain pass over them."""
     with nullcontext() if module is None else attached(base.model, module):
-        row = torch.tensor([list(ids)])
-        return lm_logits(base.model, hidden_states(base.model, row, torch.ones_like(row)))[0].float()
+        rows = torch.tensor([list(ids) for ids in texts])
+        return lm_logits(base.model, hidden_states(base.model, rows, torch.ones_like(rows))).float()
 
 
 @dataclass(eq=False)
@@ -113,8 +122,10 @@ class Text:
             follows=self.ids[end] if end < len(self.ids) else None, logits=True, nll=True, reserve=end,
         )  # fmt: skip
 
-    def check(self, world: World) -> None:
-        own = alone(world.base, world.modules[self.adapter], self.ids)
+    def check(self, world: World, own: Tensor | None = None) -> None:
+        """What was found is what it gets alone: `own` (tokens, vocabulary), computed here where it is not given."""
+        if own is None:
+            (own,) = alone(world.base, world.modules[self.adapter], [self.ids])
         scale = float(own.abs().max())
         for place, found in self.logits.items():
             assert float((found - own[place]).abs().max()) <= TOLERANCE * scale
@@ -173,8 +184,11 @@ def test_sixty_four_rows_of_one_two_and_every_adapter(world: World, distinct: in
     step(world, [(text, 6, True) for text in texts])
     for _ in range(6):
         step(world, [(text, 1, True) for text in texts])
-    for text in texts:
-        text.check(world)
+    for adapter in {text.adapter for text in texts}:
+        own = [text for text in texts if text.adapter == adapter]
+        expected = alone(world.base, world.modules[adapter], [text.ids for text in own])
+        for text, logits in zip(own, expected, strict=True):
+            text.check(world, logits)
     world.runner.retain(())
 
 
@@ -249,24 +263,24 @@ def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: 
 class TestStacks:
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
-    def test_every_slot_holds_its_adapter(self, world: World, script: list[list[int]]) -> None:
+    def test_every_slot_holds_its_adapter(self, one_world: World, script: list[list[int]]) -> None:
         config = paper_config("bapna_firat", bottleneck=4)
-        ready = [world.runner.together.ready(module_of(world.base, config, seed)) for seed in range(10)]
+        ready = [one_world.runner.together.ready(module_of(one_world.base, config, seed)) for seed in range(10)]
         for wanted in script:
-            found = world.runner.together.order([ready[number] for number in wanted], 1)
+            found = one_world.runner.together.order([ready[number] for number in wanted], 1)
             assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
-            (stack,) = [one for key, one in world.runner.together._stacks.items() if key == (ready[0].form, 1)]
+            (stack,) = [one for key, one in one_world.runner.together._stacks.items() if key == (ready[0].form, 1)]
             shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
             for name, tensor in shown.items():
                 assert len(tensor) == len(wanted)
                 for slot, one in enumerate(found):
                     assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
-        world.runner.together.forget_stacks()
-        assert world.runner.together.bytes == 0
+        one_world.runner.together.forget_stacks()
+        assert one_world.runner.together.bytes == 0
 
-    def test_a_stack_is_made_once(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_stack_is_made_once(self, one_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """Making one copies a whole adapter, which is nothing for every pass."""
-        together = world.runner.together
+        together = one_world.runner.together
         together.forget_stacks()
         made: list[Stack] = []
 
@@ -276,7 +290,7 @@ class TestStacks:
                 made.append(self)
 
         monkeypatch.setattr("registry.adapters.together.Stack", Counted)
-        pair = [one for one in world.ready[1:3] if one is not None]
+        pair = [one for one in one_world.ready[1:3] if one is not None]
         for _ in range(3):
             together.order(pair, 1)
             with together.using([]):
@@ -284,9 +298,9 @@ class TestStacks:
         assert len(made) == 1
         together.forget_stacks()
 
-    def test_few_stacks_are_kept(self, world: World) -> None:
-        together = world.runner.together
-        pair = [one for one in world.ready[1:3] if one is not None]
+    def test_few_stacks_are_kept(self, one_world: World) -> None:
+        together = one_world.runner.together
+        pair = [one for one in one_world.ready[1:3] if one is not None]
         for count in range(1, FEW):
             together.order(pair, count)
             with together.using([]):
