@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, and_, func, select, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, func, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import Asker, JobRow, Namespaces, Page
@@ -91,37 +92,11 @@ class Jobs(Repository[JobRow]):
         has used the least of its time lately (`took`): however much one of them has queued, and however long its jobs
         are, another waits for one job of it and not for all.
         """
-        turn = and_(job_turns.c.lane == lane, job_turns.c.namespace == jobs.c.namespace)
-        running = (
-            select(jobs.c.namespace, func.count().label("count"))
-            .where(jobs.c.state == "running", jobs.c.kind.in_(kinds))
-            .group_by(jobs.c.namespace)
-            .subquery()
-        )
-        due = (
-            select(jobs.c.id)
-            .outerjoin_from(jobs, job_turns, turn)
-            .outerjoin(running, running.c.namespace == jobs.c.namespace)
-            .where(jobs.c.state == "queued", _due(moment), jobs.c.kind.in_(kinds))
-            .order_by(
-                func.coalesce(running.c.count, 0), job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence
-            )
-            .limit(1)
-            .scalar_subquery()
-        )
-        claimed = self._connection.execute(
-            update(jobs)
-            .where(jobs.c.id == due, jobs.c.state == "queued")
-            .values(
-                state="running",
-                worker=worker,
-                lease_until=moment + timedelta(seconds=lease_seconds),
-                attempts=jobs.c.attempts + 1,
-                updated_at=moment,
-                started_at=moment,
-            )
-            .returning(jobs.c.id)
-        ).scalar_one_or_none()
+        asked = {
+            "any_kind": list(kinds), "of_lane": lane, "by": worker, "moment": moment, "ahead": moment + AHEAD,
+            "until": moment + timedelta(seconds=lease_seconds),
+        }  # fmt: skip
+        claimed = self._connection.execute(CLAIM, asked).scalar_one_or_none()
         if claimed is None:
             return None
         row = self.get(None, claimed)
@@ -299,6 +274,43 @@ class Jobs(Repository[JobRow]):
         return self._one(ROWS.where(*conditions).order_by(jobs.c.sequence).limit(1))
 
 
-def _due(moment: datetime) -> ColumnElement[bool]:
-    """Whether a job is to be run by now. One that was queued before the clock was set back does not wait for it."""
-    return (jobs.c.run_after <= moment) | (jobs.c.updated_at > moment + AHEAD)
+def _claim() -> ReturningUpdate[str]:
+    """`claim`'s statement: workers without a job run it every second, and building it takes longer than it does."""
+    moment: BindParameter[datetime] = bindparam("moment")
+    any_kind: BindParameter[Sequence[str]] = bindparam("any_kind", expanding=True)
+    # one that was queued before the clock was set back does not wait for it
+    is_due = (jobs.c.run_after <= moment) | (jobs.c.updated_at > bindparam("ahead"))
+    turn = and_(job_turns.c.lane == bindparam("of_lane"), job_turns.c.namespace == jobs.c.namespace)
+    running = (
+        select(jobs.c.namespace, func.count().label("count"))
+        .where(jobs.c.state == "running", jobs.c.kind.in_(any_kind))
+        .group_by(jobs.c.namespace)
+        .subquery()
+    )
+    due = (
+        select(jobs.c.id)
+        .outerjoin_from(jobs, job_turns, turn)
+        .outerjoin(running, running.c.namespace == jobs.c.namespace)
+        .where(jobs.c.state == "queued", is_due, jobs.c.kind.in_(any_kind))
+        .order_by(
+            func.coalesce(running.c.count, 0), job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence
+        )
+        .limit(1)
+        .scalar_subquery()
+    )
+    return (
+        update(jobs)
+        .where(jobs.c.id == due, jobs.c.state == "queued")
+        .values(
+            state="running",
+            worker=bindparam("by"),
+            lease_until=bindparam("until"),
+            attempts=jobs.c.attempts + 1,
+            updated_at=moment,
+            started_at=moment,
+        )
+        .returning(jobs.c.id)
+    )
+
+
+CLAIM = _claim()
