@@ -1,6 +1,6 @@
 """Debian's Chromium, driven by tests over a pipe in its own protocol (DevTools), without a library in between.
 
-A browser is started once a module. Each page has cookies of its own, is as wide and as dark as it is told, and writes
+A test process starts one browser. Each page has cookies of its own, is as wide and as dark as it is told, and writes
 down what a person would see in the console: messages, policy violations, errors, and every address that it asked for.
 """
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium for the tests of a module; where it is missing they are skipped, and fail where CI is set."""
+"""Debian's Chromium for the tests of this folder; where it is missing they are skipped, and fail where CI is set."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from tests.browser import Browser, chromium
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser."""
+    """A browser: each page of it has cookies and a cache of its own, so that one is enough for all modules."""
     program = chromium()
     if program is None:
         why = "There is no chromium, which looks at the pages: `make browser` installs it where that is possible."

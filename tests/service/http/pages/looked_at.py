@@ -11,7 +11,10 @@ from tests.repository import REPOSITORY
 
 AXE = REPOSITORY / "tests" / "axe"
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-LOOKS = [(width, dark) for width in (1280, 320) for dark in (False, True)]
+COLOURS = ["color-contrast", "link-in-text-block"]
+"""axe's rules of which the answer depends on the colours: the others see the same in the light as in the dark."""
+LOOKS = ((1280, False, False), (1280, True, True), (320, False, True), (320, True, False))
+"""How wide, whether dark, and whether the colours alone are looked at: all else is, once at each width."""
 
 
 @cache
@@ -19,10 +22,12 @@ def axe() -> str:
     return (AXE / "axe.min.js").read_text(encoding="utf-8")
 
 
-def findings(page: Page) -> list[str]:
-    """What axe finds on the page as it is."""
-    page.evaluate(axe() + "; 0")
-    options = {"runOnly": {"type": "tag", "values": STANDARDS}, "resultTypes": ["violations"]}
+def findings(page: Page, *, colours: bool = False) -> list[str]:
+    """What axe finds on the page as it is; with `colours` by the rules about these alone."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(axe() + "; 0")
+    only = {"type": "rule", "values": COLOURS} if colours else {"type": "tag", "values": STANDARDS}
+    options = {"runOnly": only, "resultTypes": ["violations"]}
     told = "r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' | '))"
     found = page.evaluate(f"axe.run(document, {options!r}).then({told})")
     return list(found)
@@ -35,9 +40,9 @@ def look_at(page: Page, path: str, *, until: str = "true") -> None:
     """
     page.open(path)
     page.until(until)
-    for width, dark in LOOKS:
+    for width, dark, colours in LOOKS:
         page.look(width=width, dark=dark)
-        found = findings(page)
+        found = findings(page, colours=colours)
         assert not found, (path, width, dark, found)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, (path, width, wide)
