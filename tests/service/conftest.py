@@ -1,7 +1,8 @@
 """A server around the tiny base model: in process (`world`), and the same on a real loopback port (`live`).
 
 A module (or in it a class) that says `DATABASES = KINDS` has its tests run on each kind of database; the others run
-on SQLite, or all on the one that the environment names as TEST_DATABASE.
+on SQLite, or all on the one that the environment names as TEST_DATABASE. One that says `PROCESSES = True` has a server
+that fits, and computes gradients, in processes of their own.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def world(
     """A server over `served`, shared by the tests of one module; what the module calls `SETTINGS` are its settings."""
     folder = tmp_path_factory.mktemp("world")
     bases = write_bases(folder / "bases.toml", served)
-    settings = getattr(request.module, "SETTINGS", {})
-    yield from open_world(folder / "data", bases, **{**database_settings, **settings})
+    settings = {**database_settings, **getattr(request.module, "SETTINGS", {})}
+    yield from open_world(folder / "data", bases, processes=getattr(request.module, "PROCESSES", False), **settings)
 
 
 @pytest.fixture(scope="module")

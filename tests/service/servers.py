@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import uvicorn
 from fastapi import FastAPI
@@ -113,14 +114,20 @@ class World:
         return dict(answer.json())
 
 
-def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
-    """A world over `data`, closed afterwards."""
+def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: Any) -> Iterator[World]:
+    """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it."""
     from service.http.app import create_app
+    from service.jobs import runner
     from service.runtime import Runtime
+    from tests.service.without_processes import ComputesHere, FitsHere
 
     quiet = {"default_effort": "instant", **settings}  # `quick` would start a process in each of them
     runtime = Runtime(Settings(data=data, bases=bases, threads=1, **quiet))
-    runtime.start()
+    with pytest.MonkeyPatch.context() as patch:
+        if not processes:
+            patch.setattr(runner, "FitProcess", FitsHere)
+            patch.setattr(runner, "GradientProcess", ComputesHere)
+        runtime.start()
     try:
         app = create_app(runtime)
         runtime.join()

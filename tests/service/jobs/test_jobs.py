@@ -28,6 +28,7 @@ from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World
 
 DATABASES = KINDS
+PROCESSES = True
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 PATIENCE = timedelta(seconds=60)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ import pytest
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Forbidden, InvalidParameter, SoupError, rebuild
 from registry.names import sha256_digest
-from registry.progress import Progress, silent
+from registry.progress import silent
 from registry.spec import BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
 from service.jobs import training_curve
 from service.jobs.contract import JobContext
-from service.jobs.train_process import unnamed
 from service.jobs.training_folder import TURN, sweep
 from tests.service.journeys.test_killed_server import Server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
+from tests.service.without_processes import InChild, trains_here
 from tests.tiny_models import build_tiny_encoder
 from training import checkpoint
 from training.build import inputs_of
@@ -39,7 +39,7 @@ from training.data import Data
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
 from training.trainer import Trained, train_adapter
-from training.worker import WorkerRequest, WorkerSetup, answer
+from training.worker import WorkerRequest, WorkerSetup
 
 TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(60)]
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
@@ -104,25 +104,10 @@ def uninterrupted(world: World, base: LoadedBase) -> Trained:
     return make(LONG, base)
 
 
-InChild = Callable[..., dict[str, Any]]
-
-
-def in_thread(base: LoadedBase) -> InChild:
-    """Does a child's work, and hears what it would say, without the time that a process takes to start."""
-
-    def done(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> dict[str, Any]:
-        with unnamed(private):
-            return answer(request, base, progress)
-
-    return done
-
-
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
     """Trainings are done in the server's own process."""
-    monkeypatch.setattr("training.worker.asked_to_end", lambda: False)
-    monkeypatch.setattr(training_job, "in_child", in_thread(base))
-    return in_thread(base)
+    return trains_here(monkeypatch, base)
 
 
 @pytest.fixture

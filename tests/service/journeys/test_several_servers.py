@@ -54,7 +54,8 @@ def servers(shared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     """Two servers; the second starts while the first is there."""
     with ExitStack() as stack:
         opened = [
-            stack.enter_context(contextmanager(open_world)(tmp_path_factory.mktemp("data"), **shared)) for _ in range(2)
+            stack.enter_context(contextmanager(open_world)(tmp_path_factory.mktemp("data"), processes=True, **shared))
+            for _ in range(2)
         ]
         yield (opened[0], opened[1])
 

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from registry.base_model import LoadedBase
 from registry.names import sha256_digest
 from tests.browser import Browser, Page
 from tests.repository import REPOSITORY
 from tests.service.http.pages.looked_at import signed_in
 from tests.service.servers import BASE_ID, Live, World
+from tests.service.without_processes import trains_here
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +66,8 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def filled(world: World) -> World:
-    """A server as somebody has it after an hour: everything on it came about as it would there."""
+def filled(world: World, base: LoadedBase) -> World:
+    """A server as somebody has it after an hour: everything on it came about as it would there, but in one process."""
     client, headers = world.client, world.headers(world.key(["read", "write", "infer"], ["team"]))
 
     def ended(answer: Any) -> Any:
@@ -82,7 +84,9 @@ def filled(world: World) -> World:
             "name": f"team/{domain}", "domain": domain, "base_model": BASE_ID, "texts": sha256_digest(data),
             "spec": SPEC, "valid_share": 0.25, "card": {"tags": ["reviewed"] if domain == "law" else []},
         }  # fmt: skip
-        ended(client.post("/v1/trainings", json=asked, headers=headers))
+        with pytest.MonkeyPatch.context() as patch:
+            trains_here(patch, base)
+            ended(client.post("/v1/trainings", json=asked, headers=headers))
         job = client.get("/v1/jobs", params={"kind": "embed"}).json()["data"][0]["id"]
         client.get(f"/v1/jobs/{job}/events")
     client.put("/v1/adapters/team/law/aliases/prod", json={"version": 1})

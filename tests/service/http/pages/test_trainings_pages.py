@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from registry.base_model import LoadedBase
 from registry.names import parse_ref, sha256_digest
 from service.http.pages.line_charts import MOST_POINTS, Series, lines
 from service.http.pages.losses import TABLED, losses_table, of_record, of_tuning
@@ -16,6 +17,7 @@ from tests.browser import Browser
 from tests.service.http.pages.looked_at import look_at, signed_in
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import BASE_ID, Live, World
+from tests.service.without_processes import trains_here
 
 HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TEXTS = [f"The judge of court {number} held that contract {number * 7} was void." for number in range(60)]
@@ -41,7 +43,7 @@ def stocked(world: World) -> World:
 
 
 @pytest.fixture(scope="module")
-def trained(stocked: World) -> str:
+def trained(stocked: World, base: LoadedBase) -> str:
     """The id of a training that has pushed its adapter."""
     client = stocked.client
     data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
@@ -50,8 +52,10 @@ def trained(stocked: World) -> str:
         "name": "acme/trained", "domain": HOSTILE, "base_model": BASE_ID, "texts": sha256_digest(data), "spec": SPEC,
         "valid_share": 0.4, "card": {"description": HOSTILE},
     }  # fmt: skip
-    id = client.post("/v1/trainings", json=asked).json()["id"]
-    client.get(f"/v1/jobs/{id}/events")
+    with pytest.MonkeyPatch.context() as patch:
+        trains_here(patch, base)
+        id = client.post("/v1/trainings", json=asked).json()["id"]
+        client.get(f"/v1/jobs/{id}/events")
     assert client.get(f"/v1/jobs/{id}").json()["state"] == "succeeded"
     return str(id)
 
