@@ -141,6 +141,7 @@ def test_lineage_goes_both_ways(stocked: Live, name: str) -> None:
     assert soup in {one["ref"] for one in children}
 
 
+@pytest.mark.one_database
 @each
 def test_what_is_served_is_the_mixture_by_hand(
     stocked: Live, folders: dict[str, Path], base: LoadedBase, name: str
@@ -160,6 +161,7 @@ def test_what_is_served_is_the_mixture_by_hand(
     assert told.choices[0].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.one_database
 @each
 def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
     stocked: Live, client: SoupClient, folders: dict[str, Path], base: LoadedBase, tmp_path: Path, name: str
@@ -185,6 +187,7 @@ def test_lost_bytes_are_made_again_to_the_last_bit(stocked: Live, name: str) -> 
     assert registry.blobs.read(blob) == before
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_one_alone_is_itself(stocked: Live, name: str) -> None:
     answer = cook(stocked, {f"{name}/kitchen": 5})
@@ -194,6 +197,7 @@ def test_one_alone_is_itself(stocked: Live, name: str) -> None:
     assert alone["digest"] == row_of(stocked, f"{name}/kitchen")["digest"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("refs", "how", "sentence"),
     [
@@ -215,6 +219,7 @@ def test_refusals_say_what_and_what_instead(stocked: Live, refs: list[str], how:
     assert sentence in answer.json()["error"]["message"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("ref", "how"),
     [
@@ -234,6 +239,7 @@ def test_requests_that_are_none(stocked: Live, ref: str, how: Any) -> None:
 # --- bottlenecks and LoRAs of unknown starts -----------------------------------------------------------
 
 
+@pytest.mark.one_database
 def test_concatenation_is_exact_and_costs_a_little_more(stocked: Live) -> None:
     for name in ("stranger", "lora"):
         soup = mixed(stocked, name).json()
@@ -244,6 +250,7 @@ def test_concatenation_is_exact_and_costs_a_little_more(stocked: Live) -> None:
     assert mean_nll(stocked, "lora/mixed") != pytest.approx(mean_nll(stocked, "lora/court"), rel=1e-4)
 
 
+@pytest.mark.one_database
 def test_modules_of_a_lora_are_named_in_groups(stocked: Live) -> None:
     assert row_of(stocked, "lora/court")["config"]["groups"] == [
         {"targets": ["transformer.h.*.attn.c_attn", "transformer.h.*.mlp.c_fc"], "layers": [0, 1], "rank": 2,
@@ -266,6 +273,7 @@ def test_a_mixed_pool_leaves_out_what_cannot_be_mixed_with_the_best_and_says_so(
     assert {one["ref"].partition("@")[0] for one in soup["selection"]["selected"]} == {"lora/kitchen", "lora/court"}
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("method", [None, "lora"])
 def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked: Live, method: str | None) -> None:
     body = {"sample": {"texts": passages("kitchen", 30, seed=4)}, "selector": {"kind": "uniform"}, "wait": 120}

@@ -54,6 +54,7 @@ def test_samples_are_reported_and_the_control_is_not_selectable(stocked):
     assert stocked.world.client.get("/v1/adapters/acme/control").json()["sample_state"] == "none"
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "spec",
     [{"kind": "gmm"}, {"kind": "gmm", "mode": "paper"}, {"kind": "cosine", "encoder": "base"}, {"kind": "posterior"}],
@@ -71,6 +72,7 @@ def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
     assert "control" not in answer.text
 
 
+@pytest.mark.one_database
 def test_the_best_of_those_left_out_are_listed_and_all_on_request(stocked, monkeypatch):
     monkeypatch.setattr("service.http.routes.selectors.LISTED", 1)
     body = {"sample": sample_of("kitchen"), "options": {"single": True}, "wait": 120}
@@ -121,6 +123,7 @@ def test_the_nearest_are_those_that_a_key_reads_and_that_are_live(stocked, clien
     assert nearest(stocked, texts, headers=reader).json()["data"] == []
 
 
+@pytest.mark.one_database
 def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked):
     sample = sample_of("kitchen")
     answer = cook(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
@@ -155,6 +158,7 @@ def check_rebuilt(stocked, soup):
     assert again.json()["recipe_digest"] == soup["recipe_digest"]
 
 
+@pytest.mark.one_database
 def test_thorough_tries_every_way_with_adapters_by_name_and_noise_beside_them(stocked):
     request = {"sample": sample_of("kitchen"), "effort": "thorough", "verify": True, "name": "acme/thorough"}
     answer = cook(stocked, **request, also=["acme/control"], control=True)
@@ -242,6 +246,7 @@ def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stock
     assert client.post("/v1/perplexity", json={**asked, "baseline": None}).status_code == 200
 
 
+@pytest.mark.one_database
 def test_loras_are_mixed_by_what_their_modules_read(stocked):
     client, names = stocked.world.client, ["acme/lora-law", "acme/lora-tax"]
     for seed, name in enumerate(names):
@@ -261,6 +266,7 @@ def test_loras_are_mixed_by_what_their_modules_read(stocked):
         assert client.post(f"/v1/adapters/{name}@1/purge").status_code == 200
 
 
+@pytest.mark.one_database
 def test_what_was_learnt_is_added_to_the_start_that_a_seed_draws(stocked):
     client = stocked.world.client
     start = create(CONFIG, stocked.world.runtime.bases["tiny"].shape, seed=4, init="linear").state_dict()
@@ -290,6 +296,7 @@ def key_of(stocked, scope: str) -> dict[str, str]:
     return stocked.world.headers(stocked.world.key([scope], ["acme"]))
 
 
+@pytest.mark.one_database
 def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked):
     client = stocked.world.client
     assert client.patch("/v1/namespaces/eager", json={"tuning": "default"}).status_code == 200
@@ -330,6 +337,7 @@ def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):
     assert told.system_fingerprint == soup["digest"]
 
 
+@pytest.mark.one_database
 def test_verify_abstains_where_the_soup_does_not_help(stocked):
     """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
     runtime = stocked.world.runtime
@@ -349,6 +357,7 @@ def test_verify_abstains_where_the_soup_does_not_help(stocked):
     assert stocked.world.client.get("/v1/adapters/acme/never").status_code == 404
 
 
+@pytest.mark.one_database
 def test_verify_needs_text(stocked):
     encoder = next(one for one in stocked.world.runtime.bases["tiny"].encoders().values() if one.name == "base")
     data = save_embeddings(encoder.encode(passages("code", 30, seed=2)).vectors)
@@ -379,6 +388,7 @@ def test_adapters_of_other_initialisations_are_refused_with_all_reasons(stocked)
     assert vouched["soup"]["provenance"]["init_source"] == "unknown"
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("path", ["/v1/select", "/v1/adapters/search"])
 def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(stocked, path):
     asked = {"texts": sample_of("kitchen")["texts"], "encoder": "base"}
@@ -389,6 +399,7 @@ def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(s
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("body", "error", "sentence"),
     [
@@ -505,6 +516,7 @@ def test_a_cook_has_an_idle_selector_refitted(stocked, client):
     assert (after["idle"], after["asked_at"] > before["asked_at"]) == (False, True)
 
 
+@pytest.mark.one_database
 def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
     card = stocked.world.client.get("/v1/models/tiny").json()
     known = stocked.world.runtime.bases["tiny"].encoders()
@@ -518,6 +530,7 @@ def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
     assert stocked.world.client.get("/v1/models/acme/kitchen").json()["encoders"] is None
 
 
+@pytest.mark.one_database
 def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
     runtime = stocked.world.runtime
     body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
