@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from registry.encoders.sbert import DOING, SentenceBertEncoder
+from registry.progress import Progress
 from service.cli import app as cli
 from service.client.client import SoupClient
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
@@ -26,6 +28,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds = kinds[:1]
     if kinds and "database_kind" in metafunc.fixturenames:
         metafunc.parametrize("database_kind", kinds, scope="module", indirect=True)
+
+
+MODELS: dict[str, SentenceBertEncoder] = {}
+"""The encoder of this test process that has loaded Sentence-BERT, by its digest."""
+EMBEDDED: dict[tuple[str, ...], Any] = {}
+"""What it has made of sentences."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sentences_once() -> Iterator[None]:
+    """The same sentences are embedded once a test process, by one model: each server would load its own for them."""
+    real = SentenceBertEncoder._vectors
+
+    def vectors(encoder: SentenceBertEncoder, sentences: list[str], progress: Progress) -> Any:
+        key = (encoder.digest, *sentences)
+        if key not in EMBEDDED:
+            one = MODELS.setdefault(encoder.digest, encoder)
+            with one._lock:
+                EMBEDDED[key] = real(one, sentences, progress)
+        progress(len(sentences), len(sentences), DOING)
+        found, truncated = EMBEDDED[key]
+        return found.copy(), truncated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SentenceBertEncoder, "_vectors", vectors)
+        yield
 
 
 @pytest.fixture(scope="module")
