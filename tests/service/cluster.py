@@ -19,12 +19,21 @@ import httpx2
 KEY = "sk-soup-" + "c" * 43
 
 
+PATIENCE = 60.0
+"""Seconds of waiting."""
+
+
 def until(done: Callable[[], Any], what: str = "it") -> Any:
-    """What `done` gives once it is true; asked again and again, not for ever."""
-    for _ in range(3000):
+    """What `done` gives once it is true; asked again and again, ever more seldom, and not for ever.
+
+    An answer costs the server some 5 ms of processor time, which what is waited for may need.
+    """
+    waited, pause = 0.0, 0.01
+    while waited < PATIENCE:
         if found := done():
             return found
-        Event().wait(0.02)
+        Event().wait(pause)
+        waited, pause = waited + pause, min(1.2 * pause, 0.1)
     raise AssertionError(f"{what} never came about")
 
 

@@ -7,7 +7,7 @@ import hashlib
 import http.client
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
@@ -23,6 +23,7 @@ from registry.blobs import Unfinished
 from tests.postgres import KINDS
 from tests.registry.damaged_files import overwrite
 from tests.registry.refusing_disk import refuse_new_files
+from tests.service.cluster import until
 from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS
@@ -68,15 +69,6 @@ def refused(answer: Any, status: int, code: str) -> str:
 def expire(world: World) -> None:
     with world.runtime.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE upload_sessions SET expires_at = 1")
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """What `done` gives once it is true; asked again and again, not for ever."""
-    for _ in range(3000):
-        if found := done():
-            return found
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came about")
 
 
 def half_sent(live: Live, path: str, data: bytes, *, of: int) -> http.client.HTTPConnection:

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
 from service.jobs.cook import COOK
 from tests.postgres import KINDS
+from tests.service.cluster import until
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World
 
@@ -31,7 +32,6 @@ DATABASES = KINDS
 PROCESSES = True
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
-PATIENCE = timedelta(seconds=60)
 
 
 SETTINGS = {"job_workers": 2, "refit_delay_seconds": 0.0}
@@ -50,16 +50,6 @@ def _stocked(live: Live) -> None:
     with SoupClient(live.url, live.world.admin) as client:
         for one in pushed:
             client.wait_job(one["job"])
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """What `done` gives once it is true; asked again and again, not for ever."""
-    deadline = datetime.now(UTC) + PATIENCE
-    while datetime.now(UTC) < deadline:
-        if found := done():
-            return found
-        threading.Event().wait(0.02)
-    raise AssertionError("it never came about")
 
 
 def job_of(world: World, job: str) -> dict[str, Any]:

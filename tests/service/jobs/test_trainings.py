@@ -29,7 +29,8 @@ from service.jobs import train as training_job
 from service.jobs import training_curve
 from service.jobs.contract import JobContext
 from service.jobs.training_folder import TURN, sweep
-from tests.service.journeys.test_killed_server import Server, until
+from tests.service.cluster import until
+from tests.service.journeys.test_killed_server import Server
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 from tests.service.without_processes import InChild, trains_here
 from tests.tiny_models import build_tiny_encoder

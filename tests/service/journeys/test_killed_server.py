@@ -6,26 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from registry.names import sha256_digest
 from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from service.client.steps import send
+from tests.service.cluster import until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_live, open_world, write_bases
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """What `done` gives once it is true; asked again and again, not for ever."""
-    for _ in range(3000):
-        if found := done():
-            return found
-        threading.Event().wait(0.02)
-    raise AssertionError("it never came about")
 
 
 class Server:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,7 +22,7 @@ from service.runtime import Runtime
 from service.settings import Settings
 from service.version import VERSION
 from tests.postgres import Postgres
-from tests.service.cluster import ids
+from tests.service.cluster import ids, until
 from tests.service.passages import WORDS, passages
 from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 from tests.tiny_models import build_tiny_base
@@ -58,15 +58,6 @@ def servers(shared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
             for _ in range(2)
         ]
         yield (opened[0], opened[1])
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """What `done` gives once it is true; asked again and again, not for ever."""
-    for _ in range(6000):
-        if found := done():
-            return found
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came about")
 
 
 def ended(world: World, job: str) -> dict[str, Any]:
