@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,9 +23,11 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 from starlette.types import ASGIApp
 
+import migrations
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
+from registry.catalogue import Database
 from registry.registry import Registry
 from registry.spec import BottleneckConfig
 from service.cli.listening import listening_socket
@@ -114,6 +118,17 @@ class World:
         return dict(answer.json())
 
 
+@cache
+def migrated() -> bytes:
+    """The file of a SQLite database with every table: making one takes longer than the rest of most starts."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "soup.db"
+        database = Database(f"sqlite:///{file}")
+        migrations.upgrade(database.engine)
+        database.close()
+        return file.read_bytes()
+
+
 def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: Any) -> Iterator[World]:
     """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it."""
     from service.http.app import create_app
@@ -123,6 +138,9 @@ def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: 
 
     quiet = {"default_effort": "instant", **settings}  # `quick` would start a process in each of them
     runtime = Runtime(Settings(data=data, bases=bases, threads=1, **quiet))
+    if runtime.settings.database_url is None and not data.exists():
+        data.mkdir(mode=0o700, parents=True)
+        (data / "soup.db").write_bytes(migrated())
     with pytest.MonkeyPatch.context() as patch:
         if not processes:
             patch.setattr(runner, "FitProcess", FitsHere)
