@@ -50,7 +50,7 @@ def test_after_kill_9_the_next_server_finishes_what_was_begun(
         digest = first.client.upload(adapter_weights(world.runtime, seed=4))
         manifest = {
             "domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(),
-            "files": {"adapter_model.safetensors": {"digest": digest}}, "sample": {"texts": passages("court", 300)},
+            "files": {"adapter_model.safetensors": {"digest": digest}}, "sample": {"texts": passages("court", 25)},
         }  # fmt: skip
         tagged = {**manifest, "name": "acme/law", "card": {"tags": ["asked"]}}  # the other is in no cook's pool
         first.client.wait_job(first.client.push(Manifest.model_validate(tagged))["job"])
