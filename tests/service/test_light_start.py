@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from registry.base_model import load_base
+from registry.likelihood import score_windows
+from registry.spec import BaseEntry
 from service.light_start import LIGHTLY
 
 pytestmark = pytest.mark.slow
@@ -28,7 +31,8 @@ def run(program: str, *arguments: object) -> str:
 
 SCORE = """
 import sys
-{start}
+from service.light_start import light_start
+with light_start(): pass
 from pathlib import Path
 from registry.base_model import load_base
 from registry.likelihood import score_windows
@@ -37,18 +41,18 @@ import service.http.app
 base = load_base(BaseEntry(id="tiny", source=sys.argv[1]))
 scores = score_windows(base.model, [[0, 5, 7], [0, 9]], max_tokens=9, pad_id=0)
 print(base.shape.model_dump_json(), [score.hex() for score in scores])
-heavy = {{"torch._dynamo.convert_frame", "torch.distributed.tensor", "scipy.optimize", "sklearn"}}
+heavy = {"torch._dynamo.convert_frame", "torch.distributed.tensor", "scipy.optimize", "sklearn"}
 print(sorted(heavy & set(sys.modules)))
 """
 
 
 def test_a_light_start_leaves_out_what_is_not_used_and_computes_the_same(tiny_base_dir):
     """A server that takes twice the seconds to answer shows in nothing else."""
-    light, loaded = run(
-        SCORE.format(start="from service.light_start import light_start\nwith light_start(): pass"), tiny_base_dir
-    ).splitlines()
+    light, loaded = run(SCORE, tiny_base_dir).splitlines()
     assert loaded == "[]"
-    assert run(SCORE.format(start=""), tiny_base_dir).splitlines()[0] == light
+    plain = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))  # this process imports as ever
+    scores = score_windows(plain.model, [[0, 5, 7], [0, 9]], max_tokens=9, pad_id=0)
+    assert light == f"{plain.shape.model_dump_json()} {[score.hex() for score in scores]}"
 
 
 TRAINING = """
