@@ -3,8 +3,8 @@
 Whatever goes wrong is tried again, later each time, until a deadline; then it is told as Unavailable, which names the
 store by its URL (that holds no secret) and never what the library said, logged once when it begins and once when it is
 over. While a store is known to be away nobody waits for it: each call tries once, and a write asks whether it answers
-before it sends anything. Whoever holds others up (`briefly`) tries each call once, and has so many seconds for all of
-them. What is large has longer for each request, as many bytes may be on a slow link.
+before it sends anything; so does whoever holds others up (`briefly`), once and not for long. What is large has longer
+for each request, as many bytes may be on a slow link.
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ DELETED_AT_ONCE = 500
 AT_ONCE = 4
 """Parts of one object that are on their way together."""
 HASTY_SECONDS = 3.0
-"""How long an answer of a store may take that is known to be away."""
-TURN_SECONDS = 2.0
-"""How long all calls together may take while others wait for whoever asks; each of them has half of it, and none is
-begun in the second half."""
-ONE_BY_ONE = 10
-"""Objects that the library deletes side by side where a store has no request for many, as Google's."""
+"""How long an answer of a store may take that is known to be away, or while others wait for whoever asks."""
 LARGE, SLOWEST = 2**20, 512 * 1024
 """What is larger than the first has longer to be sent, as a link needs that carries the second in a second."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0
@@ -122,7 +117,6 @@ class Bucket:
         self._api: Any = obstore
         self._error = BaseError
         self._signers = (S3Store, GCSStore, AzureStore)
-        self._without_bulk = (GCSStore,)
         # An http:// endpoint has to be named by the operator; the library's own variable for that is not heard beside
         # other options.
         client: Any = {"timeout": timedelta(seconds=seconds / 2), "allow_http": True}
@@ -131,7 +125,6 @@ class Bucket:
             if url.startswith("file://"):
                 self._usual: ObjectStore = LocalStore(Path(url.removeprefix("file://")), mkdir=True)
                 self._hasty: ObjectStore = self._usual
-                self._brief: ObjectStore = self._usual
                 self._large: ObjectStore = self._usual
             else:
                 self._usual = from_url(self.name, client_options=client, retry_config=retry)
@@ -140,8 +133,6 @@ class Bucket:
                 client = {**client, "timeout": timedelta(seconds=min(HASTY_SECONDS, seconds / 2))}
                 retry = {**retry, "max_retries": 0}
                 self._hasty = from_url(self.name, client_options=client, retry_config=retry)
-                client = {**client, "timeout": timedelta(seconds=min(TURN_SECONDS, seconds) / 2)}
-                self._brief = from_url(self.name, client_options=client, retry_config=retry)
         except (BaseError, OSError, ValueError) as error:
             raise Unavailable(
                 f"{self.name} cannot be opened as an object store: see SOUP_BLOBS_URL, and the variables of the "
@@ -151,13 +142,13 @@ class Bucket:
 
     @contextmanager
     def briefly(self) -> Iterator[None]:
-        """While open, this thread tries each call once, and all of them end within TURN_SECONDS; for whoever makes
-        others wait. That it took longer says nothing of the store."""
-        self._of_thread.last_begin = time.monotonic() + TURN_SECONDS / 2
+        """While open, this thread tries each call once, and its answer may take HASTY_SECONDS; for whoever makes others
+        wait. That it took longer says nothing of the store."""
+        self._of_thread.is_brief = True
         try:
             yield
         finally:
-            self._of_thread.last_begin = None
+            self._of_thread.is_brief = False
 
     # --- objects --------------------------------------------------------------------------------------
 
@@ -215,9 +206,8 @@ class Bucket:
 
     def delete(self, *keys: str) -> None:
         """Forget objects, many with one request where the store can; nothing happens where there is none."""
-        most = ONE_BY_ONE if self._is_brief and isinstance(self._brief, self._without_bulk) else DELETED_AT_ONCE
-        for start in range(0, len(keys), most):
-            self._deleted(keys[start : start + most])
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            self._deleted(keys[start : start + DELETED_AT_ONCE])
 
     def _deleted(self, keys: Sequence[str]) -> None:
         try:
@@ -230,11 +220,7 @@ class Bucket:
         """The keys of all objects, or of those in a folder."""
 
         def listed() -> list[str]:
-            found = []
-            for chunk in self._api.list(self._objects, prefix):
-                found += [one["path"] for one in chunk]
-                self._in_time()  # the next is another request
-            return found
+            return [one["path"] for chunk in self._api.list(self._objects, prefix) for one in chunk]
 
         return self._tried(listed)
 
@@ -312,19 +298,11 @@ class Bucket:
     @property
     def _objects(self) -> ObjectStore:
         """The store as it is asked now: once and briefly while something is wrong with it."""
-        if self._is_brief:
-            return self._brief
-        return self._usual if self.trouble is None else self._hasty
+        return self._usual if self.trouble is None and not self._is_brief else self._hasty
 
     @property
     def _is_brief(self) -> bool:
-        return getattr(self._of_thread, "last_begin", None) is not None
-
-    def _in_time(self) -> None:
-        """Raises Unavailable where this thread has to be brief and may begin no other request."""
-        last: float | None = getattr(self._of_thread, "last_begin", None)
-        if last is not None and time.monotonic() > last:
-            raise Unavailable(AWAY.message.format(self.name), param="blobs")
+        return getattr(self._of_thread, "is_brief", False)
 
     def _answers(self) -> None:
         """Ask a store that was in trouble for something small, so that nobody waits with a large object in hand."""
@@ -342,7 +320,6 @@ class Bucket:
 
         `longer` are seconds that are added to the deadline.
         """
-        self._in_time()
         patient = patient and self.trouble is None and not self._is_brief
         end = time.monotonic() + (self._seconds + longer if patient else 0)
         tries = 0

@@ -67,11 +67,10 @@ class BlobStore(Protocol):
     def delete(self, digest: str) -> None:
         """Forget it; nothing happens where it is not stored."""
 
-    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:
+    def delete_all(self, digests: Sequence[str]) -> None:
         """Forget each of them, as `delete` does; where it raises, some may be forgotten.
 
-        `briefly` is for who makes others wait: an object store that takes longer than two seconds for all of it raises
-        Unavailable by then.
+        Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
         """
 
     def digests(self) -> Iterator[str]:

@@ -169,7 +169,7 @@ class LocalBlobs:
                 copy.unlink(missing_ok=True)
         self._verified.forget(digest)
 
-    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:  # noqa: ARG002 - a folder is quick
+    def delete_all(self, digests: Sequence[str]) -> None:
         """Forget each of them."""
         for digest in digests:
             self.delete(digest)

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import date
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -161,9 +161,9 @@ class ObjectBlobs:
         """Forget it, also where it was set aside."""
         self._delete([digest])
 
-    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:
-        """Forget each of them, also where they were set aside: a few requests; `briefly` as of `Bucket.briefly`."""
-        with self._bucket.briefly() if briefly else nullcontext():
+    def delete_all(self, digests: Sequence[str]) -> None:
+        """Forget each of them, also where they were set aside: a few requests, each of them tried once."""
+        with self._bucket.briefly():
             self._delete(digests)
 
     def _delete(self, digests: Sequence[str]) -> None:

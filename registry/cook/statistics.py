@@ -175,7 +175,7 @@ class _Work:
         """Delete what was computed for nothing: nothing names it, nor can while this looks."""
         with self.registry.database.write() as catalogue:
             if catalogue.blobs.seen_at(blob) is None:
-                self.registry.blobs.delete_all([blob], briefly=True)  # others wait meanwhile
+                self.registry.blobs.delete_all([blob])  # others wait meanwhile
 
 
 def stored_statistic(blobs: BlobStore, blob: str) -> Statistic:

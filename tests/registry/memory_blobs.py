@@ -70,7 +70,7 @@ class MemoryBlobs:
         hex_of(digest)
         self._stored.pop(digest, None)
 
-    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:
+    def delete_all(self, digests: Sequence[str]) -> None:
         """Forget each of them."""
         for digest in digests:
             self.delete(digest)

@@ -219,7 +219,7 @@ def test_files_that_could_not_go_are_removed_later(verbs: ToyRegistry, monkeypat
     """As after a process that was killed between its two transactions, or in the second."""
     law = verbs.push("acme/law").row
 
-    def away(*_: object, **__: object) -> None:
+    def away(*_: object) -> None:
         raise Unavailable("The folder of the blobs is gone.")
 
     with monkeypatch.context() as patch:

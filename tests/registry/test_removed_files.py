@@ -32,13 +32,9 @@ class WatchedBlobs(MemoryBlobs):
         self.at: dict[str, Callable[[], object]] = {}
         self.fails: str | None = None
         self.together: list[int] = []
-        self.most = 100
 
-    def delete_all(self, digests: Sequence[str], *, briefly: bool = False) -> None:
-        assert briefly, "others wait meanwhile"
+    def delete_all(self, digests: Sequence[str]) -> None:
         self.together.append(len(digests))
-        if len(digests) > self.most:
-            raise Unavailable("The store does not answer.")
         self.reach("going")
         super().delete_all(digests)
         self.reach("gone")
@@ -152,26 +148,3 @@ def test_a_turn_removes_so_many_and_others_write_in_between(
     assert remove_files(registry, datetime.now(UTC)) == 5
     assert blobs.together == [2, 2, 1]
     assert list(blobs.digests()) == []
-
-
-def test_a_slow_store_is_given_a_few_for_some_turns_and_the_rest_waits(
-    registry: Registry, blobs: WatchedBlobs, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing that it did not do in time is forgotten: the next removals do it, the last of them all there is."""
-    forget(registry, *(b"%d" % number for number in range(79)))
-    blobs.most = 5
-    assert remove_files(registry, datetime.now(UTC)) == 50
-    assert blobs.together == [50, *[5] * 10]
-    assert "50 files were removed, and the others go with the next collection" in caplog.text
-    assert pending(registry) == set(blobs.digests())
-    assert remove_files(registry, datetime.now(UTC)) == 30
-    assert (pending(registry), list(blobs.digests())) == (set(), [])
-
-
-def test_a_store_that_is_too_slow_for_a_few_is_asked_twice(registry: Registry, blobs: WatchedBlobs) -> None:
-    forget(registry, *(b"%d" % number for number in range(79)))
-    blobs.most = 4
-    with pytest.raises(Unavailable):
-        remove_files(registry, datetime.now(UTC))
-    assert blobs.together == [50, 5]
-    assert len(pending(registry)) == len(list(blobs.digests())) == 80

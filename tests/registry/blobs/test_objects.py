@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -429,12 +427,12 @@ class TestFewRequests:
         faulty.delete(digests[0])
         one = len(proxy.seen)
         proxy.seen.clear()
-        faulty.delete_all(digests[1:], briefly=True)
+        faulty.delete_all(digests[1:])
         assert len(proxy.seen) == one == 3
         assert list(faulty.digests()) == [HELLO]
 
     def test_whoever_holds_others_up_asks_once_and_not_for_long(self, proxy, url, tmp_path, monkeypatch):
-        monkeypatch.setattr(bucket, "TURN_SECONDS", 0.6)
+        monkeypatch.setattr(bucket, "HASTY_SECONDS", 0.3)
         store = object_blobs(url, tmp_path, seconds=600.0)
         digests = [store.put_bytes(bytes([number])) for number in range(2)]
         for fault in (hanging, answered(503, "SlowDown")):
@@ -442,26 +440,10 @@ class TestFewRequests:
                 proxy.seen.clear()
                 proxy.fault = once(fault, 100, of=of)
                 with pytest.raises(Unavailable, match="does not answer"):
-                    store.delete_all(digests, briefly=True)
+                    store.delete_all(digests)
                 assert sum(one.startswith(of) for one in proxy.seen) == 1
         proxy.fault = None
         assert not store.in_trouble, "that it was slow once says nothing"
         assert sorted(store.digests()) == sorted(digests)
-        store.delete_all(digests, briefly=True)
+        store.delete_all(digests)
         assert list(store.digests()) == []
-
-    def test_nothing_is_begun_once_half_of_the_time_is_over(self, proxy, url, tmp_path, monkeypatch):
-        """Each request is answered in time, and the deletion would not be: it is not sent, and no page of a list is."""
-        store = object_blobs(url, tmp_path, seconds=600.0)
-        digests = [store.put_bytes(bytes([number])) for number in range(2)]
-        now = time.monotonic()
-        clock = SimpleNamespace(monotonic=lambda: now + len(proxy.seen) * 0.6, sleep=time.sleep)
-        monkeypatch.setattr(bucket, "time", clock)
-        proxy.seen.clear()
-        with pytest.raises(Unavailable, match="does not answer"):
-            store.delete_all(digests, briefly=True)
-        assert [one.split()[0] for one in proxy.seen] == ["GET", "GET"], "the mark, and what is set aside"
-        assert not store.in_trouble
-        proxy.seen.clear()
-        store.delete_all(digests)  # nobody waits for this one
-        assert (len(proxy.seen), list(store.digests())) == (3, [])
