@@ -244,8 +244,8 @@ class Bucket:
             return str(self._api.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
         except (self._error, OSError, ValueError) as error:
             raise Unavailable(
-                f"{self.name} signs no URL with the credentials that there are: give {SIGNS[self.name[:2]]}, or set no "
-                "SOUP_BLOBS_PRESIGNED_SECONDS.",
+                f"{self.name} signs no URL with the credentials that there are, or what gives them does not "
+                f"answer: give {SIGNS[self.name[:2]]}, or set no SOUP_BLOBS_PRESIGNED_SECONDS.",
                 param="blobs_presigned_seconds",
             ) from error
 

@@ -38,6 +38,7 @@ class EvaluationRow(NewEvaluation):
     domain: str
     """Of the version that has the sample."""
     adapter_names: int
-    """How many visible names have a live version with these weights, the one that is named among them."""
+    """How many visible names have a live version with these weights, the one that is named among them; of one namespace
+    where one was asked for."""
     sample_names: int
     """The same of the sample."""

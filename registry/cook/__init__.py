@@ -273,7 +273,8 @@ def _alone(registry: Registry, mixed: Mixed, request: CookRequest, evidence: Evi
         row = catalogue.adapters.get(mixed.parts[0].adapter_id)
     named = request.name and not split_name(request.name)[1].startswith(TEMPORARY)
     unused = f" The name {request.name} was not needed." if named else ""
-    reason = f"{row.ref} alone: one ingredient at weight 1 is that adapter.{unused}{_untuned(mixed, request)}"
+    unsaid = "" if request.owner is None else " Its owner stays who it was."
+    reason = f"{row.ref} alone: one ingredient at weight 1 is that adapter.{unused}{unsaid}{_untuned(mixed, request)}"
     return _cooked(mixed, row, evidence, reason=reason, created=False)
 
 

@@ -6,7 +6,8 @@ all routers agree without speaking to each other, and when a replica goes, only 
 is said by their load ("the power of two choices": Mitzenmacher, 2001): the second one only where the first has as many
 more for its places as it computes together. So an adapter that few ask for is loaded once, and one that many ask for
 twice; and where all replicas are full, those of a request or two less are not sent everything, which would load every
-adapter twice (docs/explanation/scale.md).
+adapter twice (docs/explanation/scale.md). What it costs: some wait at a first that is full, where a second that is
+nearly full has places left.
 """
 
 from __future__ import annotations

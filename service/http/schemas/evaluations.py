@@ -37,9 +37,10 @@ class Evaluation(Wire):
     domain: str
     """Of that version."""
     adapter_names: int = 1
-    """How many names that the key sees have these weights, that of `adapter` among them."""
+    """How many names that the key sees have these weights, that of `adapter` among them; of one namespace where one is
+    asked for."""
     sample_names: int = 1
-    """How many have this sample, that of `sample_of` among them."""
+    """How many have this sample, counted alike."""
     passages: int
     tokens: int
     mean_nll: float

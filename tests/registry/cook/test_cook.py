@@ -258,9 +258,10 @@ class TestSoups:
 
     def test_a_scaled_ingredient_is_a_soup_and_a_bare_one_is_itself(self, stocked):
         one = {"ingredients": [{"ref": "acme/law", "weight": 7}]}
-        bare = stocked.cook(recipe=one, name="acme/unused")
+        bare = stocked.cook(recipe=one, name="acme/unused", owner="team-law")
         assert (bare.model, bare.created, bare.digest) == ("acme/law@1", False, adapter(stocked, "acme/law").digest)
-        assert "The name acme/unused was not needed." in bare.reason
+        assert "The name acme/unused was not needed. Its owner stays who it was." in bare.reason
+        assert adapter(stocked, "acme/law").owner is None
         scaled = stocked.cook(recipe=one, mixing={"scale": 2})
         assert (stocked.row(scaled.soup_id).kind, scaled.recipe.mixing.scale) == ("soup", "2")
         law = load_tensors(weights(0))
