@@ -60,10 +60,11 @@ class PlaceSettings(BaseSettings):
     @model_validator(mode="after")
     def _one_place_of_blobs(self) -> Self:
         if self.blobs is not None and self.blobs_url is not None:
-            raise ValueError("blobs are in a folder or in a bucket: set blobs or blobs_url, not both")
+            raise ValueError("blobs are in a folder or in a bucket: set SOUP_BLOBS or SOUP_BLOBS_URL, not both")
         if self.blobs_presigned_seconds and (self.blobs_url is None or self.blobs_url.startswith("file:")):
             raise ValueError(
-                "blobs_presigned_seconds needs blobs_url with a bucket of s3, gs or az: a folder gives no signed URL"
+                "SOUP_BLOBS_PRESIGNED_SECONDS needs SOUP_BLOBS_URL with a bucket of s3, gs or az: a folder gives no "
+                "signed URL"
             )
         return self
 

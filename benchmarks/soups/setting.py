@@ -115,6 +115,13 @@ class Setting(Texts):
     scores: Cells = field(kw_only=True)
     base_digest: str = field(kw_only=True)
 
+    @classmethod
+    def on(cls, texts: Texts, client: SoupClient, scores: Cells, base_digest: str) -> Setting:
+        """These texts, with a server."""
+        return cls(
+            texts.job, texts.test_passages, texts.largest, client=client, scores=scores, base_digest=base_digest
+        )  # fmt: skip
+
     @property
     def base(self) -> str:
         """The base model, as a ref."""
@@ -162,7 +169,7 @@ def opened(
                 if pushed.get("job"):
                     client.wait_job(pushed["job"])
         scores = Cells(job.home / "scores.jsonl")
-        yield Setting(**vars(texts), client=client, scores=scores, base_digest=fingerprint)
+        yield Setting.on(texts, client, scores, fingerprint)
 
 
 def prepared(
@@ -175,6 +182,8 @@ def prepared(
     talk = Talk(1)
     names = neutral_domains(adapters)
     found = own_job(data, base_entry(base, talk), adapters, names)
+    if unknown := sorted(set(domains or ()) - set(found.novel)):
+        raise InvalidParameter(f"{data} has no novel {', '.join(unknown)}: it has {', '.join(found.novel)}.")
     changed = {"home": home, "adapters": home / "adapters", "longest": lengths.longest or found.longest}
     job = Job(**{**vars(found), **changed, "novel": tuple(domains or found.novel)})
     if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):

@@ -32,6 +32,8 @@ def settings_of(kind: type[Kind], **flags: Any) -> Kind:
         return kind(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
-        name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
         said = said_of(found)
+        if not found["loc"]:  # of several together, which it names
+            raise InvalidParameter(f"{said}.") from None
+        name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
         raise InvalidParameter(f"{name} (or its flag): {said}.", param=name) from None

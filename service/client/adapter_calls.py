@@ -191,7 +191,10 @@ def download(ref: str, file: str, target: Path, *, digest: str, progress: Progre
 
         yield Fetch(path, taken)
     if f"sha256:{seen.hexdigest()}" != digest:
-        raise DigestMismatch(f"{file} of {ref} arrived damaged ({done} bytes of other content); pull it again.")
+        raise DigestMismatch(
+            f"{file} of {ref} arrived damaged ({done} bytes of other content): pull it again, and where it arrives so "
+            "again, have it pushed again with --anew."
+        )
 
 
 def matching(if_match: str | None) -> dict[str, str] | None:

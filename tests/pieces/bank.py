@@ -13,7 +13,7 @@ from benchmarks.report import Result
 from benchmarks.soups.cells import Answers
 from benchmarks.soups.greedy import Found, greedy
 from benchmarks.soups.run import Run
-from benchmarks.soups.setting import NAMESPACE, Setting
+from benchmarks.soups.setting import NAMESPACE, Setting, Texts
 from demo.cells import Cells
 from demo.job import Job
 from registry.formats import AdapterContents, write_directory
@@ -51,7 +51,7 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
                 loaded = world.runtime.bases[BASE_ID]
                 job = Job("bank", folder, folder / "data", loaded.entry, BANK, DOMAINS, "", folder / "adapters")
                 scores = Cells(folder / "scores.jsonl")
-                yield Setting(job, test_passages=8, client=client, scores=scores, base_digest=loaded.shape.fingerprint)
+                yield Setting.on(Texts(job, test_passages=8), client, scores, loaded.shape.fingerprint)
 
 
 def alone(setting: Setting) -> dict[str, dict[str, np.ndarray]]:

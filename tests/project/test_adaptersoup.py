@@ -102,7 +102,9 @@ def setting(data: Path) -> Setting:
     client: Any = FakeClient()
     (data / "home").mkdir()
     scores = Cells(data / "home" / "scores.jsonl")
-    return Setting(job, test_passages=20, client=client, scores=scores, base_digest=sha256_digest(b"base"))
+    texts = Texts(job, test_passages=20)
+    texts.test(DOMAINS[0])  # what was read of them is no part of what the setting is made of
+    return Setting.on(texts, client, scores, sha256_digest(b"base"))
 
 
 def best_alone(_setting: Setting, alone: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -79,7 +79,7 @@ def test_a_bucket_is_named_without_credentials_and_a_wrong_one_is_not_repeated(u
 
 
 def test_blobs_are_in_a_folder_or_in_a_bucket(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="set blobs or blobs_url, not both"):
+    with pytest.raises(ValidationError, match="set SOUP_BLOBS or SOUP_BLOBS_URL, not both"):
         Settings(blobs=tmp_path, blobs_url="s3://bucket")
     assert Settings(data=tmp_path).blob_place.url is None
     place = Settings(data=tmp_path / "data", cache_dir=tmp_path / "cache", blobs_url="gs://bucket/a/b").blob_place

@@ -11,8 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from registry.errors import DigestMismatch, Unavailable
+from registry.errors import DigestMismatch, InvalidParameter, Unavailable
 from registry.formats import WEIGHTS_FILE
+from service.cli.setting_flags import settings_of
 from service.client.adapter_calls import download
 from service.client.answers import place_elsewhere
 from service.client.async_connection import AsyncConnection
@@ -202,5 +203,6 @@ def test_a_client_goes_from_an_encrypted_server_to_no_open_place(server: str, pl
 
 @pytest.mark.parametrize("url", [None, "file:///srv/blobs"])
 def test_a_folder_is_refused_that_setting(url: str | None) -> None:
-    with pytest.raises(ValueError, match="blobs_presigned_seconds needs blobs_url with a bucket of s3, gs or az"):
-        Settings(blobs_url=url, blobs_presigned_seconds=60)
+    sentence = "^SOUP_BLOBS_PRESIGNED_SECONDS needs SOUP_BLOBS_URL with a bucket of s3, gs or az: .*[.]$"
+    with pytest.raises(InvalidParameter, match=sentence):  # as the command line says it
+        settings_of(Settings, blobs_url=url, blobs_presigned_seconds=60)
