@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import MemberRow
+from registry.catalogue.rows import MemberRow, StoredVectors
 from registry.errors import DamagedBlob
 from registry.registry import Registry
 from registry.samples import enqueue_embed
@@ -21,32 +21,38 @@ BY = "repair"
 
 
 def mend(registry: Registry, members: Sequence[MemberRow], *, base_fingerprint: str, encoder_digest: str) -> bool:
-    """Have the vectors of those members made again that are damaged or gone; False where none are.
+    """Have the vectors of those members made again that are damaged; False where all are there and whole.
 
+    Those are left alone that are gone or whole by the time it can write: a purge, or another fit, has seen to them.
     Raises DamagedBlob for members without a whole text, naming the first, after the others are seen to.
     """
     with registry.database.read() as catalogue:
-        embeddings = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
-    stored = {id: one.blob for id, one in embeddings.items()}
+        stored = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
     damaged = [one for one in members if not _is_whole(registry, stored.get(one.adapter_id))]
-    lost: list[MemberRow] = []
+    if not damaged:
+        return False
+    lost: list[tuple[MemberRow, str]] = []
     with registry.database.write() as catalogue:
+        stored = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
         for member in damaged:
+            now = stored.get(member.adapter_id)
+            if now is None or _is_whole(registry, now):
+                continue
             if not _again(registry, catalogue, member, encoder_digest):
-                lost.append(member)
+                lost.append((member, now.blob))
     if lost:
         more = f" So are those of {len(lost) - 1} more adapters." if len(lost) > 1 else ""
-        blob = stored.get(lost[0].adapter_id, "gone")
+        first, blob = lost[0]
         raise DamagedBlob(
-            f"The vectors of {lost[0].ref} are damaged (blob {blob}), and there is no text to make them from: push it "
+            f"The vectors of {first.ref} are damaged (blob {blob}), and there is no text to make them from: push it "
             f"again with its sample, or have the operator put back a copy.{more}",
             param="digest",
         )
-    return bool(damaged)
+    return True
 
 
-def _is_whole(registry: Registry, blob: str | None) -> bool:
-    return blob is not None and registry.blobs.is_whole(blob)
+def _is_whole(registry: Registry, stored: StoredVectors | None) -> bool:
+    return stored is not None and registry.blobs.is_whole(stored.blob)
 
 
 def _again(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_digest: str) -> bool:

@@ -42,17 +42,22 @@ def fit(
     A member that is purged meanwhile is left out, and so is one whose vectors are damaged until they are made again
     from its sample, which is queued. Raises DamagedBlob where vectors are damaged and there is no text of the sample.
     """
+    found_whole = False
     while True:
         start = _start(registry, pool, spec, encoder_digest)
         if start.known is not None and start.known.members == start.members:
             return start.known
         try:
             selector = _fitted(_Vectors(registry, pool.base_fingerprint, encoder_digest), start, spec, progress)
+        except _Gone:
+            continue
         except DamagedBlob:  # also what a purge has taken away meanwhile
-            if encoder_digest is None or not mend(
+            is_mended = encoder_digest is not None and mend(
                 registry, start.members, base_fingerprint=pool.base_fingerprint, encoder_digest=encoder_digest
-            ):
+            )
+            if found_whole and not is_mended:
                 raise
+            found_whole = not is_mended  # once: another fit may have had them made again since they were read
             continue
         data = dump_state(*selector.to_state())
         state_blob = registry.blobs.put_bytes(data)  # before the row that names it
@@ -66,6 +71,10 @@ def fit(
                 return catalogue.selectors.add(new)
             # nothing that was computed from a purged sample is kept
             catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))
+
+
+class _Gone(Exception):
+    """A member has no vectors any more: it is purged, or another fit has them made again."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +143,13 @@ class _Domains:
     def of(self, member: MemberRow) -> Domain:
         """A member with its vectors, which are read when the selector comes to them.
 
-        Raises DamagedBlob where they are gone since the member was found: it is purged, or another fit has them made
-        again.
+        Raises _Gone where they went since the member was found, so that it is none now.
         """
         vectors: Embeddings = np.empty((0, 0), np.float32)
         if self.embeddings is not None:
             stored = self.embeddings.get(member.adapter_id)
             if stored is None:
-                raise DamagedBlob(f"The vectors of {member.ref} are gone.")
+                raise _Gone(member.ref)
             vectors = _Stored(self.blobs, stored)
         return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
 

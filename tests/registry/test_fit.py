@@ -13,6 +13,7 @@ from registry import fit as fit_module
 from registry.blobs import LocalBlobs
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
+from registry.embeddings_file import save_embeddings
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.pools import (
     current_members,
@@ -38,6 +39,7 @@ from registry.spec import (
     PoolRequest,
     PoolSpec,
     PosteriorSpec,
+    SelectorSpec,
     UniformSpec,
 )
 from registry.stored_bytes import remove_files
@@ -69,6 +71,15 @@ def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
 def retire(verbs: ToyRegistry, id: int) -> None:
     with verbs.database.write() as catalogue:
         catalogue.adapters.retire(id)
+
+
+def damaged_vectors(verbs: ToyRegistry, name: str) -> str:
+    """Damage the stored vectors of an adapter's sample; gives their blob."""
+    with verbs.database.read() as catalogue:
+        blob = catalogue.samples.embedding(verbs.named(name).sample.digest, verbs.base.digest).blob_digest
+    data = verbs.blobs.read(blob)
+    verbs.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
+    return blob
 
 
 class TestMapped:
@@ -140,16 +151,8 @@ class TestDamage:
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
-    def damaged_vectors(self, verbs, name: str) -> str:
-        """Damage the stored vectors of an adapter's sample; gives their blob."""
-        with verbs.database.read() as catalogue:
-            blob = catalogue.samples.embedding(verbs.named(name).sample.digest, verbs.base.digest).blob_digest
-        data = verbs.blobs.read(blob)
-        verbs.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
-        return blob
-
     def test_vectors_that_are_damaged_are_made_again_from_the_text(self, verbs, fitted):
-        blob = self.damaged_vectors(verbs, "acme/law")
+        blob = damaged_vectors(verbs, "acme/law")
         partly = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert [member.ref for member in partly.members] == ["acme/code@1"]
         row = verbs.named("acme/law")
@@ -166,7 +169,7 @@ class TestDamage:
 
     def test_where_all_are_damaged_the_fit_is_tried_again_once_they_are_there(self, verbs, fitted):
         for name in ("acme/law", "acme/code"):
-            self.damaged_vectors(verbs, name)
+            damaged_vectors(verbs, name)
         for _ in range(2):
             with pytest.raises(Unavailable, match="2 wait for their sample to be embedded"):
                 verbs.fit(POOL, GmmSpec(), verbs.base.digest)
@@ -176,7 +179,7 @@ class TestDamage:
 
     def test_where_they_come_out_otherwise_the_new_ones_are_read(self, verbs, fitted, monkeypatch):
         """As on another machine than the one that made them."""
-        blob = self.damaged_vectors(verbs, "acme/law")
+        blob = damaged_vectors(verbs, "acme/law")
         verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         otherwise = [replace(one, vector=-one.vector) for one in embed_texts(passages("law"))]
         monkeypatch.setattr(verbs.base, "_embed", lambda _texts, **_options: otherwise)
@@ -194,15 +197,15 @@ class TestDamage:
             verbs.ready("acme/tax", seed=5)
             sample = verbs.named("acme/tax").sample.digest
             verbs.blobs.damage(sample, b"other")
-        blob = self.damaged_vectors(verbs, "acme/tax")
-        self.damaged_vectors(verbs, "acme/law")
+        blob = damaged_vectors(verbs, "acme/tax")
+        damaged_vectors(verbs, "acme/law")
         for _ in range(2):
             with pytest.raises(DamagedBlob, match=f"of acme/tax@1 are damaged .blob {blob}.*push it again"):
                 verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert verbs.named("acme/law").sample_state == "pending"  # what could be mended is being
 
     def test_what_was_fitted_over_vectors_that_are_damaged_and_gone_is_fitted_as_a_whole(self, verbs, fitted):
-        self.damaged_vectors(verbs, "acme/law")
+        damaged_vectors(verbs, "acme/law")
         retire(verbs, verbs.named("acme/law").id)
         after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert [member.ref for member in after.members] == ["acme/code@1"]
@@ -214,6 +217,75 @@ class TestDamage:
         assert answering(verbs.registry, POOL, spec, verbs.base.digest) is None
         verbs.fit(POOL, spec, verbs.base.digest)
         assert answering(verbs.registry, POOL, spec, verbs.base.digest) == fitted
+
+
+class TestMadeAgainMeanwhile:
+    """Damaged vectors that somebody else has made whole in the middle of a fit: it goes by these, and none fails."""
+
+    WHOLE = ("acme/code@1", "acme/law@1")
+
+    @pytest.fixture
+    def blob(self, verbs) -> str:
+        """The blob of vectors that are damaged, of one of two adapters."""
+        for seed, name in enumerate(("law", "code")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        return damaged_vectors(verbs, "acme/law")
+
+    def refs(self, verbs, spec: SelectorSpec) -> tuple[str, ...]:
+        return tuple(member.ref for member in verbs.fit(POOL, spec, verbs.base.digest).members)
+
+    def test_forgotten_before_they_are_looked_up_and_there_before_anybody_asks_why(self, verbs, blob, monkeypatch):
+        fitted = fit_module._fitted
+
+        def between(*args):
+            monkeypatch.undo()
+            assert self.refs(verbs, CosineSpec(encoder="base")) == ("acme/code@1",)
+            try:
+                return fitted(*args)
+            finally:
+                verbs.embed(verbs.named("acme/law"))
+
+        monkeypatch.setattr(fit_module, "_fitted", between)
+        assert self.refs(verbs, GmmSpec()) == self.WHOLE
+
+    def test_stored_elsewhere_after_they_were_looked_up(self, verbs, blob, monkeypatch):
+        """They come out otherwise, as on another machine, and the fit still reads the blob that was damaged."""
+        read = verbs.blobs.read
+
+        def first(digest):
+            if digest == blob:
+                monkeypatch.undo()
+                assert self.refs(verbs, CosineSpec(encoder="base")) == ("acme/code@1",)
+                otherwise = [replace(one, vector=-one.vector) for one in embed_texts(passages("law"))]
+                with monkeypatch.context() as patch:
+                    patch.setattr(verbs.base, "_embed", lambda _texts, **_options: otherwise)
+                    verbs.embed(verbs.named("acme/law"))
+            return read(digest)
+
+        monkeypatch.setattr(verbs.blobs, "read", first)
+        assert self.refs(verbs, GmmSpec()) == self.WHOLE
+        assert not verbs.blobs.is_whole(blob)
+
+    def test_whole_by_the_time_that_they_could_be_forgotten(self, verbs, blob, monkeypatch):
+        copy, write = save_embeddings(verbs.base.encode(passages("law")).vectors), verbs.database.write
+
+        def put_back():
+            monkeypatch.undo()
+            assert verbs.blobs.put_bytes(copy) == blob
+            return write()
+
+        monkeypatch.setattr(verbs.database, "write", put_back)
+        assert self.refs(verbs, GmmSpec()) == self.WHOLE
+        assert verbs.named("acme/law").sample_state == "ready"
+        with verbs.database.read() as catalogue:
+            assert catalogue.audit.list(None, action="sample.embed_again", limit=9).rows == ()
+
+    def test_what_is_damaged_whenever_it_is_read_and_whole_whenever_it_is_looked_at_ends_the_fit(
+        self, verbs, blob, monkeypatch
+    ):
+        monkeypatch.setattr(verbs.blobs, "is_whole", lambda _: True)  # a disk that is about to fail
+        with pytest.raises(DamagedBlob, match=blob):
+            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
 
 
 class TestPurgedMeanwhile:
