@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.same_files import check_same, named_machine
 from registry.errors import Incompatible, Unavailable
-from registry.pieces import MachineProblem, Watch, own_disk
+from registry.pieces import MachineProblem, Watch, own_disk, own_folder
 from registry.spec import BaseEntry
 from training.checkpoint import FILE
 from training.request import TrainingRun
@@ -71,9 +70,9 @@ def train_sent(sent: CellSent, watch: Watch) -> dict[str, Files]:
     made by name, a bank before its merge.
 
     Raises MachineProblem, with the machine's name, where the base model is not there, or is another, and where the
-    disk takes no files.
+    disk is full or fails.
     """
-    with own_disk(), TemporaryDirectory(prefix="soup-cell-") as folder:
+    with own_disk(), own_folder("soup-cell-") as folder:
         place = Path(folder)
         train_here(_in_place(sent, watch.shared, place), watch)
         made = sorted((place / "out").iterdir(), key=lambda path: path.name == sent.cell.run.out.name)

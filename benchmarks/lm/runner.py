@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from benchmarks.lm.work import Texts, adapter_file, data_of, run_cell, texts_of
 from demo.results import commit
 from registry.base_model import shape_of
 from registry.files import replace_file
-from registry.pieces import Ended, Piece, Watch, Workplace, own_disk
+from registry.pieces import Ended, Piece, Watch, Workplace, own_disk, own_folder
 from registry.spec import BaseEntry
 from training.cell_pieces import base_of
 
@@ -193,7 +192,7 @@ def _run(given: ToRun, watch: Watch) -> Ran:
     """
     torch.set_num_threads(1)
     base, began = base_of(given.base, given.fingerprint), time.monotonic()
-    with own_disk(), TemporaryDirectory(prefix="soup-cell-") as name:
+    with own_disk(), own_folder("soup-cell-") as name:
         folder = Path(name)
         for file, data in given.members.items():
             (folder / file).write_bytes(data)

@@ -5,9 +5,9 @@ The engine is a server's, with nobody else's requests in it, so that texts are c
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from registry import cores
 from registry.adapters.loadable import LoadableAdapter
@@ -15,7 +15,7 @@ from registry.adapters.weights import load_tensors
 from registry.base_model.same_files import check_same, named_machine
 from registry.cross_evaluate import ToScore
 from registry.errors import Incompatible, Unavailable
-from registry.pieces import MachineProblem, Watch, own_disk
+from registry.pieces import MachineProblem, Watch, own_folder
 from registry.spec import BaseEntry, PassageScore
 from service.engine.bases import AllowedBases
 from service.engine.engine import Engine
@@ -44,10 +44,10 @@ def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
 def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
     """An engine with the base model, made once a process; raises MachineProblem with this machine's name.
 
-    That is where the base model is not there or has another fingerprint, and where the disk takes no files.
+    That is where the base model is not there or has another fingerprint, and where no folder can be made.
     """
     try:
-        with named_machine(), own_disk():
+        with named_machine():
             scoring = _scoring(entry.model_dump_json(), threads)
         check_same(entry, scoring.fingerprint, wanted=fingerprint)
     except (Unavailable, Incompatible) as problem:
@@ -60,11 +60,13 @@ class _Scoring:
 
     def __init__(self, entry: BaseEntry, threads: int) -> None:
         cores.one_each(threads)
-        self._cache = TemporaryDirectory(prefix="soup-score-")
-        bases = AllowedBases({entry.id: entry}, Path(self._cache.name))
-        self.fingerprint = bases.shape(entry.id).fingerprint
-        self.engine = Engine(bases)
-        self.engine.start()
+        with ExitStack() as made:
+            cache = made.enter_context(own_folder("soup-score-"))
+            bases = AllowedBases({entry.id: entry}, Path(cache))
+            self.fingerprint = bases.shape(entry.id).fingerprint
+            self.engine = Engine(bases)
+            self.engine.start()
+            self._cache = made.pop_all()  # stays as long as the process
 
 
 @lru_cache(maxsize=1)

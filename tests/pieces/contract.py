@@ -115,7 +115,7 @@ class WorkplaceTests:
         assert len((tmp_path / "doomed").read_text().splitlines()) == 2
 
     def test_disks_that_are_full_everywhere_are_said_with_a_machines_name(self, build: Build) -> None:
-        said = rf"^On {re.escape(platform.node())} the files .* cannot be written: No space left on device\.$"
+        said = rf"^On {re.escape(platform.node())} the files .* cannot be read or written: No space left on device\.$"
         with pytest.raises(Unavailable, match=said):
             list(build(at_once=1).run([Piece("full", work.full, None)]))
 
