@@ -157,10 +157,16 @@ def sweep(
 
 def made(cell: Cell, state: Literal["trained", "kept"], folder: AdapterDirectory, now: Mapping[str, Any]) -> Row:
     """The row of a cell whose adapter is there; `now` is what cells are `made_with` in this call."""
-    parts = [differences(one, dict(now)) for one in folder.provenance.training.get("made_with") or ()]
+    parts = [differences(one, dict(now)) for one in _recorded(folder)]
     found = list(dict.fromkeys(difference for part in parts for difference in part))
     note = f"Its last bits may differ from those of cells that are trained here: {', '.join(found)}." if found else None
     return Row(cell, state, folder, note=note)
+
+
+def _recorded(folder: AdapterDirectory) -> list[dict[str, Any]]:
+    """The `made_with` of each part of an adapter's training; none where a file from elsewhere says something else."""
+    found = folder.provenance.training.get("made_with")
+    return found if isinstance(found, list) and all(isinstance(one, dict) for one in found) else []
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry.formats import read_directory
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import check_part
 from registry.pieces import processes
+from registry.spec import Provenance
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
+from tests.registry.random_adapters import lora
+from tests.registry.toy_registry import weights
 from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
 from training.checkpoint import held
-from training.sweep import CHECKPOINTS
+from training.state import made_with
+from training.sweep import CHECKPOINTS, Cell, made, read_domain
 
 pytestmark = pytest.mark.slow
 
@@ -222,6 +226,20 @@ def test_cells_that_were_made_on_other_threads_are_said(command, tmp_path, capsy
     notes = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
     differ = "Its last bits may differ from those of cells that are trained here: threads (2 there, 1 here)."
     assert notes == [f"law-lr0.001-seed1: {differ}"]
+
+
+@pytest.mark.parametrize("said", [{"torch": "1", "threads": 9}, 5, [5], ["threads"], "threads", None])
+def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_note(domains, tmp_path, said):
+    contents = AdapterContents(
+        config=lora(),
+        weights=weights(0, lora()),
+        base_model="tiny",
+        provenance=Provenance(training={"made_with": said}),
+    )
+    write_directory(tmp_path / "one", contents)
+    cell = Cell(read_domain(Path(domains[0])), 1e-3, 1)
+    row = made(cell, "kept", read_directory(tmp_path / "one"), made_with(9))
+    assert (row.state, row.note) == ("kept", None)
 
 
 def test_a_cell_whose_process_is_killed_is_trained_again_to_the_same_adapter(command, tmp_path, capsys, monkeypatch):
