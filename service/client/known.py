@@ -42,7 +42,7 @@ def same_there(
 
     `weights` is the digest of the file. Where what is said of the adapter is not the same, it has to be pushed, so that
     the server's warning about what stays as it is stored is heard; the owner, which can be changed without the bytes,
-    is not looked at.
+    is not looked at, nor is with which torch and on how many threads the same bytes were trained.
     """
     for row in client.adapters(name=manifest.name, kind="adapter"):
         if row.get("weights_blob") == weights and _same_sample(row, texts):
@@ -70,10 +70,16 @@ def _said_alike(row: Json, manifest: Manifest) -> bool:
             "domain": row["domain"],
             "config": _CONFIG.validate_python(row["config"]),
             "card": Card.model_validate(row["card"]),
-            "provenance": Provenance.model_validate(row["provenance"]),
+            "provenance": _recipe(Provenance.model_validate(row["provenance"])),
         }
     except (KeyError, ValidationError):  # of another version of the server
         return False
-    alike = all(getattr(manifest, name) == value for name, value in stored.items())
+    said = manifest.model_copy(update={"provenance": _recipe(manifest.provenance)})
+    alike = all(getattr(said, name) == value for name, value in stored.items())
     base = manifest.base_model in (None, row["base_model"])
     return alike and base and manifest.base_fingerprint in (None, row["base_fingerprint"])
+
+
+def _recipe(provenance: Provenance) -> Provenance:
+    training = {name: value for name, value in provenance.training.items() if name != "made_with"}
+    return provenance.model_copy(update={"training": training})

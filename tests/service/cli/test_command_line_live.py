@@ -25,7 +25,7 @@ from registry.base_model import shape_of
 from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.names import sha256_digest
-from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, SampleSource, WeightedRef
+from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, Provenance, SampleSource, WeightedRef
 from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
@@ -140,6 +140,21 @@ class TestPushingMany:
         assert (code, out.split()) == (0, ["three/anatomy@2", "three/botany@1"])
         assert "its card stayed as stored" in " ".join(err.split())
         assert err.splitlines()[-1] == "1 pushed, 1 there already."
+
+    def test_the_same_bytes_that_another_torch_made_are_there_already(
+        self, soup: Soup, tmp_path: Path, weights: list[bytes]
+    ) -> None:
+        told = []
+        for number, (torch, steps) in enumerate((("2.1", 7), ("2.2", 7), ("2.2", 8))):
+            about = Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]})
+            sent = AdapterContents(config=lora(), weights=weights[0], base_model="tiny", provenance=about)
+            folders = [tmp_path / str(number) / name for name in ("kept", "also")]
+            for folder in folders:
+                write_directory(folder, sent)
+            code, _, err = soup("push", *folders, "--namespace", "made")
+            assert code == 0, err
+            told.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
+        assert told == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
 
     def test_samples_of_a_folder_and_of_a_file(self, soup: Soup, many: Path, tmp_path: Path) -> None:
         texts = passages("court", 40)
