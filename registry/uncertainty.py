@@ -17,7 +17,7 @@ from registry.errors import InvalidParameter
 from registry.student_t import COVERAGE, reach_of
 
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
-_CELLS = 2**22  # resamples are drawn in slices of at most this many counts (32 MiB)
+_CELLS = 2**22  # resamples are drawn in slices of at most this many counts (64 MiB: as integers, and as floats)
 _KEPT = 2**19
 """Counts of the resamples that are kept for the next figure over as many passages (4 MiB)."""
 
@@ -97,9 +97,13 @@ def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 def _kept(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
     """The same, kept: drawing them takes some seventy times as long as what they are drawn for.
 
-    Whoever compares several adapters on the same passages, as a cook does, draws the same resamples each time.
+    Whoever compares several adapters on the same passages, as a cook does, draws the same resamples each time. The
+    arrays are shared between threads, and cannot be written to.
     """
-    return tuple(_drawn(n, resamples, seed))
+    drawn = tuple(_drawn(n, resamples, seed))
+    for times in drawn:
+        times.setflags(write=False)
+    return drawn
 
 
 def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:

@@ -99,6 +99,13 @@ def test_slices_of_resamples_change_nothing(monkeypatch):
     assert ratio_standard_error(a, n) == pytest.approx(whole, rel=1e-12)
 
 
+def test_resamples_that_are_kept_cannot_be_written_to():
+    kept = uncertainty._kept(10, 50, 3)
+    assert uncertainty._kept(10, 50, 3) is kept
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0][0, 0] = 0
+
+
 def test_one_passage_says_nothing():
     found = paired_difference([3.0, 0.0], [2.0, 0.0], [4, 0])
     assert (found.standard_error, found.interval) == (0, None)
