@@ -23,14 +23,16 @@ from registry.errors import Unavailable
 MODULES = ["Transformer", "Pooling", "Normalize"]
 """What the vectors of a folder are made by, in this order."""
 LENGTH = "sentence_bert_config.json"
+"""How many word pieces are read, and whether the text is put in lower case first."""
 
 
 class SentenceModel:
-    """A model in memory; raises Unavailable where a folder's vectors are made in another way than by a mean."""
+    """A model in memory; raises Unavailable where a folder's vectors are made in another way than by a mean of the text
+    as it is."""
 
     def __init__(self, folder: Path) -> None:
         _check_modules(folder)
-        self.max_seq_length = int(json.loads((folder / LENGTH).read_text("utf-8"))["max_seq_length"])
+        self.max_seq_length = _length(folder)
         """Word pieces that are read of a sentence, special ones counted."""
         with BUILDING, quiet():
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -51,6 +53,17 @@ class SentenceModel:
         once = torch.nn.functional.normalize(mean, p=2, dim=1)
         vectors: npt.NDArray[np.float32] = torch.nn.functional.normalize(once, p=2, dim=1).numpy()
         return vectors[np.argsort(order)]
+
+
+def _length(folder: Path) -> int:
+    """Word pieces that are read; raises Unavailable where no number is said, or text is put in lower case first."""
+    said = json.loads((folder / LENGTH).read_text("utf-8"))
+    if said.get("do_lower_case"):
+        raise Unavailable(f"The sentence-BERT model in {folder} puts its text in lower case, which is not done here.")
+    length = said.get("max_seq_length")
+    if type(length) is not int:  # a bool is an int too
+        raise Unavailable(f"The sentence-BERT model in {folder} has the max_seq_length {length} instead of a number.")
+    return length
 
 
 def _check_modules(folder: Path) -> None:

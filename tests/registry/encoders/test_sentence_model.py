@@ -59,3 +59,11 @@ def test_a_model_that_makes_its_vectors_otherwise_is_refused(tmp_path: Path) -> 
     other = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     with pytest.raises(Unavailable, match=r"pools by \['pooling_mode_cls_token'\] instead of the mean"):
         SentenceModel(changed(tmp_path / "cls", "1_Pooling/config.json", **other))
+    with pytest.raises(Unavailable, match=r"puts its text in lower case"):
+        SentenceModel(changed(tmp_path / "lower", "sentence_bert_config.json", do_lower_case=True))
+
+
+@pytest.mark.parametrize("length", [None, "256", True])
+def test_a_model_without_a_length_is_refused(tmp_path: Path, length: object) -> None:
+    with pytest.raises(Unavailable, match=f"has the max_seq_length {length} instead of a number"):
+        SentenceModel(changed(tmp_path / "model", "sentence_bert_config.json", max_seq_length=length))
