@@ -10,4 +10,8 @@ def secret_sha256(secret: str) -> str:
 
     Anything is hashed, also what no server gave and no text is: that is known to nobody.
     """
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+    try:
+        data = secret.encode("utf-8", "surrogateescape")  # bytes of an environment that are no UTF-8, as they were
+    except UnicodeEncodeError:  # other halves of surrogate pairs
+        data = secret.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from datetime import UTC, datetime, timedelta
@@ -76,6 +77,19 @@ def test_a_revoked_key_stops_at_once(database: Database) -> None:
         catalogue.keys.revoke(key_id)
     with pytest.raises(Unauthenticated, match="revoked"):
         authenticate(database, f"Bearer {secret}")
+
+
+@pytest.mark.parametrize(
+    ("secret", "data"),
+    [
+        ("sk-é", b"sk-\xc3\xa9"),
+        ("a\udcff", b"a\xff"),  # as an environment gives a byte that is no UTF-8
+        ("a\ud800", b"a\xed\xa0\x80"),
+        ("a\udc7f\udcff", b"a\xed\xb1\xbf\xed\xb3\xbf"),
+    ],
+)
+def test_anything_is_hashed(secret: str, data: bytes) -> None:
+    assert secret_sha256(secret) == hashlib.sha256(data).hexdigest()
 
 
 def test_a_key_works_until_it_expires(database: Database) -> None:
