@@ -305,7 +305,7 @@ class TestFitting:
 
 
 class TestWeighing:
-    """The process that weighs, with a base model of its own."""
+    """The process that weighs, tunes and computes statistics, with a base model of its own."""
 
     DATABASES = ("sqlite",)
 
@@ -367,6 +367,21 @@ class TestWeighing:
         until(lambda: not alive(first))
         until(lambda: computing._child and computing._child.pid is None)
         assert client.wait_job(self.quick(world, 33))["state"] == "succeeded"
+
+    def test_it_tunes_soups_and_computes_statistics_too(self, world: World, client: SoupClient) -> None:
+        computing, blobs = world.runtime.jobs.computing, world.registry.blobs
+        tasks, sample = computing._tasks, {"texts": passages("kitchen", 25, seed=35)}
+        asked = cook(world, sample=sample, effort="tune", verify=True, tuning={"passes": 2}).json()["id"]
+        tuned = client.wait_job(asked)["result"]
+        assert tuned["recipe"]["tuning"]["sample"] == tuned["sample"]["digest"]
+        assert computing._tasks == tasks + 1
+        asked = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), mixing={"method": "fisher"}).json()["id"]
+        statistics = [one["statistic"] for one in client.wait_job(asked)["result"]["recipe"]["ingredients"]]
+        assert len(set(statistics)) == 2
+        assert all(map(blobs.is_whole, statistics))
+        assert computing._tasks == tasks + 3
+        assert computing._child
+        assert computing._child.pid is not None
 
 
 def alive(pid: int) -> bool:
