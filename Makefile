@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
+.PHONY: help setup browser test test-databases test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,6 +51,9 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 
 test: $(VENV)/.dev  ## run every test, two files at a time (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
+
+test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone
+	EVERY_DATABASE=1 OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -k postgresql tests/registry tests/service
 
 test-interop: $(VENV)/.dev  ## the tests with other people's clients (Hugging Face's, PEFT, OpenAI's, LangChain, LiteLLM), and which versions those are (a minute)
 	@$(VENV)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(huggingface.hub|peft|transformers|safetensors|torch|openai|langchain.openai|litellm) '

@@ -20,7 +20,7 @@ from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests import order, quick
 from tests.object_store import ObjectStore, object_store_server
-from tests.postgres import KINDS, Databases, Postgres, postgres_server
+from tests.postgres import EVERY, KINDS, Databases, Postgres, postgres_server
 from tests.temporary import keep_in_memory
 from tests.tiny_models import build_tiny
 
@@ -83,13 +83,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What uses `databases` runs on every kind, and what uses `base` on the tiny GPT-2.
 
     A module that says `ON_DATABASES = (...)` or `ON_BASES = (...)` has it run on these: on one kind of database what
-    asks it nothing that other tests do not ask of each.
+    asks it nothing that other tests do not ask of each. Where the environment sets EVERY_DATABASE, `ON_DATABASES` is
+    passed over.
     """
     for said, fixture, scope, otherwise in (
         ("ON_BASES", "base", "module", ()),
         ("ON_DATABASES", "databases", "session", KINDS),
     ):
-        names = getattr(metafunc.module, said, otherwise)
+        names = otherwise if EVERY and said == "ON_DATABASES" else getattr(metafunc.module, said, otherwise)
         if names and fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, names, scope=scope, indirect=True)
 

