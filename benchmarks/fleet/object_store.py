@@ -18,7 +18,7 @@ from registry.errors import Internal
 
 BUCKET = "soup"
 PLACE = f"{BUCKET}/blobs"
-NOT_FOUND = 404
+NOT_FOUND, NOT_YOURS = 404, 403
 START_SECONDS = 60.0
 
 
@@ -57,8 +57,8 @@ class Store:
         try:
             urllib.request.urlopen(asked).close()
         except urllib.error.HTTPError as error:
-            if error.code == NOT_FOUND:
-                return False
+            if error.code in (NOT_FOUND, NOT_YOURS):  # an unsigned request for one that is there is refused
+                return error.code == NOT_YOURS
             raise
         return True
 

@@ -244,25 +244,26 @@ class TestSettings:
             assert (count(database), count(other)) == (1, 2)
 
 
+@given(
+    description=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=50),
+    metadata=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=5),
+        st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=3,
+    ),
+)
+def test_cards_come_back_to_the_bit(empty_database, description, metadata):
+    card = Card(description=description, metadata=metadata)
+    with undone(empty_database) as catalogue:
+        row = add(catalogue, card=card)
+    assert json.dumps(row.card.model_dump()) == json.dumps(card.model_dump())
+
+
 class TestValues:
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_what_is_no_json_is_refused_when_written(self, database, value):
         with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.write() as catalogue:
             catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={"x": value})
-
-    @given(
-        description=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=50),
-        metadata=st.dictionaries(
-            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=5),
-            st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False),
-            max_size=3,
-        ),
-    )
-    def test_cards_come_back_to_the_bit(self, empty_database, description, metadata):
-        card = Card(description=description, metadata=metadata)
-        with undone(empty_database) as catalogue:
-            row = add(catalogue, card=card)
-        assert json.dumps(row.card.model_dump()) == json.dumps(card.model_dump())
 
     @given(
         moment=st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(3000, 1, 1)), hours=st.integers(-12, 12)

@@ -237,6 +237,6 @@ def test_a_router_needs_a_database_that_servers_share(command: Soup, monkeypatch
 def test_the_command_line_lists_the_servers(world: World, command: Soup) -> None:
     code, out, _ = command("replicas", "--url", world.router.url, "--key", KEY)
     assert code == 0
-    header = "REPLICA ROLE URL STATE SILENT S REQUESTS PLACES ADAPTERS BASES"
+    header = "REPLICA VERSION ROLE URL STATE SILENT S REQUESTS PLACES ADAPTERS BASES"
     assert out.split("\n")[0].split() == header.split()
     assert out.count("http://127.0.0.1:") >= 1
