@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
@@ -224,12 +225,16 @@ def _stored(registry: Registry, data: bytes) -> str | None:
 def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
     """What a push of known bytes said otherwise than what is stored, which stays as it is."""
     said = manifest.model_fields_set & {"domain", "card", "provenance"}
-    changed = [field for field in sorted(said) if getattr(row, field) != getattr(new, field)]
+    changed = [field for field in sorted(said) if _compared(row, field) != _compared(new, field)]
     if not brings and new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
         changed.append("sample")
     if not changed:
         return ()
     return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
+
+
+def _compared(of: AdapterRow | NewAdapter, field: str) -> Any:
+    return of.provenance.compared if field == "provenance" else getattr(of, field)
 
 
 def _record_sample(

@@ -1,8 +1,8 @@
 """A sentence-BERT model by transformers alone: a BERT, the mean of its last states, and that at unit length.
 
 Called by `sbert`. What the package sentence-transformers does with such a folder comes out to the bit, and a test holds
-it to that; importing the package took longer than loading the model, and brought scikit-learn, SciPy and pandas, and
-with them 130 MB, into every server that embeds a sentence (docs/decisions/0028-light-start.md).
+it to that; importing the package brought scikit-learn, SciPy, pandas and a trainer into every server that embeds a
+sentence (docs/decisions/0028-light-start.md).
 """
 
 from __future__ import annotations

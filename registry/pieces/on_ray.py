@@ -50,8 +50,7 @@ class OnRay:
     """The cluster that this process is connected to, a piece a task of so many processor cores.
 
     By default so many at once as the cluster has room for when they are run. `tell` hears what somebody who waits
-    should know. Every machine needs this version of the
-    package, and what it reads that pieces do not carry.
+    should know. Every machine needs this version of the package, and what it reads that pieces do not carry.
     """
 
     shares_files = False

@@ -146,6 +146,13 @@ class Provenance(Frozen):
             raise ValueError("init_hash goes with init_source 'trained_here' or 'declared', and 'unknown' with none")
         return self
 
+    @property
+    def compared(self) -> Self:
+        """What is compared of two that belong to the same bytes: not with which torch and on how many threads
+        (`made_with`) each was trained, which made no difference then."""
+        training = {name: value for name, value in self.training.items() if name != "made_with"}
+        return self.model_copy(update={"training": training})
+
 
 def _short_provenance(provenance: Provenance) -> Provenance:
     size = len(canonical_json(provenance.training))

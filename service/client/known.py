@@ -70,16 +70,11 @@ def _said_alike(row: Json, manifest: Manifest) -> bool:
             "domain": row["domain"],
             "config": _CONFIG.validate_python(row["config"]),
             "card": Card.model_validate(row["card"]),
-            "provenance": _recipe(Provenance.model_validate(row["provenance"])),
+            "provenance": Provenance.model_validate(row["provenance"]).compared,
         }
     except (KeyError, ValidationError):  # of another version of the server
         return False
-    said = manifest.model_copy(update={"provenance": _recipe(manifest.provenance)})
+    said = manifest.model_copy(update={"provenance": manifest.provenance.compared})
     alike = all(getattr(said, name) == value for name, value in stored.items())
     base = manifest.base_model in (None, row["base_model"])
     return alike and base and manifest.base_fingerprint in (None, row["base_fingerprint"])
-
-
-def _recipe(provenance: Provenance) -> Provenance:
-    training = {name: value for name, value in provenance.training.items() if name != "made_with"}
-    return provenance.model_copy(update={"training": training})

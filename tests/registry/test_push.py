@@ -21,7 +21,7 @@ from registry.files import encode_lines
 from registry.names import sha256_digest
 from registry.push import find_base
 from registry.registry import Limits
-from registry.spec import BottleneckConfig, GmmSpec, PoolSpec
+from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance
 from tests.registry.toy_registry import (
     OTHER_INIT,
     SHAPE,
@@ -155,6 +155,15 @@ class TestAgain:
         assert "its card, domain, provenance, sample stayed as stored" in said.warnings[0]
         assert said.row.card.description == "first"
         assert verbs.push().warnings == ()
+
+    def test_the_same_bytes_by_another_torch_are_no_other_provenance(self, verbs):
+        made, otherwise, longer = (
+            Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]}).model_dump(mode="json")
+            for torch, steps in (("2.1", 7), ("2.2", 7), ("2.2", 8))
+        )
+        verbs.push(provenance=made)
+        assert verbs.push(provenance=otherwise).warnings == ()
+        assert "its provenance stayed as stored" in verbs.push(provenance=longer).warnings[0]
 
     def test_another_owner_is_that_of_the_name_and_the_audit_has_it(self, verbs):
         first, second = verbs.push(owner="legal"), verbs.push(seed=2)
