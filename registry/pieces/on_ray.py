@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -86,7 +86,7 @@ class OnRay:
         task = ray.remote(num_cpus=self._cores, max_retries=0, num_returns="streaming")(_run)
         waiting, shared = Waiting(pieces), _Shared()
         busy: dict[Any, Try] = {}
-        unfit: set[str] = set()
+        unfit: dict[str, Exception] = {}
         heard = time.monotonic()
         try:
             while True:
@@ -100,7 +100,9 @@ class OnRay:
                 with_news, _ = ray.wait(list(busy), num_returns=1, timeout=TICK_SECONDS)
                 if with_news:
                     heard = time.monotonic()
-                elif time.monotonic() - heard > self._silence:
+                else:  # what may run on none of the machines that are left waits in Ray's queue without a word
+                    self._check_left(unfit)
+                if time.monotonic() - heard > self._silence:
                     check_cluster(ray.get_runtime_context().gcs_address)
                     self._room()
                     heard = time.monotonic()
@@ -110,9 +112,8 @@ class OnRay:
                         ended = _hear(said, one.piece.name, progress)
                     except _Unfit as error:
                         del busy[said]
-                        unfit.add(error.node)
-                        if not self._cores_of(unfit):
-                            raise error.problem from None
+                        unfit[error.node] = error.problem
+                        self._check_left(unfit)
                         waiting.again(one)
                         continue
                     except LOST as error:
@@ -129,11 +130,14 @@ class OnRay:
         finally:
             _end_all(list(busy), self._grace, self._tell)
 
-    def _cores_of(self, unfit: set[str]) -> list[float]:
-        """The cores of the machines that have enough for a piece, and are not unfit."""
+    def _check_left(self, unfit: Mapping[str, Exception]) -> None:
+        """Raises the last problem of unfit machines where no other one has the cores for a piece."""
+        if not unfit:
+            return
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         cores = [one["Resources"].get("CPU", 0.0) for one in nodes if one["Alive"] and one["NodeID"] not in unfit]
-        return [some for some in cores if some >= self._cores]
+        if not any(some >= self._cores for some in cores):
+            raise list(unfit.values())[-1] from None
 
     def _room(self) -> int:
         """How many pieces the machines have cores for."""
@@ -170,7 +174,7 @@ class _Shared:
         return self._known[id(value)][1]
 
 
-def _elsewhere(unfit: set[str]) -> dict[str, Any]:
+def _elsewhere(unfit: Collection[str]) -> dict[str, Any]:
     """Options of a task that runs on none of these nodes."""
     return {"label_selector": {"ray.io/node-id": f"!in({','.join(sorted(unfit))})"}} if unfit else {}
 

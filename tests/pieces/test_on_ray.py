@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ import torch
 from adaptersoup import Store
 from benchmarks.soups import greedy
 from registry.errors import Unavailable
-from registry.pieces import Ended, Piece, PieceProgress, Watch
+from registry.pieces import Piece, PieceProgress, Watch
 from registry.pieces.places import place_of_work
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from service.light_start import LIGHTLY
+from tests.killed_node import kill_node
 from tests.pieces import work
 from tests.pieces.bank import DOMAINS, alone, bank, by_server
 from tests.pieces.contract import Build, WorkplaceTests, assert_gone
@@ -64,7 +66,12 @@ class Nodes:
 
     def kill(self) -> None:
         """The last one, at once."""
-        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+        kill_node(self._cluster, self._nodes.pop())
+
+    @property
+    def head(self) -> str:
+        """How Ray names the first one."""
+        return str(self._cluster.head_node.node_id)
 
     @property
     def count(self) -> int:
@@ -80,6 +87,7 @@ def nodes() -> Iterator[Nodes]:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             patch.delenv(name)
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        patch.setenv("RAY_health_check_period_ms", "500")  # 3000 by default: a dead node is missed after five
         prepare_environment()
         found = Nodes()
         try:
@@ -187,30 +195,42 @@ def table(out: Path) -> dict[str, dict[str, bytes]]:
     return {cell.name: {file.name: file.read_bytes() for file in cell.iterdir()} for cell in out.glob("[!.]*")}
 
 
+def killing_one_of_two(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, killed: Path) -> list[int]:
+    """Kill the last of two nodes when the pieces that are run next are both on their way, which wait for that.
+
+    Gives how often each piece was lost, as they end; `killed` is a path where nothing is.
+    """
+    from registry.pieces.on_ray import OnRay
+
+    assert nodes.count == 2
+    seen: set[str] = set()
+    lost: list[int] = []
+    run = OnRay.run
+
+    def counted(self: OnRay, pieces: Iterable[Piece[Any]], *, progress: PieceProgress, **more: Any) -> Iterator[Any]:
+        def watched(name: str, done: int, total: int, message: str) -> None:
+            progress(name, done, total, message)
+            if done:
+                seen.add(name)
+            if len(seen) == 2 and nodes.count == 2:
+                nodes.kill()
+                killed.touch()
+
+        held = (replace(one, work=work.HeldOnTheWay(one.work, killed)) for one in pieces)
+        for ended in run(self, held, progress=watched, **more):
+            lost.append(ended.lost)
+            yield ended
+
+    monkeypatch.setattr(OnRay, "run", counted)
+    return lost
+
+
 def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes(
     nodes: Nodes, command: Sweep, without_ray: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The node that goes has a cell by then, which begins again on the one that is left."""
-    from registry.pieces.on_ray import OnRay
-
-    seen: set[str] = set()
-    lost: list[int] = []
-    at, run = Table.at, OnRay.run
-
-    def watched(self: Table, name: str, step: int, steps: int, message: str) -> None:
-        at(self, name, step, steps, message)
-        seen.add(name)
-        if len(seen) == 2 and nodes.count == 2:
-            nodes.kill()
-
-    def counted(self: OnRay, *given: Any, **more: Any) -> Iterator[Ended[Any]]:
-        for ended in run(self, *given, **more):
-            lost.append(ended.lost)
-            yield ended
-
-    monkeypatch.setattr(Table, "at", watched)
-    monkeypatch.setattr(OnRay, "run", counted)
+    """The node that goes has begun a cell by then, which begins again on the one that is left."""
+    lost = killing_one_of_two(nodes, monkeypatch, tmp_path / "killed")
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
     assert nodes.count == 1
     rows = json.loads(capsys.readouterr().out)["data"]
@@ -313,21 +333,12 @@ def test_a_greedy_search_whose_node_dies_has_the_servers_figures(
 
     nodes.add()
     nodes.wait()
-    others, seen = nodes.count - 1, set()
-
-    def killing() -> PieceProgress:
-        def tell(domain: str, *_: object) -> None:
-            seen.add(domain)
-            if len(seen) == 2 and nodes.count > others:
-                nodes.kill()
-
-        return tell
-
-    monkeypatch.setattr(greedy, "_talk", killing)
+    lost = killing_one_of_two(nodes, monkeypatch, tmp_path / "killed")
     with bank(tmp_path, tiny_base_dir) as setting, ray_cluster(nodes.address):
         found = greedy.searched(OnRay(at_once=2), setting, alone(setting))
         wanted = {domain: by_server(setting, domain) for domain in DOMAINS}
-    assert nodes.count == others
+    assert nodes.count == 1
+    assert sorted(lost) == [0, 1]
     assert {domain: nll.tolist() for domain, nll in found.items()} == {
         domain: one.nll.tolist() for domain, one in wanted.items()
     }
@@ -346,3 +357,19 @@ def test_a_cluster_that_loses_the_only_node_with_room_says_so(nodes: Nodes, tmp_
 
     with ray_cluster(nodes.address), pytest.raises(Unavailable, match="No machine of the Ray cluster has 2 processor"):
         list(OnRay(cores=2, silence=1.0, grace=1.0).run([Piece("one", work.waits, (tmp_path, "one"))], progress=kill))
+
+
+def test_a_cluster_that_loses_the_only_node_that_is_fit_says_what_is_wrong_with_the_other(nodes: Nodes) -> None:
+    """The piece that was lost may run on none by then."""
+    from registry.pieces.on_ray import OnRay
+
+    nodes.add()
+    nodes.wait()
+
+    def kill(*_: object) -> None:
+        if nodes.count == 2:
+            nodes.kill()
+
+    pieces = [Piece(name, work.unfit_there, nodes.head) for name in ("one", "two")]
+    with ray_cluster(nodes.address), pytest.raises(Unavailable, match="On this machine it is not there"):
+        list(OnRay(at_once=2).run(pieces, progress=kill))

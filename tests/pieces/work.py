@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from registry.errors import Cancelled, InvalidParameter, Unavailable
 from registry.pieces import MachineProblem, Watch, own_disk
+from registry.pieces.contract import Work
 
 
 def squared(given: int, _watch: Watch) -> int:
@@ -80,6 +83,17 @@ def unfit(given: Path, _watch: Watch) -> str:
     return "elsewhere"
 
 
+def unfit_there(given: str, watch: Watch) -> None:
+    """Finds one node of a Ray cluster unfit, and on others says that it is at work until it is asked to stop."""
+    from ray import get_runtime_context
+
+    if get_runtime_context().get_node_id() == given:
+        raise MachineProblem(Unavailable("On this machine it is not there."))
+    while not watch.should_stop():
+        watch.progress(1, 2, "at work")
+        time.sleep(0.01)
+
+
 def full(_given: object, _watch: Watch) -> None:
     """Writes to a disk that is full."""
     with own_disk():
@@ -130,6 +144,24 @@ def deaf(given: tuple[Path, str], _watch: Watch) -> None:
     (folder / f"{name} {os.getpid()}").touch()
     while True:
         time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class HeldOnTheWay:
+    """A piece's work, which goes no further than where it first says that something is done, until a file is there."""
+
+    work: Work[Any]
+    until: Path
+
+    def __call__(self, given: Any, watch: Watch) -> Any:
+        """What the work gives."""
+
+        def held(done: int, total: int, message: str) -> None:
+            watch.progress(done, total, message)
+            while done and not self.until.exists() and not watch.should_stop():
+                time.sleep(0.01)
+
+        return self.work(given, replace(watch, progress=held))
 
 
 def _note(folder: Path, name: str) -> int:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.killed_node import kill_node
+
 TOKEN = "token-of-the-tests-" + "0" * 32
 STORE = 80_000_000
 HOST = "127.0.0.2"
@@ -66,7 +68,6 @@ def main(count: int) -> None:
     from registry.ray_cluster import prepare_environment
 
     prepare_environment()
-    import psutil
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
@@ -81,10 +82,7 @@ def main(count: int) -> None:
         if what == "add":
             nodes.append(cluster.add_node(num_cpus=1, **common))
         else:
-            node = nodes[int(number)]
-            for process in psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True):
-                process.kill()  # the replica dies at once, and not when it misses its node
-            cluster.remove_node(node, allow_graceful=False)
+            kill_node(cluster, nodes[int(number)])
         say(f"did {line.strip()}")
     cluster.shutdown()
 
