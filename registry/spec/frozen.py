@@ -14,13 +14,18 @@ def without_nul(text: str) -> str:
     return text
 
 
+SHOWN_AS_NOTHING = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Letters, marks and symbols of Unicode that have no form: fillers of Hangul and Khmer, the joiner, braille without
+dots. Selectors of another letter's form are not among them."""
+
+
 def printable(text: str) -> str:
     """The text as it is; raises ValueError where a reader would see something else than what it holds.
 
-    That is where it has control or format characters (Unicode's category C, the bidirectional ones too), a blank other
-    than the space, or one at its beginning or its end.
+    That is where it has control or format characters (Unicode's category C, the bidirectional ones too), letters
+    without a form, a blank other than the space, or one at its beginning or its end.
     """
-    wrong = next((one for one in text if not one.isprintable()), None)
+    wrong = next((one for one in text if not one.isprintable() or one in SHOWN_AS_NOTHING), None)
     if wrong is not None:
         raise ValueError(f"must not hold the character U+{ord(wrong):04X}, which is not shown as itself")
     if text != text.strip():
