@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 keep_in_memory()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for `make test &` in a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
