@@ -1,4 +1,4 @@
-"""Where pytest makes the folders of tests: in memory, where the machine has room there.
+"""Where the folders of tests are made: in memory, where the machine has room there.
 
 Much of what is tested is made durable before it is acknowledged. On a disk every `fsync` of a blob, a folder or a
 database waits for it, some milliseconds and many thousand times; in memory it is called all the same, and returns at
@@ -25,3 +25,8 @@ def keep_in_memory(folder: Path = MEMORY) -> None:
     room = found.f_bavail * found.f_frsize
     if room >= ROOM and not found.f_flag & os.ST_NOEXEC and os.access(folder, os.W_OK):
         os.environ.setdefault(ROOT, str(folder))
+
+
+def root() -> str | None:
+    """The folder that they are made in, None for that of the system."""
+    return os.environ.get(ROOT)
