@@ -15,7 +15,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import HealthCheck, settings
 
-import migrations
 from registry.base_model import LoadedBase, load_base
 from registry.catalogue import Database
 from registry.spec import BaseEntry
@@ -131,14 +130,10 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 @pytest.fixture(scope="session")
-def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
+def databases(request: pytest.FixtureRequest) -> Databases:
     """Every test that asks for this runs on each kind of database."""
-    folder = tmp_path_factory.mktemp("migrated")
-    database = Database(f"sqlite:///{folder / 'soup.db'}")
-    migrations.upgrade(database.engine)
-    database.close()
     server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
-    return Databases(request.param, folder / "soup.db", server)
+    return Databases(request.param, server)
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -32,6 +34,17 @@ EVERY = bool(os.environ.get("EVERY_DATABASE"))
 """Whether tests that say that one kind of database is enough for them run on each all the same."""
 FAST = ("fsync = off", "synchronous_commit = off", "full_page_writes = off")
 """Nothing here outlives a crash of the machine, nor has to."""
+
+
+@cache
+def migrated_file() -> bytes:
+    """A SQLite file with every table: to make one takes longer than the rest of most tests' beginnings."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "soup.db"
+        database = Database(f"sqlite:///{file}")
+        migrations.upgrade(database.engine)
+        database.close()
+        return file.read_bytes()
 
 
 class Postgres:
@@ -106,8 +119,6 @@ class Databases:
     """Where the tests that run on every database get theirs."""
 
     kind: str
-    template: Path
-    """A SQLite file with every table."""
     server: Postgres | None
 
     @contextmanager
@@ -116,7 +127,7 @@ class Databases:
         if self.server is None:
             folder.mkdir(exist_ok=True)
             if not empty:
-                shutil.copy(self.template, folder / "soup.db")
+                (folder / "soup.db").write_bytes(migrated_file())
             yield f"sqlite:///{folder / 'soup.db'}"
             return
         url = self.server.url(empty=empty)

@@ -7,21 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import migrations
 from registry.catalogue import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, MemberRow, NewAdapter
 from registry.names import sha256_digest
 from registry.spec import BottleneckConfig, Card, PoolSpec, Provenance, SampleReport
+from tests.postgres import migrated_file
 
 BASE = sha256_digest(b"base")
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 
 
 def new_database(folder: Path, **options: Any) -> Database:
-    """A database with every table, in a file of `folder`."""
-    database = Database(f"sqlite:///{folder / 'soup.db'}", **options)
-    migrations.upgrade(database.engine)
-    return database
+    """A database with every table, in a file of `folder`: the one that is there, or a new one."""
+    file = folder / "soup.db"
+    if not file.exists():
+        file.write_bytes(migrated_file())
+    return Database(f"sqlite:///{file}", **options)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from registry.encoders import sbert
 from registry.encoders.sbert import DOING, SentenceBertEncoder
 from registry.progress import Progress
 from service.cli import app as cli
@@ -32,6 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("database_kind", kinds, scope="module", indirect=True)
 
 
+HASHED: dict[tuple[Path, int, int], str] = {}
+"""Digests of the files of Sentence-BERT, by their path, size and time."""
 MODELS: dict[str, SentenceBertEncoder] = {}
 """The encoder of this test process that has loaded Sentence-BERT, by its digest."""
 EMBEDDED: dict[tuple[str, ...], Any] = {}
@@ -40,8 +43,17 @@ EMBEDDED: dict[tuple[str, ...], Any] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _sentences_once() -> Iterator[None]:
-    """The same sentences are embedded once a test process, by one model: each server would load its own for them."""
-    real = SentenceBertEncoder._vectors
+    """The same sentences are embedded once a test process, by one model: each server would load its own for them.
+
+    And read its files for their digest, which takes it 50 ms."""
+    real, hashed = SentenceBertEncoder._vectors, sbert.file_digest
+
+    def digest(path: Path) -> str:
+        about = path.stat()
+        key = (path, about.st_size, about.st_mtime_ns)
+        if key not in HASHED:
+            HASHED[key] = hashed(path)
+        return HASHED[key]
 
     def vectors(encoder: SentenceBertEncoder, sentences: list[str], progress: Progress) -> Any:
         key = (encoder.digest, *sentences)
@@ -55,6 +67,7 @@ def _sentences_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SentenceBertEncoder, "_vectors", vectors)
+        patch.setattr(sbert, "file_digest", digest)
         yield
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,16 +22,15 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 from starlette.types import ASGIApp
 
-import migrations
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.catalogue import Database
 from registry.registry import Registry
 from registry.spec import BottleneckConfig
 from service.cli.listening import listening_socket
 from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
+from tests.postgres import migrated_file
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -118,17 +116,6 @@ class World:
         return dict(answer.json())
 
 
-@cache
-def migrated() -> bytes:
-    """The file of a SQLite database with every table: making one takes longer than the rest of most starts."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "soup.db"
-        database = Database(f"sqlite:///{file}")
-        migrations.upgrade(database.engine)
-        database.close()
-        return file.read_bytes()
-
-
 def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: Any) -> Iterator[World]:
     """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it."""
     from service.http.app import create_app
@@ -140,7 +127,7 @@ def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: 
     runtime = Runtime(Settings(data=data, bases=bases, threads=1, **quiet))
     if runtime.settings.database_url is None and not data.exists():
         data.mkdir(mode=0o700, parents=True)
-        (data / "soup.db").write_bytes(migrated())
+        (data / "soup.db").write_bytes(migrated_file())
     with pytest.MonkeyPatch.context() as patch:
         if not processes:
             patch.setattr(runner, "FitProcess", FitsHere)
@@ -164,8 +151,20 @@ class _Server(BoundedServer):
         self.listening = threading.Event()
 
     async def startup(self, sockets: Any = None) -> None:
+        self._loop, self._stops = asyncio.get_running_loop(), asyncio.Event()
         await super().startup(sockets)
         self.listening.set()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which sleeps a tenth of a second at a time, but for `stop`: hundreds are stopped in a run."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stops.wait(), 0.1)
+
+    def stop(self) -> None:
+        """Have it end, from another thread."""
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._stops.set)
 
 
 @dataclass
@@ -203,7 +202,7 @@ def serving(
     try:
         yield port
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(30)
 
 
