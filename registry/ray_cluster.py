@@ -10,6 +10,7 @@ are sent.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 
 from registry.errors import InvalidParameter, Unauthenticated, Unavailable
 
+log = logging.getLogger(__name__)
 NOT_INSTALLED = "This needs Ray, which is not installed: pip install 'adaptersoup[ray]'."
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Where all of a local cluster listens: 127.0.0.1 Ray takes to mean the address by which others reach this machine."""
@@ -69,6 +71,7 @@ def ray_cluster(place: str | LocalCluster, *, setup: str | None = None) -> Itera
         import ray
     except ModuleNotFoundError:
         raise Unavailable(NOT_INSTALLED) from None
+    _log_news()
     options: dict[str, Any] = {"address": place} if isinstance(place, str) else _new(place)
     if setup is not None:
         options["runtime_env"] = {"worker_process_setup_hook": setup}
@@ -80,6 +83,20 @@ def ray_cluster(place: str | LocalCluster, *, setup: str | None = None) -> Itera
         yield
     finally:
         ray.shutdown()
+
+
+def _log_news() -> None:
+    """Have Ray log what becomes of a cluster's machines: it prints that to standard output, where commands write JSON.
+
+    Ray has no option for it.
+    """
+    from ray._private import worker
+
+    def told(data: Mapping[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
+        for line in data["lines"]:
+            log.warning("Ray: %s", line)
+
+    worker.print_to_stdstream = told
 
 
 def prepare_environment() -> None:

@@ -34,6 +34,7 @@ from tests.pieces import work
 from tests.pieces.bank import DOMAINS, alone, bank, by_server
 from tests.pieces.contract import Build, WorkplaceTests, assert_gone
 from tests.pieces.matrix import SETTINGS, known, stock
+from tests.service.cluster import until
 from training import parallel_sweep
 from training.sweep import CHECKPOINTS
 
@@ -146,6 +147,18 @@ def test_processes_start_as_those_of_this_machine_do(nodes: Nodes) -> None:
     with place_of_work(f"ray={nodes.address}", at_once=1, starter=LIGHTLY) as place:
         (ended,) = place.run([Piece("start", work.imported, ("transformers.modeling_utils", "scipy"))])
     assert ended.value() == [True, False]
+
+
+def test_what_becomes_of_machines_is_logged_and_not_printed(
+    nodes: Nodes, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray prints it to standard output, in the midst of the JSON of a command."""
+    with ray_cluster(nodes.address):
+        from ray._private import utils, worker
+
+        utils.push_error_to_driver(worker.global_worker, "node_died", "The node is gone.")
+        until(lambda: "Ray: The node is gone." in caplog.text, "the news")
+    assert capsys.readouterr().out == ""
 
 
 def test_more_cores_than_any_machine_has_is_said(nodes: Nodes) -> None:
