@@ -49,7 +49,7 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } \
 	  || echo "chromium cannot be installed here: the tests that need it are skipped, and fail where CI is set"
 
-test: $(VENV)/.dev  ## run every test, two files at a time (about 18 minutes on two cores)
+test: $(VENV)/.dev  ## run every test, two files at a time (about 14 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
 
 test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone

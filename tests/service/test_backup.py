@@ -223,14 +223,9 @@ class TestBackup:
 
 class TestRestore:
     @pytest.fixture
-    def databases(self, request: pytest.FixtureRequest, tmp_path_factory) -> Databases:
+    def databases(self, request: pytest.FixtureRequest) -> Databases:
         """The kind of the source is none of these tests' business."""
-        import migrations
-
-        template = tmp_path_factory.mktemp("template") / "soup.db"
-        with closing(Database(storage.sqlite_url(template))) as database:
-            migrations.upgrade(database.engine)
-        return Databases("sqlite", template, None)
+        return Databases("sqlite", None)
 
     def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
         """Refused, with nothing written."""
