@@ -34,7 +34,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "installing what the tests and checks need"
-	$(PIP) --no-compile -e '.[dev,demo]'  # a third quicker; Python compiles what is imported of it
+	$(PIP) --no-compile -e '.[dev,demo]'  # Python compiles what the tests import of it
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.runtime

@@ -1,8 +1,8 @@
 """Databases for the tests: SQLite files, and a real PostgreSQL of which a test process has one.
 
 The server comes from a wheel, listens on a Unix socket in a folder of its own, and is gone with the process. A
-database is a copy of a migrated one, so that a test may have its own: some thousand in a run, copied as files and in
-memory where there is room, which takes a quarter of the time of copies through the log on a disk.
+database is a copy of a migrated one, so that a test may have its own. It is copied as files, and in memory where
+there is room: a run makes thousands, and a copy through the log on a disk takes PostgreSQL several times as long.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ EMBEDDED: dict[tuple[str, ...], Any] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _sentences_once() -> Iterator[None]:
-    """The same sentences are embedded once a test process, by one model: each server would load its own for them.
+    """The same sentences are embedded once a test process, by one model whose files are hashed once.
 
-    And read its files for their digest, which takes it 50 ms."""
+    Each server would load a model of its own for them, and read all its files for its digest.
+    """
     real, hashed = SentenceBertEncoder._vectors, sbert.file_digest
 
     def digest(path: Path) -> str:
