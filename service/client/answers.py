@@ -132,6 +132,12 @@ def heard(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
     return event.event, value
 
 
+def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
+    """The header `x-soup-model` of a request whose body names a model. Proxies hash it to choose a server."""
+    model = (body or {}).get("model")
+    return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
+
+
 def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
     """What a pool of connections to a server is made with; raises InvalidParameter for what is no address."""
     url = _checked(base_url)

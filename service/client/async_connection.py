@@ -18,6 +18,7 @@ from service.client.answers import (
     check_open,
     error_of,
     heard,
+    model_header,
     options_of,
     origin_of,
     place_elsewhere,
@@ -121,8 +122,9 @@ class AsyncConnection:
             check_open(self._http)
             with translated(self.base_url):
                 return await self._http.request(
-                    step.method, step.path, json=step.json, content=step.body, params=step.params, headers=step.headers
-                )
+                    step.method, step.path, json=step.json, content=step.body, params=step.params,
+                    headers={**model_header(step.json), **(step.headers or {})},
+                )  # fmt: skip
         if isinstance(step, Pause):
             await self.pause(step.seconds)
         elif isinstance(step, Hear):
@@ -159,7 +161,7 @@ class AsyncConnection:
         """An answer whose body is read as it comes."""
         check_open(self._http)
         with translated(self.base_url):
-            async with self._http.stream(method, path, json=json) as response:
+            async with self._http.stream(method, path, json=json, headers=model_header(json)) as response:
                 if response.is_error:
                     await response.aread()
                     raise error_of(response)

@@ -19,6 +19,7 @@ from service.client.answers import (
     check_open,
     error_of,
     heard,
+    model_header,
     options_of,
     origin_of,
     place_elsewhere,
@@ -121,8 +122,9 @@ class Connection:
             check_open(self._http)
             with translated(self.base_url):
                 return self._http.request(
-                    step.method, step.path, json=step.json, content=step.body, params=step.params, headers=step.headers
-                )
+                    step.method, step.path, json=step.json, content=step.body, params=step.params,
+                    headers={**model_header(step.json), **(step.headers or {})},
+                )  # fmt: skip
         if isinstance(step, Pause):
             self.pause(step.seconds)
         elif isinstance(step, Hear):
@@ -155,7 +157,10 @@ class Connection:
     def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> Iterator[httpx2.Response]:
         """An answer whose body is read as it comes."""
         check_open(self._http)
-        with translated(self.base_url), self._http.stream(method, path, json=json) as response:
+        with (
+            translated(self.base_url),
+            self._http.stream(method, path, json=json, headers=model_header(json)) as response,
+        ):
             if response.is_error:
                 response.read()
                 raise error_of(response)

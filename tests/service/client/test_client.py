@@ -455,6 +455,18 @@ class TestStream:
         assert "".join(part["choices"][0]["text"] for part in found) == "Hello wörld"
         assert server.body() == {"model": "base/x", "prompt": "hi", "max_tokens": 3, "stream": True}
 
+    @pytest.mark.parametrize(
+        ("model", "header"), [("acme/law@2", "acme/law@2"), ("ä\n", "%C3%A4%0A"), ("a" * 999, "a" * 200)]
+    )
+    def test_the_model_stands_in_a_header_too(self, model: str, header: str) -> None:
+        """Proxies before several servers choose one by it."""
+        server = Server().on("POST /v1/completions", events(tail="data: [DONE]\n\n"), ok({})).on("GET /readyz", ok({}))
+        client = server.client()
+        list(client.stream(model, "hi"))
+        client.complete(model, "hi")
+        client.ready()
+        assert [request.headers.get("x-soup-model") for request in server.requests] == [header, header, None]
+
     def test_an_error_inside_of_the_stream(self) -> None:
         error = {"error": {"message": "The base fell over.", "code": "unavailable"}}
         server = Server().on("POST /v1/completions", events(("message", error)))
