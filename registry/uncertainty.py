@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.special import stdtrit
 
 from registry.errors import InvalidParameter
-from registry.student_t import COVERAGE, reach_of
 
+COVERAGE = 0.9
+"""Share of intervals that hold the true difference."""
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
 _CELLS = 2**22  # resamples are drawn in slices of at most this many counts (64 MiB: as integers, and as floats)
 _KEPT = 2**19
@@ -109,5 +111,10 @@ def _kept(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
 def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:
     if passages < 2:
         return None
-    reach = reach_of(passages, (1 - COVERAGE) / 2) * error
+    reach = t_quantile(passages, (1 - COVERAGE) / 2) * error
     return difference - reach, difference + reach
+
+
+def t_quantile(passages: int, level: float) -> float:
+    """Standard errors that the mean of so many passages exceeds with probability `level`, by Student's t."""
+    return float(stdtrit(passages - 1, 1 - level))

@@ -18,8 +18,7 @@ from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
 from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
-from registry.student_t import reach_of
-from registry.uncertainty import paired_difference
+from registry.uncertainty import paired_difference, t_quantile
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
 """Standard errors by which a soup has to be better: on the sample that chose it, and at least on passages held out."""
@@ -88,7 +87,7 @@ def margin_of(passages: int, ways: int) -> float | None:
 
     Each way may be said to help at LEVEL over their number (Bonferroni), by Student's t, and by two errors at least.
     """
-    return max(HELD_OUT_MARGIN, reach_of(passages, LEVEL / ways)) if passages > 1 else None
+    return max(HELD_OUT_MARGIN, t_quantile(passages, LEVEL / ways)) if passages > 1 else None
 
 
 def why_not(verification: Verification) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from registry.spec import Search, Verification
 from registry.spec.search import WAYS
-from registry.student_t import COVERAGE, reach_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ def differences(search: Search | None, check: Verification | None, *, abstained:
     """Every difference against the base that was found on passages which had no part in choosing, or on the sample."""
     found: list[Measured] = []
     if search is not None and search.held_out > 1:
-        reach = reach_of(search.held_out, (1 - COVERAGE) / 2)
+        reach = _errors_within(check)
         for trial in search.trials:
             chosen = check is not None and trial.difference == check.difference
             found.append(
@@ -46,3 +45,10 @@ def differences(search: Search | None, check: Verification | None, *, abstained:
         label = "The soup that was not good enough" if abstained else "The soup"
         found.append(Measured(label, check.difference, *check.interval, chosen=True))
     return found
+
+
+def _errors_within(check: Verification | None) -> float:
+    """Standard errors from a difference to the end of its interval, the same for all over the same passages."""
+    if check is None or check.interval is None or not check.standard_error:
+        return 0.0
+    return (check.interval[1] - check.difference) / check.standard_error

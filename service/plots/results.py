@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
-from registry.student_t import COVERAGE, reach_of
 from service.pictures import Series, curves, heat_map
 from service.plots.measured import Measured, differences
 from service.plots.panels import Bar, Bars, Intervals, Panel, paneled
 from service.plots.picture import Picture
 
-INTERVAL = f"{COVERAGE:.0%} interval"
+INTERVAL = "90% interval"
 MOST_BINS = 12
 SHARES = {
     "held_out_accuracy": "held-out text told apart",
@@ -144,8 +143,9 @@ def evaluation_picture(title: str, figures: Mapping[str, float]) -> Picture:
     """The figures of an adapter on a task's data; of language modelling with the base model's beside them."""
     if "base_perplexity" in figures:
         texts = int(figures["texts"])
-        reach = reach_of(texts, (1 - COVERAGE) / 2) * figures["difference_standard_error"] if texts > 1 else 0.0
-        found = Measured.within("with the adapter", figures["difference"], reach, chosen=True)
+        difference = figures["difference"]
+        low, high = figures.get("difference_low", difference), figures.get("difference_high", difference)
+        found = Measured("with the adapter", difference, low, high, chosen=True)
         bars = [
             Bar("with the adapter", figures["perplexity"], f"{figures['perplexity']:.2f}"),
             Bar("the base model", figures["base_perplexity"], f"{figures['base_perplexity']:.2f}", chosen=False),

@@ -82,13 +82,17 @@ class LanguageModelling(Task):
         with under(base, adapter):
             scores = passage_scores(base, items, block=block, batch=batch)
         found = report(scores, alone)
-        assert found.baseline is not None
+        base_figures = found.baseline
+        assert base_figures is not None
+        low, high = base_figures.interval or (base_figures.difference, base_figures.difference)
         return {
             **_figures(found),
-            "base_perplexity": found.baseline.perplexity,
-            "base_nll": found.baseline.mean_nll,
-            "difference": found.baseline.difference,
-            "difference_standard_error": found.baseline.standard_error,
+            "base_perplexity": base_figures.perplexity,
+            "base_nll": base_figures.mean_nll,
+            "difference": base_figures.difference,
+            "difference_standard_error": base_figures.standard_error,
+            "difference_low": low,
+            "difference_high": high,
         }
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
