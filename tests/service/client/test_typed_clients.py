@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +28,9 @@ from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 from service.client.client import SoupClient
 from service.client.steps import Sizes
+from service.engine import Delta, GenerateRequest, Ticket
 from service.http.schemas.jobs import Job, Progress
-from tests.service.cluster import until
+from tests.service.cluster import PATIENCE
 from tests.service.passages import WORDS, passages
 from tests.service.scripted_server import Server, events, ok
 from tests.service.servers import CONFIG, Live, adapter_weights
@@ -233,9 +235,28 @@ class TestInference:
             said = list(typed.stream_chat("m", [{"role": "user", "content": "?"}]))
         assert [one.choices[0].delta.content for one in said] == ["Hi"]
 
-    def test_whoever_breaks_off_within_with_ends_it_on_the_server(self, asked: Asked, live: Live, stocked: str) -> None:
-        cancelled = "requests_cancelled_total"
-        before = live.world.runtime.engine.counters()[cancelled]
+    def test_whoever_breaks_off_within_with_ends_it_on_the_server(
+        self, asked: Asked, live: Live, stocked: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, ended = live.world.runtime.engine, threading.Event()
+        submit_all, tickets = engine.submit_all, list[Ticket]()
+
+        def holding(requests: Sequence[GenerateRequest]) -> list[Ticket]:
+            """Submit them, and hold the engine at their second token: they cannot end before they are cancelled."""
+
+            def on_token(delta: Delta) -> None:
+                if came:
+                    ended.wait(PATIENCE)
+                came.append(delta)
+                assert request.on_token is not None
+                request.on_token(delta)
+
+            [request], came = requests, list[Delta]()
+            tickets.extend(submit_all([replace(request, on_token=on_token)]))
+            tickets[0].add_done_callback(lambda _: ended.set())
+            return tickets
+
+        monkeypatch.setattr(engine, "submit_all", holding)
         stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)  # which is held: nothing collects it
 
         async def first() -> Any:
@@ -248,7 +269,8 @@ class TestInference:
             with stream as pieces:
                 piece = next(pieces)
         assert piece.choices[0].text is not None
-        until(lambda: live.world.runtime.engine.counters()[cancelled] == before + 1)  # the server hears of it soon
+        assert ended.wait(PATIENCE)
+        assert tickets[0].cancelled()
 
 
 class TestClosed:
