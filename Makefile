@@ -100,15 +100,10 @@ main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100
 
 bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
-	$(RUN) -m benchmarks.cores --out benchmarks/results/cores.json
 	$(RUN) -m benchmarks.acceptance --out benchmarks/results/acceptance.json
-	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.selection --out benchmarks/results/selection.json
-	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
-	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
 	$(RUN) -m benchmarks.decoding --out benchmarks/results/decoding_gpt2.json
 	$(RUN) -m benchmarks.scoring --out benchmarks/results/scoring_gpt2.json
-	$(RUN) -m benchmarks.candidates --out benchmarks/results/candidates_gpt2.json
 	$(RUN) -m benchmarks.working_set --out benchmarks/results/working_set_gpt2.json
 	$(RUN) -m benchmarks.over_http --out benchmarks/results/over_http_gpt2.json
 
@@ -118,13 +113,10 @@ $(SMOLLM2):
 	@echo "there is no $(SMOLLM2): run make demo, which leaves it"; exit 1
 
 bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16, beside every peer of make bench-peers
-	for dtype in float32 bfloat16; do for subject in decoding scoring candidates working_set over_http; do \
+	for dtype in float32 bfloat16; do for subject in decoding scoring working_set over_http; do \
 	  $(RUN) -m benchmarks.$$subject --base-folder $(SMOLLM2) --dtype $$dtype \
 	    --out benchmarks/results/$${subject}_smollm2_$$dtype.json || exit 1; done; done
 	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
-	$(RUN) -m benchmarks.fastest --base-folder $(SMOLLM2) --out benchmarks/results/fastest_smollm2.json
-	$(RUN) -m benchmarks.step_profile --base-folder $(SMOLLM2) --dtype bfloat16 \
-	  --out benchmarks/results/step_profile_smollm2_bfloat16.json
 
 # Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
 # torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built
@@ -160,10 +152,10 @@ bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, and what 
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 \
 	  --longest 300 --largest 60 --home .reproduce/beside-smollm2 --out benchmarks/results/beside_cooks_smollm2.json
 
-bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, uploads, pushes, refits (a quarter of an hour)
+bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, fits over 10,000, pushes, refits (a quarter of an hour)
 	$(RUN) -m benchmarks.registry --out benchmarks/results/registry.json
 
-bench-trust: $(VENV)/.dev  ## kills, floods, lost updates and hostile headers, counted (an hour)
+bench-trust: $(VENV)/.dev  ## kills, faults, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json
 
 reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 286 small trainings (an hour; resumable; LONG=1: larger)
@@ -175,8 +167,6 @@ reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an ho
 reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper's modes and trainings, on two banks (hours; resumable)
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
-	$(RUN) -m benchmarks.ensembles --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
-	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/ensembles.json
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
 	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts firsts noise hostile coverage \
 	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json

@@ -1,17 +1,56 @@
-"""Mixtures of LoRAs by PEFT, and the updates that a LoRA makes: what ours are held against."""
+"""Soups of random LoRAs by this project and by PEFT, and the updates that each makes.
+
+Used by `benchmarks.selection`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from registry.adapters import expected_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.spec import AdapterConfig, LoraConfig
+from registry.errors import Internal
+from registry.soup import MIXINGS
+from registry.soup.compat import SoupPart
+from registry.spec import AdapterConfig, BaseShape, LoraConfig, Mixing, Provenance, canonical_weights
 
 MIXTURE = "mixture"
+
+
+def parts_of(config: AdapterConfig, shape: BaseShape, weights: Sequence[float]) -> list[SoupPart]:
+    """Random ingredients of one structure at these weights."""
+    return [
+        SoupPart(
+            adapter_id=number, ref=f"team/a{number}@1", digest=f"sha256:{number:064x}", weight=weight,
+            base_fingerprint=shape.fingerprint, config=config, provenance=Provenance(), dtype="F32",
+            load=partial(_random, config, shape, number),
+        )
+        for number, weight in enumerate(canonical_weights(weights))
+    ]  # fmt: skip
+
+
+def _random(config: AdapterConfig, shape: BaseShape, seed: int) -> dict[str, Tensor]:
+    draw = np.random.default_rng(seed)
+    return {
+        name: torch.from_numpy(draw.normal(0, 0.05, sizes).astype(np.float32))
+        for name, sizes in expected_tensors(config, shape).items()
+    }
+
+
+def mixed(parts: Sequence[SoupPart], mixing: Mixing) -> tuple[AdapterConfig, dict[str, Tensor]]:
+    """A soup, as `cook` makes it; raises Internal for ingredients that cannot be mixed."""
+    method = MIXINGS[mixing.method]
+    reasons = method.check(parts, mixing)
+    if reasons:
+        raise Internal(f"the ingredients cannot be mixed: {reasons[0]}")
+    return method.result(parts, mixing), method.mix(parts, mixing)
 
 
 def updates(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What choosing costs in large pools (a fit, one more adapter, a selection), and what mixing costs.
+"""What choosing costs in large pools (a fit, one more adapter, a selection), and what narrowing a LoRA soup costs.
 
 Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` first, then `cosine`.
 
@@ -6,9 +6,6 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `add_one_<kind>_s`: from one more adapter's embeddings to a state that can select, in the large pool.
 - `remove_one_<kind>_s`: the same for one that goes.
 - `select_<kind>_ms`: from a sample's 100 embeddings to the selection, in the large pool, the selector being in memory.
-- `screening_passes`: ranking the large pool and screening the best of it by gradients, in passes of the base over the
-  sample (`benchmarks.screening`).
-- `average_vs_memory_pass`: averaging five adapters over reading and writing the same bytes once.
 - `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
   both find the nearest update of the rank, which is looked at.
 - `lora_svd_by_lapack`: the same with LAPACK's eigenvectors in the place of ours. What that is ahead is the price of the
@@ -30,16 +27,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.averaging import SIZES, Size
-from benchmarks.averaging import ours as averaged
-from benchmarks.breadth import mixed, parts_of
-from benchmarks.peft_mixing import PeftMixer, error, updates
+from benchmarks.peft_mixing import PeftMixer, error, mixed, parts_of, updates
 from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
-from benchmarks.screening import PASSAGES, base_of, measure_screening
 from demo.results import Figure
 from registry.adapters import lora_narrowing
 from registry.adapters.fixed_order import Array
@@ -55,8 +46,6 @@ from registry.spec import CosineSpec, LoraConfig, LoraModule, PosteriorSpec, Rec
 POOLS = (1_000, 10_000)
 UNITS, DIMENSIONS = 100, 576
 SPECS: Mapping[str, Any] = {"posterior": PosteriorSpec(), "cosine": CosineSpec(encoder="base")}
-INGREDIENTS = 5
-SCREENED_LAYERS = 6
 LAYERS, RANK, WEIGHTS, SAME = 30, 8, (0.3, 0.25, 0.2, 0.15, 0.1), 1e-4
 APART = 0.7
 """Standard deviation of the domains' centres, where that of a domain's units is 1."""
@@ -73,11 +62,10 @@ def gaussian_domain(number: int, *, units: int = UNITS, dimensions: int = DIMENS
 
 def measure_pools(
     result: Result, *, pools: Sequence[int], units: int, dimensions: int, repeats: int, specs: Mapping[str, Any] = SPECS
-) -> dict[str, Callable[[], object]]:
-    """Fits at each size, and at the largest what changes and what a selection takes; gives what selects, by kind."""
+) -> None:
+    """Fits at each size, and at the largest what changes and what a selection takes."""
     domains = [gaussian_domain(number, units=units, dimensions=dimensions) for number in range(max(pools) + 1)]
     *every, new = domains
-    selects: dict[str, Callable[[], object]] = {}
     for kind, spec in specs.items():
         times: dict[int, float] = {}
         selector: Any = None
@@ -90,8 +78,7 @@ def measure_pools(
             row = {"selector": kind, "adapters": size, "fit_s": times[size], "peak_gib": _peak_gib()}
             result.rows.append(row | {"held_out_accuracy": selector.report_["held_out_accuracy"]})
         _growth(result, kind, times)
-        selects[kind] = _changes(result, kind, selector, new, every, repeats)
-    return selects
+        _changes(result, kind, selector, new, every, repeats)
 
 
 def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
@@ -101,10 +88,8 @@ def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
     result.figures[f"fit_growth_{kind}"] = Figure(exponent, "exponent", 1.2, note=note)
 
 
-def _changes(
-    result: Result, kind: str, selector: Any, new: Domain, every: Sequence[Domain], repeats: int
-) -> Callable[[], object]:
-    """One more, one less, one selection, which it gives."""
+def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Sequence[Domain], repeats: int) -> None:
+    """One more, one less, one selection."""
     proved_on = {selector.members_[number].digest for number in proof_members(selector.members_)}
     free = [one for one in every if one.digest not in proved_on]
     if not free:
@@ -135,29 +120,10 @@ def _changes(
         {"selector": kind, "adapters": len(every), "add_one_s": median(times["add"]),
          "select_ms": 1000 * median(times["select"]), "domains": [selector.rank(sample).ranked[0].member.domain]}
     )  # fmt: skip
-    return calls["select"]
 
 
 def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def measure_average(result: Result, size: Size, *, repeats: int) -> None:
-    """Averaging adapters, against a copy of the same bytes."""
-    adapters = [size.adapter(seed) for seed in range(INGREDIENTS)]
-    times = interleaved(
-        {"average": lambda: averaged(size, adapters), "pass": lambda: _copies(adapters)}, repeats=repeats
-    )
-    note = f"{INGREDIENTS} adapters of {size.name}"
-    result.figures["average_vs_memory_pass"] = repeated(
-        ratios(times["average"], times["pass"]), "ratio", goal=3.0, note=note
-    )
-    milliseconds = {f"{name}_ms": 1000 * median(found) for name, found in times.items()}
-    result.rows.append({"size": size.name, **milliseconds})
-
-
-def _copies(adapters: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    return [torch.clone(tensor) for adapter in adapters for tensor in adapter.values()]
 
 
 def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int) -> None:
@@ -201,20 +167,17 @@ def _lapack(matrices: Array) -> tuple[Array, Array]:
 
 
 def parts(
-    *, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS, size: Size = SIZES[-1],
-    layers: int = LAYERS, screened_layers: int = SCREENED_LAYERS, passages: int = PASSAGES, repeats: int,
-) -> dict[str, Callable[[Result], None]]:  # fmt: skip
+    *,
+    pools: Sequence[int] = POOLS,
+    units: int = UNITS,
+    dimensions: int = DIMENSIONS,
+    layers: int = LAYERS,
+    repeats: int,
+) -> dict[str, Callable[[Result], None]]:
     """Everything, by the names that `--only` has for it."""
-
-    def choosing(result: Result) -> None:
-        selects = measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
-        screened, base = max(pools), base_of(screened_layers)
-        measure_screening(result, base, selects["posterior"], adapters=screened, passages=passages, repeats=repeats)
-
     return {
-        "average": partial(measure_average, size=size, repeats=repeats),
         "recompression": partial(measure_recompression, layers=layers, repeats=repeats),
-        "pools": choosing,
+        "pools": partial(measure_pools, pools=pools, units=units, dimensions=dimensions, repeats=repeats),
     }
 
 

@@ -20,17 +20,16 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.averaging import Size
 from demo.results import ROOT
 from registry.adapters import Init, create, paper_config
 from registry.adapters.weights import adapter_digest
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.architecture import shape_from
+from registry.names import sha256_digest
 from registry.spec import AdapterConfig, BaseEntry, BaseShape, LoraConfig, LoraModule
 
-QUICK = Size("gpt2_4x256", layers=4, hidden=256, bottleneck=64)
-FULL = Size("gpt2_small", layers=12, hidden=768, bottleneck=64)
-VOCABULARY = {QUICK.name: 8192, FULL.name: 50257}
+LAYERS, HIDDEN, VOCABULARY = 12, 768, 50257
+"""Of the small GPT-2."""
 CONTEXT = 256
 RANK, BOTTLENECK = 8, 8
 TARGETS = ("q_proj", "v_proj", "c_attn")
@@ -67,18 +66,21 @@ class Given:
 # --- base models ----------------------------------------------------------------------------------
 
 
-def random_gpt2(size: Size, *, dtype: str = "float32", context: int = CONTEXT) -> LoadedBase:
-    """A GPT-2 of that size with random weights and no tokenizer."""
+def random_gpt2(
+    *, layers: int = LAYERS, hidden: int = HIDDEN, vocabulary: int = VOCABULARY, dtype: str = "float32"
+) -> LoadedBase:
+    """A GPT-2 with random weights and no tokenizer; by default of the small one's shape."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=VOCABULARY[size.name], n_positions=context, n_embd=size.hidden, n_layer=size.layers,
-        n_head=size.hidden // 64, bos_token_id=0, eos_token_id=0,
+        vocab_size=vocabulary, n_positions=CONTEXT, n_embd=hidden, n_layer=layers, n_head=hidden // 64, bos_token_id=0,
+        eos_token_id=0,
     )  # fmt: skip
     model: Any = GPT2LMHeadModel(config).requires_grad_(False).to(getattr(torch, dtype))
     model.eval()
+    name = "gpt2"
     return LoadedBase(
-        entry=BaseEntry(id="base", source=size.name, dtype=dtype), model=model, tokenizer=None,
-        shape=shape_from(config, size.shape.fingerprint, size.name), bos_id=0, eos_id=0,
+        entry=BaseEntry(id="base", source=name, dtype=dtype), model=model, tokenizer=None,
+        shape=shape_from(config, sha256_digest(name.encode()), name), bos_id=0, eos_id=0,
     )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def base_options(parser: argparse.ArgumentParser) -> None:
 def chosen_base(folder: Path | None, dtype: str) -> LoadedBase:
     """The base model of a folder, else a random one of GPT-2 small's shape."""
     if folder is None:
-        return random_gpt2(FULL, dtype=dtype)
+        return random_gpt2(dtype=dtype)
     folder = folder.resolve()
     return load_base(BaseEntry(id=folder.name.lower(), source=str(folder), dtype=dtype))
 

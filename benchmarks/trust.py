@@ -1,4 +1,4 @@
-"""What a server holds against kills, floods, writers at once, attacks and files made to harm, counted.
+"""What a server holds against kills, faults, floods, writers at once and files made to harm, counted.
 
 - `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings,
   purges and collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole
@@ -8,12 +8,8 @@
 - `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
 - `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
   rest of them.
-- `attacks_refused`: attacks of tests/attacks that were refused and left nothing; `attacks_not_refused`: the others.
-- `routes_walked`: calls that were asked with seven kinds of key, on what is there and on what is not; `route_leaks`:
-  answers that told more than they may (tests/service/http/test_every_route.py).
 - `schemathesis_cases`: requests made of the OpenAPI document, following its links (`benchmarks.faults.schemas`);
   `schemathesis_5xx`: answers above 499 among them.
-- `findings_mended`: of the groups of what an attack had found, those whose tests pass (`benchmarks.faults.findings`).
 - `tenant_wait`: while one key floods the server, the time that another key's small completion or recipe takes, over
   what it takes alone; the worst of all floods (`benchmarks.faults.tenants`).
 
@@ -25,20 +21,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.faults import findings, headers, kills, outages, schemas, tenants, updates
+from benchmarks.faults import headers, kills, outages, schemas, tenants, updates
 from benchmarks.faults.server import killable, postgresql
-from benchmarks.faults.tested import run_tests
 from benchmarks.report import Result, options, run_parts
 from demo.results import Figure
 
 KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 15, 200_000, 8, 25, 9
 CASES = 10_000
-ATTACKS, ROUTES = "tests/attacks", "tests/service/http/test_every_route.py"
 WAIT_GOAL, KILLS_GOAL = 5.0, 200
 SHOWN = 20
 """Failures that a row shows."""
@@ -101,26 +94,6 @@ def measure_tenants(result: Result, *, requests: int) -> None:
     result.figures["tenant_wait"] = Figure(worst["ratio"], "ratio", WAIT_GOAL, note=note)
 
 
-def measure_attacks(result: Result) -> None:
-    """Attacks: each case of a test under tests/attacks is one, and no two have a name."""
-    outcome = run_tests([ATTACKS])
-    refused, others = ({one for one in tests if "[" in one} for tests in (outcome.passed, outcome.failed))
-    files = Counter(one.partition("::")[0] for one in refused)
-    result.rows += [{"part": "attacks", "group": file, "refused": files[file]} for file in sorted(files)]
-    note = f"in {len(files)} groups, each attack by a name of its own"
-    result.figures["attacks_refused"] = Figure(len(refused), "attacks", 120, note=note)
-    result.figures["attacks_not_refused"] = Figure(len(others), "attacks", 0, note="; ".join(sorted(others)[:SHOWN]))
-
-
-def measure_routes(result: Result) -> None:
-    """Every route with every kind of key."""
-    found = run_tests([ROUTES]).counted
-    result.rows.append({"part": "routes", **found})
-    note = f"{found['kinds_of_key']} kinds of key, {found['requests']} requests"
-    result.figures["routes_walked"] = Figure(found["routes_walked"], "routes", found["routes"], note=note)
-    result.figures["route_leaks"] = Figure(found["leaks"], "answers", 0)
-
-
 def measure_schemathesis(result: Result, *, cases: int) -> None:
     """Requests of the OpenAPI document."""
     with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None, **schemas.QUIET) as server:
@@ -134,34 +107,16 @@ def measure_schemathesis(result: Result, *, cases: int) -> None:
     result.figures["schemathesis_5xx"] = Figure(len(sent.failures), "answers", 0)
 
 
-def measure_findings(result: Result) -> None:
-    """The groups of the issue."""
-    groups = findings.check_groups()
-    result.rows += [
-        {"part": "findings", "found": one.found, "tests": one.tests, "lacking": list(one.lacking)} for one in groups
-    ]
-    mended = [one for one in groups if not one.lacking]
-    note = f"of {len(groups)} groups, by {sum(one.tests for one in groups)} tests"
-    result.figures["findings_mended"] = Figure(len(mended), "groups", 15, note=note)
-
-
-NAMES = ("routes", "attacks", "findings", "headers", "updates", "tenants", "faults", "schemathesis", "kills")
-
-
 def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """What is measured, in the order of the cheapest first."""
-    measures: tuple[Callable[[Result], None], ...] = (
-        measure_routes,
-        measure_attacks,
-        measure_findings,
-        lambda result: measure_headers(result, amount=given.headers),
-        lambda result: measure_updates(result, writers=WRITERS, each=given.updates),
-        lambda result: measure_tenants(result, requests=given.requests),
-        measure_faults,
-        lambda result: measure_schemathesis(result, cases=given.cases),
-        lambda result: measure_kills(result, each=given.kills),
-    )
-    return dict(zip(NAMES, measures, strict=True))
+    """What is measured, the cheapest first."""
+    return {
+        "headers": lambda result: measure_headers(result, amount=given.headers),
+        "updates": lambda result: measure_updates(result, writers=WRITERS, each=UPDATES),
+        "tenants": lambda result: measure_tenants(result, requests=REQUESTS),
+        "faults": measure_faults,
+        "schemathesis": lambda result: measure_schemathesis(result, cases=given.cases),
+        "kills": lambda result: measure_kills(result, each=given.kills),
+    }
 
 
 def main() -> None:
@@ -169,10 +124,9 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--kills", type=int, default=KILLS, help="kills of each series on each database")
     parser.add_argument("--headers", type=int, default=HEADERS, help="headers that are changed")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="marks of each writer")
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests timed beside each flood")
     parser.add_argument("--cases", type=int, default=CASES, help="requests that schemathesis sends")
-    parser.add_argument("--only", nargs="+", choices=NAMES, help="these parts; the others stay in the file")
+    names = ("headers", "updates", "tenants", "faults", "schemathesis", "kills")
+    parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
     given = parser.parse_args()
     run_parts("trust", parts(given), only=given.only, out=given.out)
 

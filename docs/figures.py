@@ -1,11 +1,9 @@
 """Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
-benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
-`docs.papers` are claims with verdicts, and pictures, those of `docs.soups` efforts beside each other, those of
-`docs.ensembles` what else a sample is good for, and a map, those of `docs.fleets` a model of many servers that is fed
-with the run or held to it; `NAME:sentence` is what came of it in one sentence;
-`NAME:run` is the figures and `NAME:rows` the rows as they are in the file.
+benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain, `NAME:sentence` its
+result in one sentence, `NAME:run` the figures as they are in the file. The views of `docs.papers` are claims with
+verdicts and pictures, those of `docs.soups` efforts beside each other, those of `docs.fleets` a model of many servers.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.table import answered
-from docs import ensembles, fleets, papers, soups
+from docs import fleets, papers, soups
 from docs.markdown import table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -37,9 +35,9 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
+    own = {"domains": _by_domain, "sentence": _sentence, "run": _plain}
     views = {**papers.VIEWS, **own}
-    named = {**soups.VIEWS, **ensembles.VIEWS, **fleets.VIEWS}
+    named = {**soups.VIEWS, **fleets.VIEWS}
     lines = named[view](result, name) if view in named else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
@@ -148,11 +146,6 @@ def _plain(result: Result) -> list[str]:
 def _measured(figure: Result) -> str:
     """When a figure was measured that is newer than the rest of its file."""
     return f"{figure['date'][:10]}, commit {str(figure['commit'])[:12]}" if "commit" in figure else ""
-
-
-def _rows(result: Result) -> list[str]:
-    heads = list(result["rows"][0])
-    return table(heads, [[_number(row.get(head)) for head in heads] for row in result["rows"]])
 
 
 def _number(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""What `benchmarks.registry` measures: a catalogue of many adapters, uploads, pushes at once and refits."""
+"""What `benchmarks.registry` measures: a catalogue of many adapters, pools that are fitted, pushes and refits."""
