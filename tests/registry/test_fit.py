@@ -148,6 +148,7 @@ class TestDamage:
             verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(DamagedBlob, match=fitted.state_blob):
             loaded(verbs.registry, fitted)
+        assert answering(verbs.registry, POOL, CosineSpec(encoder="base"), verbs.base.digest) is None
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
@@ -210,14 +211,6 @@ class TestDamage:
         after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert [member.ref for member in after.members] == ["acme/code@1"]
 
-    def test_a_damaged_selector_answers_nothing_until_it_is_fitted_again(self, verbs, fitted):
-        spec = CosineSpec(encoder="base")
-        assert answering(verbs.registry, POOL, spec, verbs.base.digest) == fitted
-        verbs.blobs.damage(fitted.state_blob, b"other")
-        assert answering(verbs.registry, POOL, spec, verbs.base.digest) is None
-        verbs.fit(POOL, spec, verbs.base.digest)
-        assert answering(verbs.registry, POOL, spec, verbs.base.digest) == fitted
-
 
 class TestMadeAgainMeanwhile:
     """Damaged vectors that somebody else has made whole in the middle of a fit: it goes by these, and none fails."""
@@ -233,20 +226,6 @@ class TestMadeAgainMeanwhile:
 
     def refs(self, verbs, spec: SelectorSpec) -> tuple[str, ...]:
         return tuple(member.ref for member in verbs.fit(POOL, spec, verbs.base.digest).members)
-
-    def test_forgotten_before_they_are_looked_up_and_there_before_anybody_asks_why(self, verbs, blob, monkeypatch):
-        fitted = fit_module._fitted
-
-        def between(*args):
-            monkeypatch.undo()
-            assert self.refs(verbs, CosineSpec(encoder="base")) == ("acme/code@1",)
-            try:
-                return fitted(*args)
-            finally:
-                verbs.embed(verbs.named("acme/law"))
-
-        monkeypatch.setattr(fit_module, "_fitted", between)
-        assert self.refs(verbs, GmmSpec()) == self.WHOLE
 
     def test_stored_elsewhere_after_they_were_looked_up(self, verbs, blob, monkeypatch):
         """They come out otherwise, as on another machine, and the fit still reads the blob that was damaged."""
@@ -296,19 +275,14 @@ class TestPurgedMeanwhile:
         for seed, name in enumerate(("law", "code")):
             verbs.ready(f"acme/{name}", seed=seed)
 
-    def test_before_its_vectors_are_looked_up(self, verbs, two, monkeypatch):
-        purging(verbs, monkeypatch, fit_module, "_fitted")
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [member.ref for member in row.members] == ["acme/code@1"]
-
-    def test_before_its_vectors_are_read(self, verbs, two, monkeypatch):
-        purging(verbs, monkeypatch, verbs.blobs, "read")
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [member.ref for member in row.members] == ["acme/code@1"]
-
-    def test_after_they_were_read(self, verbs, two, monkeypatch):
+    @pytest.mark.parametrize(
+        ("where", "function"),
+        [(lambda _: fit_module, "_fitted"), (lambda verbs: verbs.blobs, "read"), (lambda _: fit_module, "dump_state")],
+        ids=["before its vectors are looked up", "before they are read", "after they were read"],
+    )
+    def test_the_fit_is_repeated_without_it(self, verbs, two, monkeypatch, where, function):
         before = set(verbs.blobs.digests())
-        purging(verbs, monkeypatch, fit_module, "dump_state")
+        purging(verbs, monkeypatch, where(verbs), function)
         row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert [member.ref for member in row.members] == ["acme/code@1"]
         remove_files(verbs.registry, datetime.now(UTC))
@@ -328,16 +302,14 @@ class TestMembers:
         verbs.ready("acme/zoo", domain="zoo", seed=1)
         verbs.ready("evil/law", domain="law", seed=2)
         verbs.ready("evil/copy", domain="anything", seed=1)
-        assert members(verbs) == ["acme/law@1", "evil/law@1", "acme/zoo@1"]
+        verbs.ready("evil/other", domain="acme/law", seed=3)  # not the domain `law` of namespace `acme`
         row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [one.domain for one in row.members] == ["acme/law", "evil/law", "zoo"]
-
-    def test_labels_with_a_stroke_are_not_taken_for_those_of_a_namespace(self, verbs):
-        verbs.ready("acme/law", domain="law")
-        verbs.ready("evil/law", domain="law", seed=1)
-        verbs.ready("evil/other", domain="acme/law", seed=2)
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [one.domain for one in row.members] == ["evil/acme/law", "acme/law", "evil/law"]
+        assert {member.ref: member.domain for member in row.members} == {
+            "evil/other@1": "evil/acme/law",
+            "acme/law@1": "acme/law",
+            "evil/law@1": "evil/law",
+            "acme/zoo@1": "zoo",
+        }
 
     def test_bytes_pushed_under_two_names_count_once(self, verbs):
         """A selector needs digests that are unique: one push too many must not break everybody's fit."""
