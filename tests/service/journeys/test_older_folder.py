@@ -1,0 +1,82 @@
+"""A data folder of an earlier version opens, says what it said there, and has its soups rebuilt from their recipes.
+
+`tests/fixtures/README.md` says how it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptersoup import Store
+from tests.repository import REPOSITORY
+
+pytestmark = pytest.mark.slow
+PACKED = REPOSITORY / "tests" / "fixtures" / "data_folder.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("older")
+    with tarfile.open(PACKED) as packed:
+        packed.extractall(root, filter="data")
+    return root / "data_folder"
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> Any:
+    """What the version that made it said."""
+    return json.loads((folder / "said.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[Store]:
+    with Store(folder / "store", folder / "base", base_id="tiny", default_effort="instant", threads=1) as store:
+        yield store
+
+
+def mean_nll(store: Store, ref: str, said: Any) -> float:
+    return store.evaluate(ref, said["texts"], baseline=None).mean_nll
+
+
+def test_all_is_there(store: Store, said: Any) -> None:
+    assert {one.ref: one.digest for one in store.adapters()} == said["digests"]
+    assert store.adapter("team/average@live").ref == "team/average@1"
+    keys = list(store.client.keys())
+    assert {one.name: one.namespaces for one in keys} == {"admin": None, "reader": ["team"]}
+    assert {one.id: one.state for one in store.client.jobs()} == dict.fromkeys(said["jobs"], "succeeded")
+
+
+def test_models_say_the_same(store: Store, said: Any) -> None:
+    """But for the order of sums, which is each processor's own: some 1e-7 of an nll."""
+    assert {ref: mean_nll(store, ref, said) for ref in said["nll"]} == pytest.approx(said["nll"], rel=1e-5)
+
+
+def test_a_selector_chooses_the_same(store: Store, said: Any) -> None:
+    chosen = store.select(said["sample"]).selection.selected
+    assert {one.ref: float(one.weight) for one in chosen} == pytest.approx(said["chosen"], rel=1e-4)
+
+
+@pytest.mark.parametrize("ref", ["average", "concat", "lora-concat"])
+def test_a_soup_whose_file_is_lost_is_rebuilt_with_the_same_bytes(store: Store, said: Any, ref: str) -> None:
+    row = store.adapter(f"team/{ref}@1")
+    blobs = store._runtime.parts.registry.blobs
+    blobs.delete(row.weights_blob)
+    assert store.cook(name=f"team/{ref}", **said["asked"][row.ref]).model == row.ref
+    assert blobs.is_whole(row.weights_blob)
+
+
+@pytest.mark.parametrize("ref", ["align", "lora-recompress"])
+def test_a_soup_of_matched_or_decomposed_tensors_is_cooked_again_to_the_same_model(
+    store: Store, said: Any, ref: str
+) -> None:
+    """Its bytes are this machine's and library's; what it says differs by what their rounding comes to."""
+    store.client.purge(f"team/{ref}@1")
+    soup = store.cook(name=f"team/{ref}", **said["asked"][f"team/{ref}@1"])
+    assert soup.model == f"team/{ref}@2"
+    assert mean_nll(store, soup.model, said) == pytest.approx(said["nll"][f"team/{ref}@1"], rel=1e-4)
