@@ -25,7 +25,7 @@ from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
 if TYPE_CHECKING:
-    from registry.encoders.sentence_model import SentenceModel
+    from sentence_transformers import SentenceTransformer
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -48,7 +48,7 @@ class SentenceBertEncoder:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = RLock()
-        self._model: SentenceModel | None = None
+        self._model: SentenceTransformer | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -123,19 +123,23 @@ class SentenceBertEncoder:
         for start in range(0, len(sentences), CHUNK):
             chunk = [_read_part(model, sentence) for sentence in sentences[start : start + CHUNK]]
             with spare():
-                parts.append(model.encode(chunk))
+                vectors = model.encode(chunk, batch_size=CHUNK, show_progress_bar=False, normalize_embeddings=True)
+            parts.append(vectors)
             truncated += _count_truncated(model, chunk)
             progress(start + len(chunk), len(sentences), DOING)
         return np.concatenate(parts), truncated
 
-    def _loaded(self) -> SentenceModel:
+    def _loaded(self) -> SentenceTransformer:
         if self._model is None:
             if self._path is None:
                 _check_weights(self.folder / WEIGHTS)
-            # Here and not above: it takes seconds and brings torch, and most processes never embed.
-            from registry.encoders.sentence_model import SentenceModel
+            # Imported here because it takes seconds and brings torch, and most processes never embed.
+            from sentence_transformers import SentenceTransformer
 
-            self._model = SentenceModel(self.folder)
+            from registry.base_model.build_lock import BUILDING, quiet
+
+            with BUILDING, quiet():
+                self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
         return self._model
 
 
@@ -149,9 +153,9 @@ def _check_weights(path: Path) -> None:
         )
 
 
-def _read_part(model: SentenceModel, sentence: str) -> str:
+def _read_part(model: SentenceTransformer, sentence: str) -> str:
     """The start of a sentence that the model reads of it; it would tokenise all of what may be megabytes."""
-    limit = model.max_seq_length
+    limit = _limit(model)
     most = 2 * limit
 
     def count(start: str) -> int:
@@ -160,9 +164,15 @@ def _read_part(model: SentenceModel, sentence: str) -> str:
     return beginning(sentence, count, wanted=limit)
 
 
-def _count_truncated(model: SentenceModel, sentences: list[str]) -> int:
+def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:
     """How many of `sentences` are longer than the model reads."""
-    limit = model.max_seq_length
+    limit = _limit(model)
     # Cut one piece later than the model does: longer than the limit then shows, and nothing huge is built.
     pieces = model.tokenizer(sentences, truncation=True, max_length=limit + 1)["input_ids"]
     return sum(len(ids) > limit for ids in pieces)
+
+
+def _limit(model: SentenceTransformer) -> int:
+    """Word pieces that the model reads."""
+    assert model.max_seq_length is not None  # 256 of the packaged model
+    return model.max_seq_length

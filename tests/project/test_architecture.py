@@ -153,11 +153,6 @@ def unsafe_loading(root: Path) -> Found:
     return bad
 
 
-def sentence_transformers_anywhere(root: Path) -> Found:
-    """Sentence-BERT is computed without its package. import-linter protects no package that nothing imports."""
-    return importers(OURS, ("sentence_transformers",), root)
-
-
 def imports_of_what_is_not_shipped(root: Path) -> Found:
     return importers(SHIPPED, ("tests", "demo", "benchmarks", "docs"), root)
 
@@ -199,8 +194,6 @@ CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (unsafe_loading, "training/state.py", "import torch\nx = torch.load('f')"),
     (unsafe_loading, "training/state.py", "import torch\nx = torch.load('f', weights_only=True)"),
     (unsafe_loading, "registry/formats/adapterhub/torch_file.py", "import torch\nx = torch.load('f')"),
-    (sentence_transformers_anywhere, "service/client/quick.py", "import sentence_transformers"),
-    (sentence_transformers_anywhere, "registry/encoders/quick.py", "from sentence_transformers import models"),
     (imports_of_what_is_not_shipped, "service/extra.py", "from demo.table import rows"),
     (benchmarks_in_the_demo, "demo/measured.py", "def f():\n    from benchmarks.report import Result"),
     (long_functions, "demo/long.py", "def f():\n" + "    x = 1\n" * LONG_FUNCTION),

@@ -171,6 +171,23 @@ class TestMeanPool:
 
 
 class TestSentenceBert:
+    def test_vectors_are_those_that_stored_pools_hold(self, encoders: dict[str, Encoder]) -> None:
+        """Taken at commit faf82b18. Processors sum in other orders, which moves a unit vector by some 1e-7."""
+        texts = [
+            "The court held that the contract was void.", "Stir the onions", "Ünïcode, 漢字 and 🙂.", "word " * 252,
+            "The court held that the contract was valid.",
+        ]  # fmt: skip
+        before = [
+            [-0.0572194, 0.115884, 0.0265188, 0.0041358],
+            [-0.05559, -0.020035, 0.0281825, 0.0426348],
+            [-0.0168552, -0.0078279, -0.0452961, 0.0238019],
+            [-0.007663, -0.0951316, -0.0386284, 0.0496335],
+            [-0.1202686, 0.1064418, -0.0140307, -0.0567963],
+        ]
+        vectors = encoders["sbert"].encode(texts).vectors
+        assert vectors[:, :4] == pytest.approx(np.array(before), abs=1e-5)
+        assert vectors @ vectors[0] == pytest.approx([1, -0.0231581, -0.0193811, 0.0658694, 0.7688588], abs=1e-5)
+
     def test_unit_vectors_of_sentences(self, encoders: dict[str, Encoder]) -> None:
         embedded = encoders["sbert"].encode(["One sentence here. Another one there.", "A third."])
         assert embedded.source.tolist() == [0, 0, 1]
