@@ -106,8 +106,8 @@ def gpt2_by_hand(model, ids, config=None, tensors=None):
 
 
 def agree(got, want):
-    """Within 1e-6 of the largest value (float64 on both sides leaves only real differences)."""
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-6 * float(want.abs().max()))
+    """Within 1e-5 of the largest value: sums of fp32 in another order come to some 5e-7 of it, on any processor."""
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
 
 @pytest.fixture(scope="module")

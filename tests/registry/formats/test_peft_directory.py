@@ -115,7 +115,7 @@ def options_of(base: LoadedBase) -> dict[str, dict[str, Any]]:
 
 
 def same(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)  # PEFT adds W x and s B A x in another order
 
 
 OPTIONS = ["plain", "rslora", "patterns", "regex", "layers", "one layer", "all-linear", "exclude"]

@@ -222,8 +222,8 @@ def test_our_mixture_is_pefts_cat_and_not_its_linear(peft_models):
     for path in config.modules():
         ours, cat = deltas(config, tensors)[path], peft_delta(peft_models, "cat", path)
         exact = 0.3 * peft_delta(peft_models, "one", path) + 0.7 * peft_delta(peft_models, "two", path)
-        assert torch.allclose(ours, exact, rtol=0, atol=1e-5)
-        assert torch.allclose(ours, cat, rtol=0, atol=1e-5)
+        assert torch.allclose(ours, exact, rtol=0, atol=1e-4)  # of values up to 10, which PEFT multiplies in fp32
+        assert torch.allclose(ours, cat, rtol=0, atol=1e-4)
         linear = peft_delta(peft_models, "linear", path)
         assert float((linear - exact).norm() / exact.norm()) > 0.3
 

@@ -96,7 +96,7 @@ def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, meth
         with with_adapter(base, handle):
             tokens, log_probs = alone(base, prompt, choice.token_ids)
         assert choice.token_ids == tokens
-        assert choice.token_logprobs == pytest.approx(log_probs.tolist(), abs=1e-5)
+        assert choice.token_logprobs == pytest.approx(log_probs.tolist(), abs=5e-5)  # of 5, summed in another order
 
 
 @pytest.mark.parametrize("method", METHODS)
