@@ -13,7 +13,6 @@ from registry.registry import Caller
 from registry.select import pool_of
 from service.engine.score_pieces import score_samples
 from service.http.schemas.evaluations import EvaluationRequest
-from service.light_start import LIGHTLY
 from service.runtime import Runtime
 
 
@@ -31,7 +30,7 @@ def evaluate_on(
     base, spec = pool_of(registry, caller, asked.pool)
     with registry.database.write() as catalogue:
         caller.audit(catalogue, "evaluation.ask", spec.digest)
-    with place_of_work(on, at_once=parallel, cores=cores, starter=LIGHTLY) as place:
+    with place_of_work(on, at_once=parallel, cores=cores) as place:
         elsewhere = Elsewhere(place, score_samples, place.threads(of=1))
         return cross_evaluate(
             registry, caller, base, spec, passages=asked.passages, progress=progress, elsewhere=elsewhere

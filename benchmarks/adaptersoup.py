@@ -25,7 +25,6 @@ from benchmarks.soups.run import Run, Search
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
 from registry.pieces.places import place_of_work
 from registry.uncertainty import paired_difference
-from service.light_start import LIGHTLY
 
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
@@ -363,7 +362,7 @@ def main() -> None:
     name = "adaptersoup" if given.out is None else given.out.stem
     lengths = Lengths(given.passages, given.largest, given.longest)
     with (
-        place_of_work(given.on, at_once=given.parallel, cores=given.cores, starter=LIGHTLY) as place,
+        place_of_work(given.on, at_once=given.parallel, cores=given.cores) as place,
         opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting,
     ):
         found = run(

@@ -25,7 +25,6 @@ from demo.results import best_dtype
 from registry.base_model import shape_of
 from registry.errors import SoupError
 from registry.pieces.places import place_of_work
-from service.light_start import LIGHTLY
 
 FOLDER = Path(".reproduce") / "lm"
 SHARED = Path("../shared")
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
             return 0
         given = Given(chosen, shape, runner.all_data(place), dtype)
         at_once = asked.parallel or (HERE if asked.on is None else None)
-        with place_of_work(asked.on, at_once=at_once, starter=LIGHTLY) as workplace:
+        with place_of_work(asked.on, at_once=at_once) as workplace:
             result = Experiment(Runner(place, workplace), given).run()
         result.finish(asked.out)
     except SoupError as problem:

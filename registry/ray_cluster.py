@@ -55,13 +55,12 @@ class LocalCluster:
 
 
 @contextmanager
-def ray_cluster(place: str | LocalCluster, *, setup: str | None = None) -> Iterator[None]:
+def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
     """Be connected to a cluster: to the one whose head has the address `HOST:PORT`, or to a new one of this machine.
 
     An address needs a node of that cluster on this machine (`ray start --address HOST:PORT`). Raises Unavailable where
     Ray is not installed or nothing answers there, Unauthenticated where the token is missing, wrong or not asked for,
-    and InvalidParameter for an address of another form. A process is connected to one cluster at a time. `setup` names
-    a function, as `module.function`, that each process that works for this one calls first.
+    and InvalidParameter for an address of another form. A process is connected to one cluster at a time.
     """
     prepare_environment()
     if isinstance(place, str):
@@ -73,8 +72,6 @@ def ray_cluster(place: str | LocalCluster, *, setup: str | None = None) -> Itera
         raise Unavailable(NOT_INSTALLED) from None
     _log_news()
     options: dict[str, Any] = {"address": place} if isinstance(place, str) else _new(place)
-    if setup is not None:
-        options["runtime_env"] = {"worker_process_setup_hook": setup}
     try:
         ray.init(**options, configure_logging=False, log_to_driver=False, namespace="soup")
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -87,12 +87,19 @@ class Runtime:
         self._at_work = False
 
     @property
+    def _preloads(self) -> list[str]:
+        """Base models to load at the start; on Ray the replicas load them."""
+        return list(self.bases) if self.settings.preload and self.settings.ray_address is None else []
+
+    @property
     def sole_owner(self) -> bool:
         """Whether nobody else uses database and blobs: they are the data folder's own, and that has one owner."""
         return self.settings.database_url is None and self.settings.blobs is None
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Own the data folder, migrate, write the admin key, load base models, start the engine and the jobs.
+
+        With `wait` false base models may still be loading when it returns: call `wait_for_bases`.
 
         Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded, and
         InvalidParameter where the bank holds no adapter; then nothing is left running.
@@ -106,7 +113,7 @@ class Runtime:
             stack.callback(self.database.close)
             blobs = self._prepare_data()
             one_each(self.settings.threads)
-            self._prepare_bases()
+            self._check_bases()
             if self.identities is not None:
                 self.identities.begin()
             if self.settings.otel_endpoint is not None:
@@ -118,14 +125,27 @@ class Runtime:
             if isinstance(self.parts.rates, SharedRates):
                 self.parts.rates.start()
                 stack.callback(self._stop_rates, self.parts.rates)
-            self.engine.start()
+            self._preloaded = self.engine.start(self._preloads)
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
             stack.callback(self._stop_jobs)
             self.jobs.start()
             if self.presence is not None:
                 stack.callback(self.presence.leave)
+            if wait:
+                self.wait_for_bases()
             self._open = stack.pop_all()
+
+    def wait_for_bases(self) -> None:
+        """Return once base models are loaded, as many as fit; raises Unavailable where one cannot be loaded."""
+        self._preloaded.result()
+        for base_id in sorted(set(self._preloads) - set(self.engine.bases_held())):
+            log.warning(
+                "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
+                base_id, self.bases[base_id].size,
+                "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
+                self.settings.memory_bytes,
+            )  # fmt: skip
 
     def join(self) -> None:
         """Be one of the servers of the database, to which routers send requests: once this one listens.
@@ -221,8 +241,8 @@ class Runtime:
         )
         return blobs
 
-    def _prepare_bases(self) -> None:
-        """See that the files of every base model are there, and load as many as fit where the settings say so."""
+    def _check_bases(self) -> None:
+        """Raise Unavailable unless the files of every base model are there."""
         for base in self.bases.values():
             _ = base.shape  # raises Unavailable where it cannot be read
             if base.entry.chat_template is not None:
@@ -232,16 +252,6 @@ class Runtime:
             fingerprints = {base_id: base.shape.fingerprint for base_id, base in self.bases.items()}
             self.presence = Presence(self.database, self.settings, bases=fingerprints, load=self._load)
             self.presence.check()  # before minutes of loading; `join` looks again
-        if not self.settings.preload or self.settings.ray_address is not None:
-            return
-        self.engine.preload(list(self.bases))
-        for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):
-            log.warning(
-                "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
-                base_id, self.bases[base_id].size,
-                "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
-                self.settings.memory_bytes,
-            )  # fmt: skip
 
     def _load(self) -> ReplicaLoad:
         """What the other servers hear of this one."""

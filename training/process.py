@@ -15,7 +15,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,12 @@ AUTOGROUP = Path("/proc/self/autogroup")
 class Child:
     """A child process that runs `module`: started with the first request, and anew where it has ended since.
 
-    `setup` is its first line; a command line (`arguments`) would show a password to every user of the machine.
+    `setup` is its first line; a command line would show a password to every user of the machine.
     `called` begins the sentences about it, and `grace` is how many seconds it may take to end what it is at.
     """
 
-    def __init__(
-        self, module: str, setup: Json, *, arguments: Sequence[str] = (), called: str = "A process", grace: float = 0.0
-    ) -> None:
-        self._arguments = ["-m", module, *arguments]
+    def __init__(self, module: str, setup: Json, *, called: str = "A process", grace: float = 0.0) -> None:
+        self._module = module
         self._setup, self._called, self.grace = setup, called, grace
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
@@ -83,7 +81,7 @@ class Child:
             self.end()
         self._said = waiting  # until it says something itself: whoever waits can cancel
         self._process = subprocess.Popen(  # noqa: S603 (a module of ours)
-            [sys.executable, *self._arguments],
+            [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -40,7 +40,7 @@ def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
             raise RuntimeError(f"{path.name} has {old!r} {times} times, and once is expected.")
         cells = [cell.replace(old, new) for cell in cells]
     done = subprocess.run(
-        [sys.executable, "-m", "service.light_start", "docs.notebooks.cells"], input=json.dumps(cells), cwd=path.parent,
+        [sys.executable, "-m", "docs.notebooks.cells"], input=json.dumps(cells), cwd=path.parent,
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
     )  # fmt: skip
     if done.returncode:

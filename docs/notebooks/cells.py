@@ -63,3 +63,7 @@ def main() -> None:
     """Run the cells that are given as JSON on stdin, and print their outputs as JSON."""
     names: Json = {"__name__": "__main__"}
     print(json.dumps([run_cell(source, names) for source in json.load(sys.stdin)]))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment  # type: ignore[attr-defined]  # no stubs
 from torch import Tensor
 
 from registry.adapters.bottleneck_mixing import join_bottlenecks
@@ -53,7 +54,5 @@ def _balanced(rows: Array, inputs: int) -> Array:
 
 def _order(rows: Array, reference: Array) -> Sequence[int]:
     """For each row of the reference the row that goes with it."""
-    from scipy.optimize import linear_sum_assignment  # type: ignore[attr-defined]  # no stubs; half a second to import
-
     gain = product(reference, rows.T)
     return [int(at) for at in linear_sum_assignment(gain, maximize=True)[1]]

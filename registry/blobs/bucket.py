@@ -19,16 +19,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 from pydantic import ValidationError
 
 from registry.blobs.folder import INCOMING, MARK
 from registry.errors import Unavailable
 from registry.spec import StoreMark
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
 
 PART = 8 * 1024 * 1024
 """Bytes of one request: larger objects are sent as multipart uploads, and read by ranges."""
@@ -99,10 +99,6 @@ class Bucket:
     """
 
     def __init__(self, url: str, *, seconds: float) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-        from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
-
         self.name = url.rstrip("/")
         self.store: str | None = None
         """Whose the bucket has to be by its mark; None until one was found."""
@@ -114,9 +110,6 @@ class Bucket:
         self._of_writing = False
         self._lock = threading.Lock()
         self._of_thread = threading.local()
-        self._api: Any = obstore
-        self._error = BaseError
-        self._signers = (S3Store, GCSStore, AzureStore)
         # An http:// endpoint has to be named by the operator; the library's own variable for that is not heard beside
         # other options.
         client: Any = {"timeout": timedelta(seconds=seconds / 2), "allow_http": True}
@@ -164,7 +157,7 @@ class Bucket:
         """The bytes of an object from `start` to before `end`, all of them; raises FileNotFoundError."""
 
         def got() -> bytes:
-            found = bytes(self._api.get_range(self._objects, key, start=start, end=end))
+            found = bytes(obstore.get_range(self._objects, key, start=start, end=end))
             if len(found) != end - start:
                 raise _CutError
             return found
@@ -189,7 +182,7 @@ class Bucket:
         def stored() -> ObjectStamp:
             if self.trouble is not None:
                 self._answers()
-            self._api.put(to, key, data, chunk_size=PART, max_concurrency=AT_ONCE)
+            obstore.put(to, key, data, chunk_size=PART, max_concurrency=AT_ONCE)
             found = self._stamp(key)
             if found.size != size:
                 raise _CutError
@@ -202,7 +195,7 @@ class Bucket:
 
     def copy(self, key: str, target: str) -> None:
         """Store an object under another key too; raises FileNotFoundError."""
-        self._tried(lambda: self._api.copy(self._large, key, target), writes=True)
+        self._tried(lambda: obstore.copy(self._large, key, target), writes=True)
 
     def delete(self, *keys: str) -> None:
         """Forget objects, many with one request where the store can; nothing happens where there is none."""
@@ -211,7 +204,7 @@ class Bucket:
 
     def _deleted(self, keys: Sequence[str]) -> None:
         try:
-            self._tried(lambda: self._api.delete(self._objects, list(keys)), writes=True)
+            self._tried(lambda: obstore.delete(self._objects, list(keys)), writes=True)
         except FileNotFoundError:  # a folder says so of the first that is missing, and leaves the rest
             for key in keys if len(keys) > 1 else ():
                 self._deleted([key])
@@ -220,7 +213,7 @@ class Bucket:
         """The keys of all objects, or of those in a folder."""
 
         def listed() -> list[str]:
-            return [one["path"] for chunk in self._api.list(self._objects, prefix) for one in chunk]
+            return [one["path"] for chunk in obstore.list(self._objects, prefix) for one in chunk]
 
         return self._tried(listed)
 
@@ -228,21 +221,21 @@ class Bucket:
         """The keys of all objects in a folder, and when each was stored by the store's clock, in seconds since 1970."""
 
         def listed() -> list[tuple[str, float]]:
-            found = self._api.list(self._objects, prefix)
+            found = obstore.list(self._objects, prefix)
             return [(one["path"], one["last_modified"].timestamp()) for chunk in found for one in chunk]
 
         return self._tried(listed)
 
     def signed(self, key: str, seconds: float) -> str:
         """A URL at which anybody may get an object for so long; raises Unavailable where the store gives none."""
-        if not isinstance(self._usual, self._signers):
+        if not isinstance(self._usual, S3Store | GCSStore | AzureStore):
             raise Unavailable(
                 f"SOUP_BLOBS_PRESIGNED_SECONDS needs a bucket of s3, gs or az: {self.name} signs no URL.",
                 param="blobs_presigned_seconds",
             )
         try:  # at most credentials are asked for: that says nothing of the store
-            return str(self._api.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
-        except (self._error, OSError, ValueError) as error:
+            return str(obstore.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
+        except (BaseError, OSError, ValueError) as error:
             raise Unavailable(
                 f"{self.name} signs no URL with the credentials that there are, or what gives them does not "
                 f"answer: give {SIGNS[self.name[:2]]}, or set no SOUP_BLOBS_PRESIGNED_SECONDS.",
@@ -254,7 +247,7 @@ class Bucket:
     def mark(self, *, patient: bool = True) -> StoreMark | None:
         """What the bucket says of whose it is, None without a mark; raises ValidationError for another's file."""
         try:
-            found = self._tried(lambda: bytes(self._api.get(self._objects, MARK).bytes()), patient=patient)
+            found = self._tried(lambda: bytes(obstore.get(self._objects, MARK).bytes()), patient=patient)
         except FileNotFoundError as error:
             if any(word in str(error) for word in NO_BUCKET):
                 raise self._told(NO_SUCH, writes=False) from error
@@ -279,8 +272,8 @@ class Bucket:
         key = f"{INCOMING}/{secrets.token_hex(8)}"
 
         def write() -> None:
-            self._api.put(self._objects, key, b"looking")
-            self._api.delete(self._objects, key)
+            obstore.put(self._objects, key, b"looking")
+            obstore.delete(self._objects, key)
 
         try:
             self.check(patient=False)
@@ -307,10 +300,10 @@ class Bucket:
     def _answers(self) -> None:
         """Ask a store that was in trouble for something small, so that nobody waits with a large object in hand."""
         with suppress(FileNotFoundError):
-            self._api.head(self._hasty, MARK)
+            obstore.head(self._hasty, MARK)
 
     def _stamp(self, key: str) -> ObjectStamp:
-        found = self._api.head(self._objects, key)
+        found = obstore.head(self._objects, key)
         return ObjectStamp(found["size"], found["e_tag"] or found["last_modified"].isoformat())
 
     def _tried(
@@ -328,7 +321,7 @@ class Bucket:
                 found = use()
             except FileNotFoundError:
                 raise
-            except (self._error, _CutError, OSError) as error:
+            except (BaseError, _CutError, OSError) as error:
                 trouble = self._of(error)
                 if trouble.passing and self._is_brief:
                     raise Unavailable(trouble.message.format(self.name), param="blobs") from error
@@ -341,8 +334,6 @@ class Bucket:
             tries += 1
 
     def _of(self, error: Exception) -> BucketTrouble:
-        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
         said = str(error)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
             return REFUSED

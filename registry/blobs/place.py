@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from registry.blobs.bucket import Bucket
+from registry.blobs.cache import BlobCache
 from registry.blobs.contract import ServerBlobs
 from registry.blobs.local import LocalBlobs
+from registry.blobs.objects import ObjectBlobs
 from registry.spec import BlobPlace
 
 
@@ -15,9 +18,5 @@ def open_blobs(place: BlobPlace, *, make: bool = True) -> ServerBlobs:
     local = LocalBlobs(place.folder, make=make)
     if place.url is None:
         return local
-    from registry.blobs.bucket import Bucket  # the library is imported by those who have a bucket
-    from registry.blobs.cache import BlobCache
-    from registry.blobs.objects import ObjectBlobs
-
     cache = BlobCache(place.cache or place.folder / "cache", place.cache_bytes)
     return ObjectBlobs(Bucket(place.url, seconds=place.seconds), cache=cache, staging=local)

@@ -1,7 +1,6 @@
 """A process that runs one piece of work after another, as its parent sends them over a pipe (`Processes`).
 
-`python -m registry.pieces.process FD`, or by a module that runs the `main` of this one. It ends with its parent,
-however that ends, after what it is at has stopped.
+`python -m registry.pieces.process FD`. It ends with its parent, however that ends, after what it is at has stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """The process; the last argument is the number of its end of the pipe."""
+    """The process; its argument is the number of its end of the pipe."""
     serve(Connection(int(sys.argv[-1])))
 
 

@@ -33,17 +33,13 @@ PROCESS = "registry.pieces.process"
 class Processes:
     """So many processes, started as they are needed, kept for further pieces, and ended where `with` ends.
 
-    A piece may find in its process what an earlier one left there, such as a base model that is loaded. `starter` is a
-    module that prepares a process and then runs another one's `main`, such as `service.light_start`.
+    A piece may find in its process what an earlier one left there, such as a base model that is loaded.
     """
 
     shares_files = True
 
-    def __init__(
-        self, at_once: int, *, retries: int = RETRIES, grace: float = GRACE_SECONDS, starter: str | None = None
-    ) -> None:
+    def __init__(self, at_once: int, *, retries: int = RETRIES, grace: float = GRACE_SECONDS) -> None:
         self._at_once, self._retries, self._grace = at_once, retries, grace
-        self._modules = (PROCESS,) if starter is None else (starter, PROCESS)
         self._idle: list[_Process] = []
 
     def __enter__(self) -> Self:
@@ -70,7 +66,7 @@ class Processes:
         try:
             while True:
                 while len(busy) < self._at_once and (one := waiting.take()) is not None:
-                    process = self._idle.pop() if self._idle else _Process(self._modules)
+                    process = self._idle.pop() if self._idle else _Process()
                     busy[process] = one
                     process.tell(one.piece)
                 if not busy:
@@ -116,11 +112,11 @@ def _end_all(processes: Sequence[_Process], grace: float) -> None:
 class _Process:
     """A process that runs pieces, and the pipe to it; raises Unavailable where none can be started."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 (a module of ours)
-                [sys.executable, "-m", *modules, str(theirs.fileno())],
+                [sys.executable, "-m", PROCESS, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a library prints is none of our output

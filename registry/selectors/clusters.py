@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logsumexp
 
 from registry.progress import Steps
 from registry.selectors.contract import Float64
@@ -61,8 +62,6 @@ class Clusters:
 
         A cluster without training units stands for no domain and takes no unit.
         """
-        from scipy.special import logsumexp
-
         allowed = self.table.sum(axis=1) > 0 if usable is None else usable
         joint = np.where(allowed[None, :], self.mixture.log_joint(points), -np.inf)
         posterior = np.exp(joint.max(axis=1) - logsumexp(joint, axis=1))

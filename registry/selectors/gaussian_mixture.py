@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 
 from registry.errors import InvalidParameter
 from registry.progress import Steps
 from registry.selectors.contract import Float64
-
-if TYPE_CHECKING:
-    from sklearn.mixture import GaussianMixture
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 CHUNK = 10
@@ -91,8 +90,6 @@ def fit_mixture(
     points: Float64, *, k: int, covariance: Covariance, max_iter: int, seed: int, steps: Steps
 ) -> FittedMixture:
     """EM from a k-means start on `points` (n, d); raises InvalidParameter where the points do not carry it."""
-    from sklearn.mixture import GaussianMixture
-
     estimator = GaussianMixture(  # type: ignore[no-untyped-call]
         n_components=k, covariance_type=covariance, init_params="kmeans", random_state=seed, warm_start=True
     )
@@ -121,8 +118,6 @@ def fit_mixture(
 
 def _fit_quietly(estimator: GaussianMixture, points: Float64) -> list[str]:
     """One warm start; convergence warnings come back as sentences, all others go on to whoever listens."""
-    from sklearn.exceptions import ConvergenceWarning
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         try:

@@ -7,6 +7,7 @@ so a sample from a domain of the pool is expected near 50 or below, and one like
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from registry.selectors.contract import Float64
 
@@ -46,8 +47,6 @@ def whitening_of(count: int, scatter: Float64, fourth: float) -> Float64:
     The covariance is shrunk after Ledoit and Wolf (2004), so that it can be inverted also where units are few. It
     needs sums over residuals only: `scatter` (d, d) of r r', and `fourth` of ||r||^4.
     """
-    from scipy.linalg import solve_triangular
-
     covariance = _ledoit_wolf(count, scatter, fourth)
     # All domains without spread leave nothing to scale by: any positive floor makes their distances huge, rightly.
     floor = max(float(np.trace(covariance)) / len(covariance), 1e-12) * 1e-6

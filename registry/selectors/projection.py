@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from sklearn.decomposition import PCA
 
 from registry.errors import InvalidParameter
 from registry.selectors.contract import Float64
@@ -89,8 +90,6 @@ def fit_projection(vectors: Float64, *, dimensions: int, drop_first: bool) -> Fi
 
     Raises InvalidParameter where they do not differ, or in one direction only and that is dropped.
     """
-    from sklearn.decomposition import PCA
-
     mean = vectors.mean(axis=0)
     if not np.abs(vectors - mean).max() > 1e-12 * max(1.0, np.abs(mean).max()):
         raise _no_difference()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, cast
 
 import typer
@@ -104,8 +105,6 @@ app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **ROOT)  # type: ignore[a
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             typer.echo(version("adaptersoup"))
         except PackageNotFoundError:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from registry.errors import NotFound
-
-if TYPE_CHECKING:
-    from registry.spec import BaseEntry
+from registry.spec import BaseEntry
+from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,6 @@ class BaseModelOptions:
     def entry(self) -> BaseEntry:
         """The base model they name. Raises BadParameter or NotFound where they name none."""
         from registry.base_model import read_allowlist
-        from registry.spec import BaseEntry
-        from service.settings import Settings
 
         folder, base = self.base_folder, self.base
         if folder is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,15 @@ def until_signal(
     config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None],
     stopping: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM; `ready` is called once requests are answered, `stopping` once they end."""
+    """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
+
+    `ready` is called in a thread once requests are answered; what it raises ends the server and is raised here.
+    """
     from service.http.connections import BoundedServer
 
     class Server(BoundedServer):
+        problem: Exception | None = None
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             stopping()
             await super().shutdown(sockets)
@@ -55,10 +61,19 @@ def until_signal(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.should_exit:
+                threading.Thread(target=self.get_ready, name="ready", daemon=True).start()
+
+        def get_ready(self) -> None:
+            try:
                 ready()
+            except Exception as error:
+                self.problem, self.should_exit = error, True
 
     # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
     # before the runtime is stopped
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    Server(config).run(sockets=[listener])
+    server = Server(config)
+    server.run(sockets=[listener])
+    if server.problem is not None:
+        raise server.problem

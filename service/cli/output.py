@@ -9,14 +9,14 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich import progress as rich
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from registry.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 
 def talk(text: str) -> None:
@@ -170,8 +170,6 @@ def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Progre
     if not to_a_person():
         yield silent
         return
-    from rich.console import Console
-
     with bar_on(Console(stderr=True), description, in_bytes=in_bytes) as report:
         yield report
 
@@ -182,9 +180,6 @@ def bar_on(console: Console, description: str, *, in_bytes: bool = False) -> Ite
 
     One that counts bytes shows how many come in a second, and the time that is left.
     """
-    from rich import progress as rich
-    from rich.text import Text
-
     said = ""
 
     class TwoLines(rich.Progress):

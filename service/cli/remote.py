@@ -16,6 +16,7 @@ from service.cli.flags import keyword
 from service.cli.output import as_json, data, one_line, talk
 from service.cli.setting_flags import settings_of
 from service.client import SoupClient
+from service.settings import ClientSettings
 
 COMPLETED, COMPLETION_SECONDS = 500, 2.0
 """Versions that are looked at, and seconds that are waited, for the shell's completion of a name."""
@@ -83,8 +84,6 @@ class Address:
 
 def connect(url: str | None, key: str | None, timeout: float | None = None) -> SoupClient:
     """A client by flags, environment and the key file of a server on this machine."""
-    from service.settings import ClientSettings
-
     settings = settings_of(ClientSettings, url=url, key=key, timeout=timeout)
     return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
 

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
@@ -87,6 +88,7 @@ class Engine(TextCalls):
         )
         self._residence.forget = self._upkeep.forget
         self._thread: threading.Thread | None = None
+        self._preloaded: Future[None] = Future()
         self._stop_at: float | None = None
         self._news = self._seen = 0  # the first counts up when the thread should look again; under `_changed`
         self._speed: float | None = None  # tokens that are computed in a second, smoothed
@@ -188,13 +190,22 @@ class Engine(TextCalls):
         """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
         return self._tally.figures()
 
-    def start(self) -> None:
-        """Start the thread; an engine starts once."""
+    def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
+        """Start the thread, which preloads these base models before it serves; an engine starts once.
+
+        The future ends when they are loaded, with what loading raises. Requests wait meanwhile.
+        """
         if self._thread is not None:
             raise Internal("the engine was started already")
         self._bank.load_beside(self._tell)
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._loop, args=(base_ids,), name="engine", daemon=True)
         self._thread.start()
+        return self._preloaded
+
+    @property
+    def preloading(self) -> bool:
+        """True while a started engine loads its first base models."""
+        return self._thread is not None and not self._preloaded.done()
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
         """Take no more requests, finish those held within `drain` seconds, and end the others with Unavailable.
@@ -218,9 +229,10 @@ class Engine(TextCalls):
 
     # --- the thread -----------------------------------------------------------------------------
 
-    def _loop(self) -> None:
+    def _loop(self, base_ids: Sequence[str]) -> None:
         cores.take()
         try:
+            self._preload_first(base_ids)
             while self._wait_for_work():
                 try:
                     if not self.step():
@@ -231,6 +243,14 @@ class Engine(TextCalls):
         finally:
             cores.give_back()
             self._fail_all(Unavailable(STOPPING))
+
+    def _preload_first(self, base_ids: Sequence[str]) -> None:
+        try:
+            self.preload(base_ids)
+        except Exception as error:
+            self._preloaded.set_exception(error)
+        else:
+            self._preloaded.set_result(None)
 
     def _give_up_the_rest(self) -> None:
         """Give up what ended requests leave when none is left. It may fail: the next step does it again."""

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
 from registry.base_model import BaseText
 from registry.errors import InvalidParameter, Unavailable
 from service.engine.json_schema import PARAM, refusal
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 Made = TypeVar("Made")
 KEPT_TOKENIZERS = 16
@@ -56,8 +54,6 @@ class Grammar:
     """
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int, schema: str) -> None:
-        from llguidance import LLMatcher, LLParserLimits
-
         self.schema = schema
         self._vocabulary = vocabulary
         try:
@@ -156,8 +152,6 @@ class Grammars:
 
 def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:
     """The bytes of a base model's tokens; raises Unavailable for a tokenizer of which they cannot be told."""
-    from llguidance import LLTokenizer
-
     backend = base.tokenizer.backend_tokenizer
     size = max(base.shape.vocab_size, backend.get_vocab_size(with_added_tokens=True))
     try:

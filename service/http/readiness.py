@@ -24,6 +24,7 @@ WAITS = "loads at its next use"
 """Said of a base model that has no place in memory now, which is no fault."""
 NEVER = "exceeds the memory budget"
 """Said of one that will never have: the operator's log says so too, and the others are served."""
+LOADING = "is loading"
 STUCK = "computes no token"
 BUSY = "is busy"
 """Said of one that computes for others: load is no fault, and a server that is taken out for it loads the next."""
@@ -50,7 +51,12 @@ class Readiness:
         return None if found is None else (self._clock() - found[0], found[1])
 
     def of(self, parts: Parts) -> Ready:
-        """The last answer where it is fresh, else a new one. While one caller looks, others get the last."""
+        """The last answer where it is fresh, else a new one. While one caller looks, others get the last.
+
+        Not ready, and not remembered, while base models are loaded at the start.
+        """
+        if parts.engine.preloading:
+            return Ready(status="not_ready", checks={f"base/{base_id}": LOADING for base_id in parts.bases})
         found = self._found
         fresh = found is not None and self._clock() - found[0] < parts.settings.ready_seconds
         if found is not None and (fresh or self._lock.locked()):

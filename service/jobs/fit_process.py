@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import threading
 
+from pydantic import TypeAdapter
+
 from registry.blobs import open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
+from registry.fit import fit
 from registry.progress import Progress
+from registry.registry import Registry
 from registry.spec import BlobPlace, PoolSpec, SelectorSpec
+from service.logs import configure_logging
 from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 
@@ -49,11 +54,6 @@ class FitProcess:
 
 def begin(where: Json) -> Handle:
     """What answers requests to fit, on the database and the blobs of the first line; raises what a fit does."""
-    from pydantic import TypeAdapter
-
-    from registry.fit import fit
-    from registry.registry import Registry
-
     blobs = open_blobs(BlobPlace.model_validate(where["blobs"]), make=False)
     registry = Registry(Database(where["database"]), blobs)
     read = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
@@ -71,8 +71,6 @@ def begin(where: Json) -> Handle:
 def main() -> None:
     """The child."""
     lower_priority(NICENESS)
-    from service.logs import configure_logging
-
     configure_logging("info")
     serve(begin, failed="The fit failed ({}); the server's log has the rest.")
 

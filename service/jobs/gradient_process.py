@@ -26,7 +26,6 @@ from registry.spec import (
     WeighingRequest,
 )
 from service.jobs.train_process import outlive_nobody
-from service.light_start import LIGHTLY
 from service.logs import configure_logging
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
@@ -84,8 +83,7 @@ class GradientProcess:
         try:
             if self._child is None or setup != self._setup:
                 self._end()
-                program = ["service.jobs.gradient_process"]
-                self._setup, self._child = setup, Child(LIGHTLY, setup, arguments=program, called=CALLED)
+                self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=CALLED)
             answer = self._child.ask(
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
@@ -112,8 +110,12 @@ class GradientProcess:
 
 
 def main() -> None:
-    """The child, after a light start."""
+    """The child."""
     lower_priority(NICENESS)
     outlive_nobody()
     configure_logging("info")
     serve(begin, failed="The computation of gradients failed ({}); the server's log has the rest.")
+
+
+if __name__ == "__main__":
+    main()

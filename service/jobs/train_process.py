@@ -18,7 +18,6 @@ from pathlib import Path
 from registry.errors import SoupError
 from registry.progress import Progress
 from service.job_board import Interrupted
-from service.light_start import LIGHTLY
 from service.logs import configure_logging
 from training import worker
 from training.process import NICENESS, Child, Json
@@ -37,9 +36,7 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
     error without the path of the folder `private` in it, and Unavailable for a child that ended without one.
     """
     nice = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
-    child = Child(
-        LIGHTLY, nice, arguments=["service.jobs.train_process"], called="The process that trains", grace=GRACE_SECONDS
-    )
+    child = Child("service.jobs.train_process", nice, called="The process that trains", grace=GRACE_SECONDS)
     steps = request.run.spec.recipe.steps
 
     def heard(done: int, total: int, message: str) -> None:
@@ -91,7 +88,11 @@ def outlive_nobody() -> None:
 
 
 def main() -> None:
-    """The process of one training, after a light start."""
+    """The process of one training."""
     outlive_nobody()
     configure_logging("info")
     worker.main()
+
+
+if __name__ == "__main__":
+    main()

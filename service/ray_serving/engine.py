@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -82,12 +83,12 @@ class RayEngine(Engine):
 
     # --- from any thread ------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
         """Connect and start; raises as `ray_cluster`."""
         self._connection.enter_context(ray_cluster(self._ray.address))
         self._thread_away.start()
         self._handle = asyncio.run_coroutine_threadsafe(self._open_handle(), self._loop_away).result()
-        super().start()
+        return super().start(base_ids)
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
         """See `Engine`; what replicas have not answered within `drain` ends with Unavailable.

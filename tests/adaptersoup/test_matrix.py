@@ -18,7 +18,6 @@ from registry.registry import Caller
 from registry.select import pool_of
 from registry.spec import PoolRequest
 from service.engine.score_pieces import score_samples
-from service.light_start import LIGHTLY
 from tests.pieces.matrix import SETTINGS, known, stock
 
 pytestmark = pytest.mark.slow
@@ -33,7 +32,7 @@ def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
-    with Processes(1, starter=LIGHTLY) as place:
+    with Processes(1) as place:
         yield place
 
 

@@ -23,12 +23,10 @@ from adaptersoup import Store
 from benchmarks.soups import greedy
 from registry.errors import Unavailable
 from registry.pieces import Piece, PieceProgress, Watch
-from registry.pieces.places import place_of_work
 from registry.ray_cluster import LOOPBACK, prepare_environment, ray_cluster
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
-from service.light_start import LIGHTLY
 from tests.killed_node import kill_node
 from tests.pieces import work
 from tests.pieces.bank import DOMAINS, alone, bank, by_server
@@ -140,13 +138,6 @@ def test_who_waits_for_tasks_that_stop_is_told_so_and_a_second_interrupt_ends_th
     (path,) = tmp_path.iterdir()
     assert_gone(int(path.name.split()[1]))
     assert told == ["Waiting for tasks on Ray to stop, 1 of them, 3600 s at most; Ctrl-C ends them at once."]
-
-
-def test_processes_start_as_those_of_this_machine_do(nodes: Nodes) -> None:
-    """With what models need, and without what they do not."""
-    with place_of_work(f"ray={nodes.address}", at_once=1, starter=LIGHTLY) as place:
-        (ended,) = place.run([Piece("start", work.imported, ("transformers.modeling_utils", "scipy"))])
-    assert ended.value() == [True, False]
 
 
 def test_what_becomes_of_machines_is_logged_and_not_printed(

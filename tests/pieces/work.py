@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,11 +46,6 @@ def reads_after_deaths(given: tuple[Path, str, int], watch: Watch) -> str | None
     """Kills its process as `dies` does, and reads then."""
     dies(given, watch)
     return reads(0, watch)
-
-
-def imported(given: tuple[str, ...], _watch: Watch) -> list[bool]:
-    """Which modules its process has imported."""
-    return [name in sys.modules for name in given]
 
 
 def measured(given: bytes, _watch: Watch) -> tuple[int, bytes]:

@@ -344,9 +344,7 @@ def said(install: Install, tmp_path_factory: pytest.TempPathFactory) -> list[str
     (folder / "mapping.toml").write_text(grant)
     oidc = {"oidc_issuer": "https://issuer.example", "oidc_audience": "soup", "oidc_mapping": "mapping.toml"}
     program = f"""
-from service.light_start import light_start
-with light_start():
-    import service.http.app, service.runtime, psycopg
+import service.http.app, service.runtime, psycopg
 from registry.encoders import SentenceBertEncoder
 from registry.errors import Unavailable
 from service.runtime import Runtime

@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 
 import migrations
 from registry.adapters import create, paper_config
@@ -30,6 +32,7 @@ from registry.stored_adapters import loadable
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
 from service.engine.bank import smallest_adapter
+from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
 from service.storage import check_schema, migrate, owned
@@ -170,6 +173,32 @@ class TestStart:
         again.stop()
         with pytest.raises(Unavailable):
             again.engine.submit(GenerateRequest("tiny", (1,)))
+
+    def test_health_is_answered_while_base_models_are_loaded_and_readiness_once_they_are(
+        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, loading, go_on = bases_module.load_base, threading.Event(), threading.Event()
+
+        def slow(*args: Any, **kwargs: Any) -> LoadedBase:
+            loading.set()
+            assert go_on.wait(60)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(bases_module, "load_base", slow)
+        runtime = Runtime(settings_of(tmp_path, tiny_base_dir))
+        runtime.start(wait=False)
+        try:
+            client = TestClient(create_app(runtime))
+            assert loading.wait(60)
+            assert client.get("/healthz").status_code == 200
+            ready = client.get("/readyz")
+            assert (ready.status_code, ready.json()["checks"]) == (503, {"base/tiny": "is loading"})
+            go_on.set()
+            runtime.wait_for_bases()
+            assert client.get("/readyz").status_code == 200
+        finally:
+            go_on.set()
+            runtime.stop()
 
     def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
         self, tmp_path: Path, tiny_base_dir: Path, base: LoadedBase

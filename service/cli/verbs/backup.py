@@ -13,10 +13,10 @@ from registry.errors import NotFound
 from service.cli.commands import command
 from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.backup import BackedUp
-    from service.settings import Settings
 
 
 @command
@@ -39,8 +39,6 @@ def backup(
       soup backup /backups/soup --data /srv/soup --with-admin-key
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
-    from service.settings import Settings
-
     done = _backed_up(settings_of(Settings, **asdict(places)), folder, with_admin_key=with_admin_key)
     _tell(done, folder, json=json)
     if done.unsound:

@@ -12,10 +12,11 @@ from registry.errors import InvalidParameter, NotFound
 from service.cli.commands import command
 from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.place_settings import BUCKET, NO_BUCKET
+from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.blob_copy import Copied
-    from service.settings import Settings
 
 app = typer.Typer(
     help="Copy the blobs into another store.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -45,9 +46,6 @@ def copy(
       soup blobs copy s3://team-adapters/soup
       soup blobs copy s3://team-adapters/soup --data /srv/soup
     """
-    from service.place_settings import BUCKET, NO_BUCKET
-    from service.settings import Settings
-
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
     done = _copied(settings_of(Settings, **asdict(places)), url)

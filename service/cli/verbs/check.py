@@ -12,10 +12,10 @@ from registry.errors import NotFound
 from service.cli.commands import command
 from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.blob_hashes import Checked
-    from service.settings import Settings
 
 RATE = 50 * 1024 * 1024
 
@@ -38,8 +38,6 @@ def check(
       soup check --all --rate 200000000
       soup check --all --data /srv/soup --json
     """
-    from service.settings import Settings
-
     found = _checked(settings_of(Settings, **asdict(places)), every=every, rate=rate)
     _tell(found, json=json)
     if found.unsound:

@@ -10,6 +10,7 @@ import typer
 
 from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
+from service.settings import Settings
 
 
 def migrate(
@@ -34,7 +35,6 @@ def migrate(
     """
     from registry.catalogue.database import Database
     from service import storage
-    from service.settings import Settings
 
     def _owned(database: Database, folder: Path) -> AbstractContextManager[None]:
         return storage.owned(folder) if storage.is_sqlite(database) else nullcontext()

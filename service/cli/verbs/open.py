@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from typing import Annotated
 
 import typer
@@ -40,6 +41,4 @@ def open(
         address += f"/{part(row['namespace'])}/{part(row['name'])}@{row['version']}"
     remote.answer({"object": "page", "url": address}, address)
     if not (only_print or remote.json) and sys.stdout.isatty():
-        import webbrowser
-
         webbrowser.open(address)

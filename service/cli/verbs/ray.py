@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,7 @@ from registry.errors import InvalidParameter, NotFound
 from service.cli.commands import command
 from service.cli.output import as_json, columns, data, data_width, talk
 from service.cli.setting_flags import settings_of
-
-if TYPE_CHECKING:
-    from service.settings import Settings
+from service.settings import Settings
 
 app = typer.Typer(help="Generate on a Ray cluster.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 NEXT = "Servers started with SOUP_RAY_ADDRESS={} SOUP_RAY_APP={} generate there."
@@ -118,8 +116,6 @@ def remove(where: OnRay, json: AS_JSON = False) -> None:
 
 
 def _settings(where: OnRay, **more: Any) -> Settings:
-    from service.settings import Settings
-
     settings = settings_of(Settings, **asdict(where), **more)
     if settings.ray_address is None:
         raise InvalidParameter(
@@ -130,11 +126,8 @@ def _settings(where: OnRay, **more: Any) -> Settings:
 
 def _deploy(settings: Settings, scaling: Scaling) -> None:
     """Deploy on the cluster that this process is connected to. Torch is imported here."""
-    from service.light_start import light_start
     from service.ray_serving import deployment
-
-    with light_start():
-        from service.ray_serving.plan import plan_of
+    from service.ray_serving.plan import plan_of
 
     scale = deployment.Scale(
         least=scaling.replicas,

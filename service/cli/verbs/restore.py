@@ -11,6 +11,7 @@ import typer
 from service.cli.commands import command
 from service.cli.output import as_json, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.settings import Settings
 
 
 @command
@@ -34,7 +35,6 @@ def restore(
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup restore /backups/soup
     """
     from service import restore as service
-    from service.settings import Settings
 
     settings = settings_of(Settings, **asdict(places))
     with progress_bar("restoring") as progress:

@@ -1,19 +1,21 @@
 """`soup serve`: builds the runtime from the settings, starts it, and serves it until a signal comes.
 
-The address is printed once requests are answered. The runtime is stopped on every way out, so that running jobs go
-back into the queue and the data folder is free for the next server.
+`/healthz` answers while base models are loaded; the address is printed once they are. The runtime is stopped on every
+way out, so that running jobs go back into the queue and the data folder is free for the next server.
 """
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
+import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,11 +24,7 @@ from service.cli.commands import command
 from service.cli.listening import address_of, listening_socket, until_signal
 from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
-
-if TYPE_CHECKING:
-    import socket
-
-    from service.settings import Settings
+from service.settings import Settings, calm_threads
 
 STOP_SECONDS = 9.0
 """How long a stop takes in all; what a thread is at then is given up, and run again by the next server."""
@@ -66,8 +64,6 @@ def serve(
       SOUP_DATA=/srv/soup soup serve --bases bases.toml --host 0.0.0.0 --port 80
       soup serve --bases bases.toml --port 0 --json
     """
-    from service.settings import Settings
-
     settings = settings_of(Settings, **asdict(options))
     if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
@@ -90,33 +86,31 @@ def is_loopback(host: str) -> bool:
 
 
 def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM. Torch is imported here."""
-    from service.settings import calm_threads
-
+    """Serve until SIGINT or SIGTERM; the address is printed once base models are loaded. Torch is imported here."""
     calm_threads()
-    from service.light_start import light_start
-
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
-    with light_start():
-        from service.http.app import create_app
-        from service.http.connections import server_config
-        from service.logs import configure_logging
-        from service.runtime import Runtime
+    from service.http.app import create_app
+    from service.http.connections import server_config
+    from service.logs import configure_logging
+    from service.runtime import Runtime
 
+    gc.freeze()  # a full collection would look through all that was imported, which takes 0.3 s
     configure_logging(settings.log_level)
     runtime = Runtime(settings)
     told: list[float] = []
 
     def ready() -> None:
-        runtime.join()
-        _announce(settings, listener, json=json)
+        runtime.wait_for_bases()
+        if not told:
+            runtime.join()
+            _announce(settings, listener, json=json)
 
     def stopping() -> None:
         told.append(time.monotonic())
         runtime.begin_stop()
 
     try:
-        runtime.start()
+        runtime.start(wait=False)
         config = server_config(create_app(runtime), settings)
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:

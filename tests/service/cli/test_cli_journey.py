@@ -6,6 +6,7 @@ On SQLite: the routes that it calls are tested on PostgreSQL as well by the jour
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
@@ -234,6 +236,20 @@ class TestServe:
         assert done.returncode == 1
         assert done.stdout == ""
         assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_base_model_that_cannot_be_loaded_ends_it(self, tiny_base_dir: Path, tmp_path: Path) -> None:
+        broken = shutil.copytree(tiny_base_dir, tmp_path / "broken")
+        tensors = load_file(broken / "model.safetensors")
+        save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
+        bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
+        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--port", "0"]
+        done = subprocess.run(
+            [*command, "--data", str(tmp_path / "d")], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "\nError: " in done.stderr
+        assert done.stderr.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
         assert "Traceback" not in done.stderr
 
     def test_a_new_database_is_made(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

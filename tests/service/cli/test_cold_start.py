@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ HEAVY = {
     "sentence_transformers",
     "fastapi",
     "numpy",
-    "rich",
     "obstore",
 }
 HELP = "from service.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
@@ -53,15 +51,6 @@ def test_modules(module: str) -> None:
 )
 def test_help(args: list[str]) -> None:
     assert loaded(HELP.format(args=args)) == set()
-
-
-def test_who_has_a_folder_of_blobs_loads_no_library_of_object_stores(tmp_path: Path) -> None:
-    program = f"""
-from pathlib import Path
-from registry.blobs import open_blobs
-from registry.spec import BlobPlace
-open_blobs(BlobPlace(folder=Path({str(tmp_path)!r})))"""
-    assert loaded(program) == set()
 
 
 def test_a_verb_that_finds_no_server() -> None:

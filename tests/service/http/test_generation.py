@@ -220,6 +220,7 @@ def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytes
     asked = readiness.Readiness(clock=lambda: moment[0])
 
     class Patient:
+        engine = world.runtime.engine
         settings = world.runtime.settings.model_copy(update={"ready_seconds": 10.0})
 
     for at in (100.0, 105.0, 109.9, 110.1, 115.0):

@@ -1,6 +1,6 @@
 """The table of a grid's progress: a line a cell on a terminal, kept up to date; elsewhere a line an evaluation.
 
-Used by `soup train sweep`. rich is imported for a terminal only.
+Used by `soup train sweep`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as Drawn
+from rich.text import Text
 
 from service.cli.output import to_a_person
 from service.cli.verbs.train.evaluation_lines import EvaluationLines
@@ -36,9 +41,6 @@ class Table:
         return [(name, *row) for name, row in self._rows.items()]
 
     def __rich__(self) -> Any:
-        from rich.table import Table as Drawn
-        from rich.text import Text
-
         drawn = Drawn(box=None, pad_edge=False)
         for header in ("ADAPTER", "STATE", "STEP", ""):
             drawn.add_column(header, justify="right" if header == "STEP" else "left", no_wrap=True)
@@ -54,8 +56,5 @@ def progress_table(names: Sequence[str], recipe: Hyperparameters) -> Iterator[Ta
         yield Table(names, EvaluationLines(recipe))
         return
     table = Table(names)
-    from rich.console import Console
-    from rich.live import Live
-
     with Live(table, console=Console(stderr=True), transient=True, refresh_per_second=4):
         yield table

@@ -158,7 +158,6 @@ def _outcomes(
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
     from registry.pieces.places import place_of_work
-    from service.light_start import LIGHTLY
     from training.parallel_sweep import sweep_at
     from training.sweep import sweep
 
@@ -168,7 +167,7 @@ def _outcomes(
     if running.on is None and running.parallel in (None, 1):
         yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
         return
-    where = place_of_work(running.on, at_once=running.parallel, cores=running.cores, starter=LIGHTLY)
+    where = place_of_work(running.on, at_once=running.parallel, cores=running.cores)
     with where as place:
         yield from sweep_at(place, load_text(entry), grid, progress=report, should_stop=should_stop)
 
