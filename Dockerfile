@@ -51,7 +51,7 @@ USER 10001:10001
 WORKDIR /var/lib/soup
 VOLUME ["/var/lib/soup"]
 EXPOSE 8000
-# base models are loaded before the first answer: the start period is for them
+# base models are downloaded before the first answer: the start period is for them
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
   CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['SOUP_PORT']), timeout=4); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["soup"]

@@ -119,9 +119,7 @@ def test_acceptance_judges_every_case_on_every_number_of_passages():
 
 
 def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
-    found = cold_start.server_start(tiny_base_dir)
-    assert found.cpu_s > 0.1
-    assert found.mib > 50
+    assert cold_start.server_start(tiny_base_dir) > 0.1
     with pytest.raises(OSError, match="refused"):
         cold_start.server_start(tmp_path / "nothing")
 
