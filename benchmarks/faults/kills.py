@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from benchmarks.faults.content import WEIGHTS, adapter, passages
 from benchmarks.faults.server import BASE, Killable, killable
-from registry.errors import Cancelled, Internal, Retired, SoupError
+from registry.errors import Cancelled, Retired, SoupError
 from registry.files import encode_lines
 from registry.spec import (
     CookRequest,
@@ -281,8 +281,6 @@ def run_series(kind: type[Series], folder: Path, database_url: str | None, *, ki
         with server.client() as client:
             outcome.failures += _missing(series, client, everything)
         outcome.acknowledged = len(everything)
-        if not everything:
-            raise Internal(f"{kills} kills came before the server acknowledged any {kind.name}: nothing was tried")
         checked = server.soup("check", "--all", "--rate", str(10**9))
         if checked.returncode:
             outcome.failures.append(f"soup check: {checked.stdout.strip()} {checked.stderr.strip()}")
@@ -301,14 +299,16 @@ def _killed(
 
     def work() -> None:
         with server.client() as client:
-            began.set()
             try:
                 while not over.is_set():
                     acknowledged.append(series.work(client, next(numbers)))
                     series.settle(client, acknowledged[-1])
+                    began.set()  # on a busy machine the first may take longer than the time until the kill
             except SoupError as error:
                 if not over.is_set():
                     outcome.failures.append(f"before the kill: {error.message}")
+            finally:
+                began.set()
 
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)

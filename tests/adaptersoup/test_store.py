@@ -207,8 +207,9 @@ class TestInterrupted:
             target=lambda: failed.append(raised(lambda: store.evaluate("team/code", ["a"] * 5_000)))
         )
         failed: list[BaseException | None] = []
+        read = store._runtime.engine.counters()["prompt_tokens_total"]  # that of the stream, which may still run
         asking.start()
-        while asking.is_alive() and not store._runtime.engine.counters()["requests"]:
+        while asking.is_alive() and store._runtime.engine.counters()["prompt_tokens_total"] == read:
             asking.join(0.01)
         store.close()
         asking.join(60)
