@@ -40,7 +40,7 @@ def collected(
     return collect(registry, after(days), used=used)
 
 
-def upload(verbs: ToyRegistry, data: bytes) -> str:
+def upload(verbs: ToyRegistry, data: bytes = b"nothing is made of this") -> str:
     digest = verbs.blobs.put_bytes(data)
     with verbs.database.write() as catalogue:
         catalogue.blobs.seen(digest, len(data))
@@ -49,18 +49,34 @@ def upload(verbs: ToyRegistry, data: bytes) -> str:
     return digest
 
 
+RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
+
+
 def soup(verbs: ToyRegistry, **request: Any) -> AdapterRow:
     for seed, name in enumerate(("acme/law", "acme/tax")):
         verbs.push(name, seed=seed)
-    recipe = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
-    return verbs.row(verbs.cook(recipe=recipe, **request).soup_id)
+    return verbs.row(verbs.cook(recipe=RECIPE, **request).soup_id)
+
+
+def retire(verbs: ToyRegistry, *rows: AdapterRow, at: datetime | None = None) -> None:
+    with verbs.database.write() as catalogue:
+        for row in rows:
+            catalogue.adapters.retire(row.id, at=at)
+
+
+def fitted(verbs: ToyRegistry) -> SelectorRow:
+    return verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+
+
+def purged(verbs: ToyRegistry, row: AdapterRow) -> None:
+    purge(verbs.registry, verbs.caller(), row.id)
 
 
 class TestBlobs:
     def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_file_a_day_later(
         self, verbs: ToyRegistry
     ) -> None:
-        digest = upload(verbs, b"nothing is made of this")
+        digest = upload(verbs)
         assert collected(verbs, 6.9) == Collected()
         done = collected(verbs, 7.1)
         assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
@@ -75,44 +91,46 @@ class TestBlobs:
         assert not verbs.blobs.has(digest)
 
     def test_stored_again_in_that_day_it_stays(self, verbs: ToyRegistry) -> None:
-        digest = upload(verbs, b"stored again")
+        digest = upload(verbs)
         collected(verbs, 8)
-        upload(verbs, b"stored again")
+        upload(verbs)
         assert collected(verbs, 6.5).files == 0
         assert verbs.blobs.has(digest)
 
     def test_nothing_is_removed_that_anything_is_made_of(self, verbs: ToyRegistry) -> None:
-        """Live and retired adapters, samples, embeddings, the selector that serves, soups and their ingredients."""
+        """Live and retired adapters, samples, embeddings, the selector that serves, named soups and ingredients."""
         verbs.ready("acme/law")
         old = verbs.ready("acme/old", seed=2)
         soup(verbs, name="acme/mixed")
-        verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
-        with verbs.database.write() as catalogue:
-            catalogue.adapters.retire(old.id)
+        soup(verbs, name="acme/soup-0123456789ab")
+        fitted(verbs)
+        retire(verbs, old)
+        with verbs.database.read() as catalogue:
             before = catalogue.blobs.digests()
-        assert collected(verbs, 1000) == Collected()
+        assert collected(verbs, 1000, keep=1) == Collected()
         assert all(map(verbs.blobs.is_whole, before))
 
-    def test_what_a_job_reads_stays(self, verbs: ToyRegistry) -> None:
-        digest = upload(verbs, b"a training reads this")
-        assert collected(verbs, 8, used=lambda _: {digest}).blobs == 0
+    def test_what_a_job_reads_stays(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Many others go in several transactions."""
+        monkeypatch.setattr(module, "AT_ONCE", 2)
+        read = upload(verbs)
+        for number in range(5):
+            upload(verbs, b"%d" % number)
+        assert collected(verbs, 8, used=lambda _: {read}).blobs == 5
         assert collected(verbs, 8).blobs == 1
 
     def test_a_client_that_asks_for_it_keeps_it(self, verbs: ToyRegistry) -> None:
         """It will not send what it hears is there; asking is a write only where nobody asked for long."""
-        digest = upload(verbs, b"asked for")
-        registry = replace(verbs.registry, retention=Retention(GRACE))
+        digest = upload(verbs)
 
-        def seen_at() -> datetime | None:
+        def seen_at(grace: timedelta | None) -> datetime:
+            ask_again(replace(verbs.registry, retention=Retention(grace)), digest, 9)
             with verbs.database.read() as catalogue:
                 return catalogue.blobs.seen_at(digest)
 
-        first = seen_at()
-        ask_again(registry, digest, 9)
-        assert seen_at() == first
-        ask_again(replace(registry, retention=Retention(timedelta(microseconds=2))), digest, 9)
-        assert seen_at() > first
-        ask_again(replace(registry, retention=Retention()), digest, 9)
+        first = seen_at(GRACE)
+        assert seen_at(GRACE) == seen_at(None) == first
+        assert seen_at(timedelta(microseconds=2)) > first
 
     def test_bytes_that_went_between_store_and_row_are_stored_again(self, verbs: ToyRegistry) -> None:
         data = b"stored, collected, named"
@@ -121,17 +139,6 @@ class TestBlobs:
         with verbs.database.write() as catalogue:
             record_bytes(verbs.registry, catalogue, digest, data)
         assert verbs.blobs.read(digest) == data
-
-    def test_many_go_in_several_transactions(self, verbs: ToyRegistry, monkeypatch) -> None:
-        monkeypatch.setattr(module, "AT_ONCE", 2)
-        kept = upload(verbs, b"kept")
-        for number in range(5):
-            upload(verbs, b"%d" % number)
-        assert collected(verbs, 8, used=lambda _: {kept}).blobs == 5
-
-    def test_without_a_grace_period_nothing_goes(self, verbs: ToyRegistry) -> None:
-        upload(verbs, b"stays")
-        assert collect(verbs.registry, after(10_000), used=lambda _: set()) == Collected()
 
 
 class TestUnnamedSoups:
@@ -156,18 +163,11 @@ class TestUnnamedSoups:
         """Its name is nobody's choice, and what only begins like it is somebody's."""
         row = soup(verbs, name=f"acme/{temporary_name()}")
         chosen = soup(verbs, name="acme/compare-mine")
-        with verbs.database.write() as catalogue:
-            for one in (row, chosen):
-                catalogue.adapters.retire(one.id, at=after(0))
+        retire(verbs, row, chosen, at=after(0))
         assert collected(verbs, 9).soups == 1
         with verbs.database.read() as catalogue:
             assert catalogue.adapters.known(row.id) is None
             assert catalogue.adapters.known(chosen.id) is not None
-
-    def test_one_with_a_name_stays(self, verbs: ToyRegistry) -> None:
-        soup(verbs, name="acme/mixed")
-        soup(verbs, name="acme/soup-0123456789ab")
-        assert collected(verbs, 1000, keep=1).retired == 0
 
     def test_one_that_was_used_since_stays(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
@@ -179,11 +179,11 @@ class TestUnnamedSoups:
 
     def test_one_that_was_asked_for_again_stays(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
-        verbs.cook(recipe={"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]})
+        verbs.cook(recipe=RECIPE)
         with verbs.database.read() as catalogue:
-            assert len(catalogue.soups.evidence(row.id)) == 2
-            cooked = max(datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id))
-            assert catalogue.removals.unused_soups("acme", cooked, limit=9) == []
+            cooked = [datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id)]
+            assert len(cooked) == 2
+            assert catalogue.removals.unused_soups("acme", max(cooked), limit=9) == []
             assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]
 
     def test_one_that_an_alias_points_at_stays(self, verbs: ToyRegistry) -> None:
@@ -196,8 +196,7 @@ class TestUnnamedSoups:
         row = soup(verbs)
         recipe = {"ingredients": [{"ref": row.ref, "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
         verbs.cook(recipe=recipe, name="acme/of-a-soup")
-        with verbs.database.write() as catalogue:
-            catalogue.adapters.retire(row.id)
+        retire(verbs, row)
         assert collected(verbs, 1000).soups == 0
 
     @pytest.mark.parametrize(("own", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
@@ -211,9 +210,9 @@ class TestUnnamedSoups:
 class TestSelectors:
     def test_one_that_no_longer_serves_goes(self, verbs: ToyRegistry) -> None:
         verbs.ready("acme/law")
-        old = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        old = fitted(verbs)
         verbs.ready("acme/tax", seed=1)
-        new = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        new = fitted(verbs)
         assert old.id != new.id
         done = collected(verbs, 8)
         assert (done.selectors, done.blobs) == (1, 1)
@@ -234,71 +233,57 @@ class TestSelectors:
         """It would be fitted anew before it answered, and may hold what was computed from a purged sample."""
         verbs.ready("acme/law")
         tax = verbs.ready("acme/tax", seed=1)
-        row = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        row = fitted(verbs)
         idle = replace(verbs.registry, retention=Retention(GRACE), refits=Refits(idle_after=timedelta(days=30)))
         assert collect(idle, after(31), used=lambda _: set()).selectors == 0  # its pool is what it was fitted over
-        purge(verbs.registry, verbs.caller(), tax.id)
+        purged(verbs, tax)
         assert collect(idle, after(29), used=lambda _: set()).selectors == 0
         assert collect(idle, after(31), used=lambda _: set()).selectors == 1
         assert latest(POOL, CosineSpec(), verbs.sentences.digest, verbs.database) is None
-        again = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        again = fitted(verbs)
         assert [member.ref for member in again.members] == ["acme/law@1"]
         assert again.state_blob != row.state_blob
 
-    def test_one_whose_pool_is_empty_goes(self, verbs: ToyRegistry) -> None:
-        law = verbs.ready("acme/law")
-        verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
-        purge(verbs.registry, verbs.caller(), law.id)
-        assert collected(verbs, 6).selectors == 0
-        assert collected(verbs, 8).selectors == 1
-
-    def test_one_that_is_asked_for_at_that_moment_stays(
+    def test_one_whose_pool_is_empty_goes_unless_it_is_asked_for_at_that_moment(
         self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         law = verbs.ready("acme/law")
-        row = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
-        purge(verbs.registry, verbs.caller(), law.id)
+        row = fitted(verbs)
+        purged(verbs, law)
         look = module._useless_selectors
 
         def then_asked(*args: Any) -> list[SelectorRow]:
-            found = look(*args)
+            useless = look(*args)
             with verbs.database.write() as catalogue:
                 catalogue.selectors.asked(row.pool_id, row.spec_digest, after(8))
-            return found
+            return useless
 
-        monkeypatch.setattr(module, "_useless_selectors", then_asked)
-        assert collected(verbs, 8).selectors == 0
+        assert collected(verbs, 6).selectors == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_useless_selectors", then_asked)
+            assert collected(verbs, 8).selectors == 0
+        assert collected(verbs, 16).selectors == 1
 
 
 class TestByHand:
     def test_a_trial_says_what_would_go_and_takes_nothing(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
-        digest = upload(verbs, b"nothing is made of this")
+        digest = upload(verbs)
         registry = replace(verbs.registry, retention=Retention(GRACE, 1))
         moment = after(8)
         for _ in range(2):
-            found = would_collect(registry, moment, used=lambda _: set())
-            assert (found.retired, found.expired, found.blobs, found.bytes) == (1, (row.ref,), 1, 23)
+            trial = would_collect(registry, moment, used=lambda _: set())
+            assert (trial.retired, trial.expired, trial.blobs, trial.bytes) == (1, (row.ref,), 1, 23)
             assert verbs.row(row.id).retired_at is None
             with verbs.database.read() as catalogue:
                 assert catalogue.blobs.visible(("acme",), digest)
                 assert catalogue.audit.list(None, action="adapter.expire", limit=9).rows == ()
-        assert collect(registry, moment, used=lambda _: set()) == found
-
-    def test_files_that_are_due_are_counted(self, verbs: ToyRegistry) -> None:
-        digest = upload(verbs, b"nothing is made of this")
-        collected(verbs, 8)
-        registry = replace(verbs.registry, retention=Retention(GRACE))
-        assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
-        assert verbs.blobs.has(digest)
-
-    def test_the_audit_says_who_asked(self, verbs: ToyRegistry) -> None:
-        upload(verbs, b"nothing is made of this")
-        registry = replace(verbs.registry, retention=Retention(GRACE))
-        collect(registry, after(8), used=lambda _: set(), caller=verbs.caller())
+        assert collect(registry, moment, used=lambda _: set(), caller=verbs.caller()) == trial
         with verbs.database.read() as catalogue:
             (entry,) = catalogue.audit.list(None, action="blob.collect", limit=9).rows
-        assert (entry.key_id, "by" in entry.detail) == ("key-1", False)
+        assert (entry.key_id, "by" in entry.detail) == ("key-1", False)  # the audit says who asked
+        assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
+        assert verbs.blobs.has(digest)
 
 
 class TestOldRows:
@@ -339,6 +324,7 @@ class TestOldRows:
         return found
 
     def test_nothing_goes_that_no_setting_takes_away(self, kept: ToyRegistry) -> None:
+        upload(kept)
         before = self.rows(kept)
         assert self.prune(kept, 100_000) == Collected()
         assert self.rows(kept) == before

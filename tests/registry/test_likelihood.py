@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import registry.likelihood as likelihood
 from registry.adapters import attached, create, paper_config
@@ -27,12 +26,11 @@ from registry.likelihood import (
     windows,
 )
 from registry.spec import BaseShape
-from tests.pooling import mean_pool
 
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
 
 
-def plain(model, row):
+def log_softmax_of(model, row):
     """Log-probabilities of a row's tokens but the first, alone and without padding."""
     ids = torch.tensor([row])
     logits = model(ids).logits[0, :-1].double()
@@ -41,18 +39,13 @@ def plain(model, row):
 
 def test_token_log_probs_equal_log_softmax_row_by_row(model):
     ids, mask = padded(ROWS, pad_id=0)
-    found = token_log_probs(model, ids, mask)
-    assert found.dtype == torch.float32
-    assert found.shape == (4, 5)
-    for row, got in zip(ROWS, found, strict=True):
-        torch.testing.assert_close(got[: len(row) - 1].double(), plain(model, row), rtol=0, atol=2e-5)
+    log_probs = token_log_probs(model, ids, mask)
+    assert (log_probs.dtype, log_probs.shape) == (torch.float32, (4, 5))
+    for row, got in zip(ROWS, log_probs, strict=True):
+        torch.testing.assert_close(got[: len(row) - 1].double(), log_softmax_of(model, row), rtol=0, atol=2e-5)
         assert not got[len(row) - 1 :].any()
-
-
-def test_padding_token_does_not_matter(model):
-    ids, mask = padded(ROWS, pad_id=0)
     others, _ = padded(ROWS, pad_id=299)
-    torch.testing.assert_close(token_log_probs(model, ids, mask), token_log_probs(model, others, mask))
+    torch.testing.assert_close(log_probs, token_log_probs(model, others, mask))  # the padding token does not matter
 
 
 @pytest.mark.parametrize("cells", [1, 300, 700, 10**9])
@@ -72,54 +65,36 @@ def test_hidden_states_and_logits_are_the_models_own(model):
     assert torch.equal(log_probs_of_next(model, hidden, ids, mask), token_log_probs(model, ids, mask))
 
 
-def test_an_attached_adapter_is_in_every_path(model):
+def test_an_attached_adapter_is_in_every_path_and_gets_gradients(model):
     shape = BaseShape(
         fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
     )
     adapter = create(paper_config("bapna_firat", bottleneck=4), shape, seed=0, init="linear")
     base = score_windows(model, ROWS, max_tokens=100, pad_id=0)
-    with attached(model, adapter):
-        with torch.no_grad():
-            want = [-float(plain(model, row).sum()) for row in ROWS]
-        got = score_windows(model, ROWS, max_tokens=100, pad_id=0)
-    assert got == pytest.approx(want, abs=1e-3)
-    assert abs(got[0] - base[0]) > 1e-2
-
-
-def test_gradients_flow_to_the_adapter(model):
-    shape = BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
-    )
-    adapter = create(paper_config("bapna_firat", bottleneck=4), shape, seed=0)
     ids, mask = padded(ROWS, pad_id=0)
     with attached(model, adapter):
+        with torch.no_grad():
+            expected = [-float(log_softmax_of(model, row).sum()) for row in ROWS]
+        got = score_windows(model, ROWS, max_tokens=100, pad_id=0)
         (-token_log_probs(model, ids, mask).sum()).backward()
+    assert got == pytest.approx(expected, abs=1e-3)
+    assert abs(got[0] - base[0]) > 1e-2
     assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.any() for p in adapter.parameters())
 
 
-def test_half_precision_gives_fp32_log_probs(model, tiny_base_dir):
-    half = AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.bfloat16).eval()
+def test_half_precision_gives_fp32_log_probs(model):
+    half = model.to(torch.bfloat16)
     ids, mask = padded(ROWS[:1], pad_id=0)
-    found = token_log_probs(half, ids, mask)
-    assert found.dtype == torch.float32
-    assert mean_pool(hidden_states(half, ids, mask), mask).dtype == torch.float32
+    assert token_log_probs(half, ids, mask).dtype == torch.float32
 
 
 def test_scores_do_not_depend_on_batches(model):
     rows = [[0, *range(1, n)] for n in (9, 2, 30, 1, 17, 64)]
-    want = [-float(plain(model, row).sum()) if len(row) > 1 else 0.0 for row in rows]
+    want = [-float(log_softmax_of(model, row).sum()) if len(row) > 1 else 0.0 for row in rows]
     for max_tokens in (1, 40, 10_000):
         assert score_windows(model, rows, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
     assert score_windows(model, [], max_tokens=10, pad_id=0) == []
     assert score_windows(model, [[0]], max_tokens=10, pad_id=0) == [0.0]
-
-
-def test_mean_pool_leaves_out_what_the_mask_leaves_out():
-    hidden = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
-    hidden[0, 0] = 1e6  # BOS
-    pooled = mean_pool(hidden, torch.tensor([[0, 1, 1], [0, 1, 0]]))
-    assert torch.equal(pooled, torch.stack([hidden[0, 1:].mean(0), hidden[1, 1]]))
-    assert not mean_pool(hidden, torch.zeros(2, 3)).any()
 
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))

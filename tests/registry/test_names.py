@@ -1,4 +1,4 @@
-"""The grammar of refs and the canonical weights: laws and attacks."""
+"""The grammar of refs and the canonical weights, laws and attacks; the words that all messages share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidName
+from registry.errors import InvalidName, more_problems
 from registry.names import BaseRef, DigestRef, NameRef, check_alias, parse_ref, split_name
 from registry.spec import Card, canonical_weights
 
@@ -88,3 +88,12 @@ def test_nul_is_refused_where_people_write():
         Card(description="a\x00b")
     with pytest.raises(ValueError, match="NUL"):
         Card(metadata={"a": "\x00"})
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [(0, ""), (1, ""), (2, " (1 more problem)"), (3, " (2 more problems)"), (51, " (50 more problems)")],
+)
+def test_problems_beyond_the_first_are_counted(problems: int, words: str) -> None:
+    assert more_problems(problems) == words
+    assert more_problems(problems, stop=".") == words.replace(")", ".)")  # after a whole sentence

@@ -7,7 +7,7 @@ import torch
 
 from registry.adapters import create
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
-from registry.errors import Incompatible, InvalidManifest, InvalidWeights, UnknownMethod
+from registry.errors import Incompatible, InvalidManifest, InvalidWeights, SoupError, UnknownMethod
 from registry.spec import (
     AdapterConfig,
     AverageMixing,
@@ -16,7 +16,19 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WEIGHTS, ToyRegistry, inline, passages, weights
+from tests.registry.toy_registry import (
+    CONFIG,
+    LORA,
+    OTHER_INIT,
+    SHAPE,
+    WEIGHTS,
+    ToyRegistry,
+    by_hand,
+    inline,
+    passages,
+    sample,
+    weights,
+)
 
 PREFIX = PrefixConfig(length=3)
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
@@ -30,16 +42,12 @@ ALL: dict[str, AdapterConfig] = {
 }  # fmt: skip
 
 
-def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
-    return {"ingredients": [{"ref": ref} for ref in refs]}
-
-
 def prefix_file(length: int = 3) -> bytes:
     return save_tensors(create(PrefixConfig(length=length), SHAPE, seed=0, init="linear").state_dict())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_stored_with_its_configuration_and_digest(verbs: ToyRegistry, name: str) -> None:
+def test_it_is_stored_with_its_configuration_and_digest_and_alone_it_is_itself(verbs: ToyRegistry, name: str) -> None:
     config = ALL[name]
     row = verbs.push("acme/one", config=config, seed=1).row
     assert row.config == config
@@ -47,6 +55,8 @@ def test_it_is_stored_with_its_configuration_and_digest(verbs: ToyRegistry, name
     assert row.digest == adapter_digest(SHAPE.fingerprint, config, tensors)
     assert row.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert not verbs.push("acme/one", config=config, seed=1).created
+    cooked = verbs.cook(recipe=by_hand("acme/one"))
+    assert (cooked.model, cooked.created) == ("acme/one@1", False)
 
 
 @pytest.mark.parametrize("name", ["prefix", "head", "mam", "task"])
@@ -58,20 +68,9 @@ def test_two_of_one_start_are_averaged(verbs: ToyRegistry, name: str) -> None:
     assert cooked.recipe.mixing == AverageMixing()
     row = verbs.row(cooked.soup_id)
     assert (row.config, row.kind, row.provenance.init_source) == (ALL[name], "soup", "declared")
-    found = load_tensors(verbs.blobs.read(row.weights_blob))
     one, two = (load_tensors(weights(seed, ALL[name])) for seed in (0, 1))
-    for key, tensor in found.items():
+    for key, tensor in load_tensors(verbs.blobs.read(row.weights_blob)).items():
         torch.testing.assert_close(tensor, (one[key] + two[key]) / 2)
-    again = verbs.cook(recipe=by_hand("acme/b", "acme/a"), name="acme/both")
-    assert (again.cached, again.digest, again.created) == (True, cooked.digest, False)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_one_at_weight_one_is_that_adapter(verbs: ToyRegistry, name: str) -> None:
-    verbs.push("acme/one", config=ALL[name])
-    cooked = verbs.cook(recipe=by_hand("acme/one"))
-    assert cooked.model == "acme/one@1"
-    assert not cooked.created
 
 
 def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: ToyRegistry) -> None:
@@ -87,14 +86,13 @@ def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: Toy
 def test_a_pool_of_many_kinds_gives_a_soup_of_one(verbs: ToyRegistry) -> None:
     for seed, (domain, config) in enumerate({"law": MAM, "code": MAM, "zoo": PREFIX, "sea": FUSION}.items()):
         verbs.ready(f"acme/{domain}", seed=seed, config=config)
-    texts = [text for domain in ("law", "code", "zoo", "sea") for text in passages(domain, 9, seed=7)]
-    texts += passages("law", 6, seed=8)
-    cooked = verbs.cook(sample={"texts": texts})
-    assert cooked.evidence.selection is not None
-    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "code"}
-    why = {one.domain: one.reason for one in cooked.evidence.selection.left_out}
-    assert set(why) == {"zoo", "sea"}
-    assert all("Cannot be mixed with acme/law@1: The methods differ" in reason for reason in why.values())
+    texts = sample("law", "code", "zoo", "sea", count=9)["texts"] + passages("law", 6, seed=8)
+    selection = verbs.cook(sample={"texts": texts}).evidence.selection
+    assert selection is not None
+    assert {domain.domain for domain in selection.selected} == {"law", "code"}
+    reasons = {domain.domain: domain.reason for domain in selection.left_out}
+    assert set(reasons) == {"zoo", "sea"}
+    assert all("Cannot be mixed with acme/law@1: The methods differ" in reason for reason in reasons.values())
 
 
 class TestPeft:
@@ -116,28 +114,26 @@ class TestPeft:
             self.push(verbs, self.SAID | {"peft_type": "P_TUNING"}, prefix_file())
 
 
-class TestBadWeights:
-    def test_another_size_of_keys_and_values(self, verbs: ToyRegistry) -> None:
-        data = save_tensors({"prompt_embeddings": torch.zeros(3, 40)})
-        with pytest.raises(Incompatible, match=r"shape \[3, 40\], and \[3, 32\] is needed"):
-            verbs.push("acme/bad", config=PREFIX, files={WEIGHTS: inline(data)})
+THREE_LABELS = HeadConfig(task="classification", labels=("a", "b", "c"))
+MAM_TENSORS = load_tensors(weights(0, MAM))
 
-    def test_a_prefix_that_leaves_no_room(self, verbs: ToyRegistry) -> None:
-        long = PrefixConfig(length=63)
-        data = save_tensors({"prompt_embeddings": torch.zeros(63, 32)})
-        with pytest.raises(Incompatible, match="leaves no room for text in a context of 64"):
-            verbs.push("acme/bad", config=long, files={WEIGHTS: inline(data)})
 
-    def test_a_union_with_a_member_missing_or_not_finite(self, verbs: ToyRegistry) -> None:
-        tensors = load_tensors(weights(0, MAM))
-        some = {key: one for key, one in tensors.items() if not key.startswith("prefix.")}
-        with pytest.raises(Incompatible, match=r"Tensor prefix\.prompt_embeddings \[3, 32\] is missing"):
-            verbs.push("acme/bad", config=MAM, files={WEIGHTS: inline(save_tensors(some))})
-        tensors["bottleneck.layers.1.ffn.up.bias"][0] = float("nan")
-        with pytest.raises(InvalidWeights, match="NaN or infinite"):
-            verbs.push("acme/bad", config=MAM, files={WEIGHTS: inline(save_tensors(tensors))})
-
-    def test_a_head_with_other_labels_than_outputs(self, verbs: ToyRegistry) -> None:
-        three = HeadConfig(task="classification", labels=("a", "b", "c"))
-        with pytest.raises(Incompatible, match=r"out\.bias has shape \[2\], and \[3\] is needed"):
-            verbs.push("acme/bad", config=three, files={WEIGHTS: inline(weights(0, HEAD))})
+@pytest.mark.parametrize(
+    ("config", "tensors", "error", "sentence"),
+    [
+        (PREFIX, {"prompt_embeddings": torch.zeros(3, 40)}, Incompatible, r"shape \[3, 40\], and \[3, 32\] is needed"),
+        (PrefixConfig(length=63), {"prompt_embeddings": torch.zeros(63, 32)}, Incompatible,
+         "leaves no room for text in a context of 64"),
+        (MAM, {key: tensor for key, tensor in MAM_TENSORS.items() if not key.startswith("prefix.")}, Incompatible,
+         r"Tensor prefix\.prompt_embeddings \[3, 32\] is missing"),
+        (MAM, MAM_TENSORS | {"bottleneck.layers.1.ffn.up.bias": torch.full((8,), float("nan"))}, InvalidWeights,
+         "NaN or infinite"),
+        (THREE_LABELS, load_tensors(weights(0, HEAD)), Incompatible, r"out\.bias has shape \[2\], and \[3\] is needed"),
+    ],
+    ids=["another size of keys", "a prefix without room", "a member missing", "not finite", "labels"],
+)  # fmt: skip
+def test_weights_that_do_not_fit(
+    verbs: ToyRegistry, config: AdapterConfig, tensors: dict[str, torch.Tensor], error: type[SoupError], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        verbs.push("acme/bad", config=config, files={WEIGHTS: inline(save_tensors(tensors))})

@@ -1,4 +1,4 @@
-"""Bootstrap standard errors against theory and against a slow bootstrap written out."""
+"""Bootstrap standard errors against theory and a slow bootstrap written out; perplexity from scores by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from scipy import stats
 
 import registry.uncertainty as uncertainty
 from registry.errors import InvalidParameter
+from registry.evaluate import report
+from registry.spec import PassageScore
 from registry.uncertainty import paired_difference, ratio_standard_error
 
 passages = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.integers(1, 400)), min_size=1, max_size=30).map(
@@ -22,15 +24,6 @@ passages = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.integers(
 def test_difference_is_the_ratio_of_sums_not_the_mean_of_ratios():
     found = paired_difference([10.0, 300.0], [12.0, 200.0], [1, 100])
     assert found.difference == (98.0 / 101.0)
-
-
-def test_standard_error_is_that_of_the_ratio():
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(50, 200, size=400)
-    nll = tokens * 3.5 + rng.normal(size=400) * 10
-    ratio = nll.sum() / tokens.sum()
-    linearised = math.sqrt(((nll - ratio * tokens) ** 2).sum()) / tokens.sum()  # the delta method
-    assert ratio_standard_error(nll, tokens) == pytest.approx(linearised, rel=0.06)
 
 
 @pytest.mark.parametrize("passages", [2, 5, 20])
@@ -57,6 +50,7 @@ def test_equal_to_a_bootstrap_written_out():
     draws = [rng.integers(0, 12, size=12) for _ in range(20_000)]
     slow = np.std([d[i].sum() / n[i].sum() for i in draws], ddof=1) * math.sqrt(12 / 11)
     assert paired_difference(d, np.zeros(12), n, resamples=20_000).standard_error == pytest.approx(slow, rel=0.05)
+    assert ratio_standard_error(d, n, resamples=20_000) == pytest.approx(slow, rel=0.05)
 
 
 def test_pairing_removes_what_both_share():
@@ -99,19 +93,9 @@ def test_slices_of_resamples_change_nothing(monkeypatch):
     assert ratio_standard_error(a, n) == pytest.approx(whole, rel=1e-12)
 
 
-def test_resamples_that_are_kept_cannot_be_written_to():
-    kept = uncertainty._kept(10, 50, 3)
-    assert uncertainty._kept(10, 50, 3) is kept
-    with pytest.raises(ValueError, match="read-only"):
-        kept[0][0, 0] = 0
-
-
-def test_one_passage_says_nothing():
-    found = paired_difference([3.0, 0.0], [2.0, 0.0], [4, 0])
-    assert (found.standard_error, found.interval) == (0, None)
-
-
-def test_passages_without_tokens_are_left_out():
+def test_one_passage_says_nothing_and_those_without_tokens_are_left_out():
+    single = paired_difference([3.0, 0.0], [2.0, 0.0], [4, 0])
+    assert (single.standard_error, single.interval) == (0, None)
     with_empty = paired_difference([3.0, 0.0, 5.0], [2.0, 0.0, 5.5], [4, 0, 6])
     assert with_empty == paired_difference([3.0, 5.0], [2.0, 5.5], [4, 6])
 
@@ -134,3 +118,36 @@ def test_refused(a, b, tokens, match):
         paired_difference(a, b, tokens)
     with pytest.raises(InvalidParameter, match="At least 2"):
         ratio_standard_error([1.0], [1], resamples=1)
+
+
+# --- perplexity from scores -------------------------------------------------------------------------
+
+
+def scores(*rows: tuple[float, int]) -> list[PassageScore]:
+    return [PassageScore(nll=nll, tokens=tokens, bytes=tokens * 4) for nll, tokens in rows]
+
+
+def test_the_figures_by_hand():
+    figures = report(scores((10.0, 4), (2.0, 2)))
+    assert figures.mean_nll == pytest.approx(2.0)
+    assert figures.perplexity == pytest.approx(math.exp(2.0))  # over tokens, not over texts
+    assert figures.bits_per_byte == pytest.approx(12 / math.log(2) / 24)
+    assert (figures.tokens, len(figures.texts), figures.baseline) == (6, 2, None)
+    assert figures.standard_error > 0
+
+
+def test_against_a_baseline_the_difference_is_paired():
+    ours, theirs = scores((10.0, 4), (2.0, 2)), scores((14.0, 4), (4.0, 2))
+    baseline = report(ours, theirs).baseline
+    assert baseline is not None
+    assert baseline.difference == pytest.approx(-1.0)
+    assert baseline.standard_error == pytest.approx(0.0)  # each token is better by the same
+    assert (baseline.mean_nll, baseline.perplexity) == (pytest.approx(3.0), pytest.approx(math.exp(3.0)))
+    assert report(ours, ours).baseline.difference == 0.0
+
+
+def test_nothing_to_score_and_other_tokens():
+    with pytest.raises(InvalidParameter, match="no token"):
+        report(scores((0.0, 0)))
+    with pytest.raises(InvalidParameter, match="counts other tokens"):
+        report(scores((1.0, 4)), scores((1.0, 5)))

@@ -85,6 +85,16 @@ def passages(domain: str, count: int = 30, *, seed: int = 0) -> list[str]:
     return [f"{domain} passage {seed} {number}" for number in range(count)]
 
 
+def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
+    """A sample with equal parts of these domains."""
+    return {"texts": [text for domain in domains for text in passages(domain, count, seed=7)]}
+
+
+def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
+    """A recipe of these adapters."""
+    return {"ingredients": [{"ref": ref} for ref in refs]}
+
+
 def direction(word: str, size: int) -> np.ndarray:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")).normal(size=size)
 
@@ -338,3 +348,15 @@ def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, 
         return real(*args, **options)
 
     monkeypatch.setattr(where, name, then)
+
+
+def assert_rebuilt(verbs: ToyRegistry, cooked: Cooked, **request: Any) -> None:
+    """Delete the bytes of a soup and cook it again: the same row, recipe, report and bytes."""
+    blob = verbs.row(cooked.soup_id).weights_blob
+    data = verbs.blobs.read(blob)
+    verbs.blobs.delete(blob)
+    again = verbs.cook(**request)
+    assert not again.cached
+    assert (again.soup_id, again.digest, again.report) == (cooked.soup_id, cooked.digest, cooked.report)
+    assert again.recipe_digest == cooked.recipe_digest
+    assert verbs.blobs.read(blob) == data

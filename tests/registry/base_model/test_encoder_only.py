@@ -15,7 +15,6 @@ from registry.base_model import load_base, load_text, read_allowlist, shape_of, 
 from registry.errors import InvalidParameter, Unavailable
 from registry.likelihood import hidden_states, padded
 from registry.spec import BaseEntry
-from tests.pooling import mean_pool
 from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 
 
@@ -34,10 +33,15 @@ def entry(folder, kind="encoder", **fields):
     return BaseEntry(id="tiny", source=str(folder), kind=kind, **fields)
 
 
+def mean_pool(hidden, mask):
+    """The mean over positions whose `mask` (batch, time) is not zero."""
+    weight = mask.to(torch.float32).unsqueeze(-1)  # (batch, time, 1)
+    return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1)
+
+
 def change_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
-    config.update(changes)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 def test_the_allowlist_says_that_a_base_is_an_encoder(folder, tmp_path):
@@ -65,17 +69,15 @@ def test_an_encoder_is_loaded_without_its_heads(encoder_dirs, model_type, capfd)
     assert capfd.readouterr().err == ""  # heads that are not loaded are nothing to warn of
 
 
-def test_what_linear_modules_an_encoder_has(encoder_dirs):
-    linears = shape_of(entry(encoder_dirs["bert"])).linears
-    assert len(linears) == 2 * 6
-    assert linears["encoder.layer.1.attention.self.query"] == (32, 32)
-    assert linears["encoder.layer.0.output.dense"] == (48, 32)
-
-
-def test_how_loud_transformers_is_stays_as_it_was(encoder_dirs):
-    before = logging.get_verbosity()
-    load_base(entry(encoder_dirs["bert"]))
-    assert logging.get_verbosity() == before
+def test_linear_modules_dtype_and_bytes_of_an_encoder(encoder_dirs):
+    folder, before = encoder_dirs["bert"], logging.get_verbosity()
+    base = load_base(entry(folder, dtype="bfloat16"))
+    assert logging.get_verbosity() == before  # how loud transformers is stays as it was
+    assert base.model.dtype == torch.bfloat16
+    assert weight_bytes(entry(folder, dtype="bfloat16")) * 2 == weight_bytes(entry(folder))
+    assert len(base.shape.linears) == 2 * 6
+    assert base.shape.linears["encoder.layer.1.attention.self.query"] == (32, 32)
+    assert base.shape.linears["encoder.layer.0.output.dense"] == (48, 32)
 
 
 @pytest.mark.parametrize("model_type", TINY_ENCODERS)
@@ -99,12 +101,6 @@ def test_rows_of_a_batch_get_what_they_get_alone(encoder_dirs, model_type):
     for row, found in zip(rows, together, strict=True):
         alone = torch.tensor([row])
         torch.testing.assert_close(hidden_states(base.model, alone, torch.ones_like(alone))[0].mean(0), found)
-
-
-def test_dtype_and_bytes(encoder_dirs):
-    folder = encoder_dirs["bert"]
-    assert load_base(entry(folder, dtype="bfloat16")).model.dtype == torch.bfloat16
-    assert weight_bytes(entry(folder, dtype="bfloat16")) * 2 == weight_bytes(entry(folder))
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -143,7 +139,7 @@ def test_a_causal_model_is_no_encoder_and_an_encoder_no_causal_model(folder, tmp
         shape_of(entry(folder, "causal"))
 
 
-def test_an_encoder_that_reads_from_left_to_right_is_refused(folder, monkeypatch):
+def test_an_encoder_that_reads_from_left_to_right_or_reads_padding_is_refused(folder, monkeypatch):
     forward = BertModel.forward
 
     def causal(self, input_ids, attention_mask, **kwargs):
@@ -154,16 +150,13 @@ def test_an_encoder_that_reads_from_left_to_right_is_refused(folder, monkeypatch
         out.last_hidden_state = torch.cat(rows, dim=1)
         return out
 
-    monkeypatch.setattr(BertModel, "forward", causal)
-    with pytest.raises(Unavailable, match="not an encoder: what follows a token changes nothing"):
-        load_base(entry(folder))
-
-
-def test_an_encoder_that_reads_padding_is_refused(folder, monkeypatch):
-    forward = BertModel.forward
-    monkeypatch.setattr(BertModel, "forward", lambda self, attention_mask, **kwargs: forward(self, **kwargs))
-    with pytest.raises(Unavailable, match="reads padding"):
-        load_base(entry(folder))
+    for other, sentence in (
+        (causal, "not an encoder: what follows a token changes nothing"),
+        (lambda self, attention_mask, **kwargs: forward(self, **kwargs), "reads padding"),
+    ):
+        monkeypatch.setattr(BertModel, "forward", other)
+        with pytest.raises(Unavailable, match=sentence):
+            load_base(entry(folder))
 
 
 def test_a_tokenizer_without_cls_and_sep_is_refused(folder):

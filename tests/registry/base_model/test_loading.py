@@ -1,4 +1,4 @@
-"""Allowlist, loading and fingerprint of base models, on tiny models and without a network."""
+"""Allowlist, loading, fingerprint and refusals of base models, on tiny models and without a network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ import httpx2
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
 from registry.base_model import load_base, load_text, read_allowlist, shape_of
 from registry.base_model.fingerprint import fingerprint
 from registry.errors import InvalidParameter, Unavailable
+from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
+from tests.tiny_models import build_tiny_base
 
 COMMIT = "1" * 40
 
@@ -124,25 +127,19 @@ def test_a_configuration_that_changes_has_another_shape_and_a_copy_elsewhere_the
     shape.linears.clear()  # nobody else's
     copy = shape_of(entry(shutil.copytree(folder, tmp_path / "copy")))
     assert len(copy.linears) > 1
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "n_head": 4, "n_layer": 3}))
+    change_config(folder, n_head=4, n_layer=3)
     changed = shape_of(entry(folder))
     assert (copy.kv, changed.kv) == ((2, 16), (4, 8))
     assert len(changed.linears) > len(copy.linears)
     assert changed.fingerprint != copy.fingerprint
 
 
-def test_dtype_changes_the_model_and_not_the_fingerprint(folder):
+def test_dtype_changes_the_model_and_not_the_fingerprint(folder, capfd):
+    shown = logging.is_progress_bar_enabled()
     base = load_base(entry(folder, dtype="bfloat16"))
     assert base.model.dtype == torch.bfloat16
     assert base.shape.fingerprint == fingerprint(folder)
-
-
-def test_no_progress_bars_and_their_setting_stays(folder, capfd):
-    shown = logging.is_progress_bar_enabled()
-    load_base(entry(folder))
-    assert logging.is_progress_bar_enabled() == shown
-    assert capfd.readouterr().err == ""
+    assert (logging.is_progress_bar_enabled(), capfd.readouterr().err) == (shown, "")  # no progress bars
 
 
 def test_tokenize_puts_bos_in_front_as_the_entry_says(folder):
@@ -157,16 +154,12 @@ def test_tokenize_puts_bos_in_front_as_the_entry_says(folder):
 
 
 def test_truncation_saved_in_the_tokenizer_does_not_cut_texts(folder):
-    file = folder / "tokenizer.json"
-    saved = json.loads(file.read_text())
-    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    file.write_text(json.dumps(saved))
-    assert len(load_base(entry(folder)).tokenize("word " * 50)) > 50
-
-
-def test_text_that_is_not_unicode_is_refused(folder):
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    change_config(folder, "tokenizer.json", truncation=truncation)
+    base = load_base(entry(folder))
+    assert len(base.tokenize("word " * 50)) > 50
     with pytest.raises(InvalidParameter, match="valid Unicode at character 2"):
-        load_base(entry(folder)).tokenize("ab\ud800c")
+        base.tokenize("ab\ud800c")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -187,25 +180,27 @@ def test_pickled_weights_are_not_loaded(folder):
 
 def test_damaged_files(folder):
     good = (folder / "config.json").read_text()
-    (folder / "config.json").write_text("{")
-    with pytest.raises(Unavailable):
-        load_base(entry(folder))
-    (folder / "config.json").write_text(json.dumps({"model_type": "no-such-family"}))
-    with pytest.raises(Unavailable):
-        shape_of(entry(folder))
+    for text, act in (("{", load_base), (json.dumps({"model_type": "no-such-family"}), shape_of)):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(Unavailable):
+            act(entry(folder))
     (folder / "config.json").write_text(good)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-10])
     with pytest.raises(Unavailable, match="clean safetensors"):
         load_base(entry(folder))
 
 
-def test_folder_that_is_gone_and_hub_without_network(tmp_path):
-    with pytest.raises(Unavailable, match="is gone"):
-        load_base(entry(tmp_path / "none"))
-    with pytest.raises(Unavailable, match="not in the local cache"):
-        load_base(BaseEntry(id="x", source="nobody/nothing-here", revision="0" * 40))
-    with pytest.raises(Unavailable, match="no revision is pinned"):
-        load_base(BaseEntry(id="x", source="nobody/nothing-here"))
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"source": "/nowhere/none"}, "is gone"),
+        ({"source": "nobody/nothing-here", "revision": "0" * 40}, "not in the local cache"),
+        ({"source": "nobody/nothing-here"}, "no revision is pinned"),
+    ],
+)
+def test_folder_that_is_gone_and_hub_without_network(fields, sentence):
+    with pytest.raises(Unavailable, match=sentence):
+        load_base(BaseEntry(id="x", **fields))
 
 
 def test_pinned_hub_revision_is_loaded_from_the_cache(folder, tmp_path, monkeypatch):
@@ -305,10 +300,9 @@ def test_a_hub_that_lacks_the_revision(hub):
 # fingerprint
 
 
-def change_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    config.update(changes)
-    (folder / "config.json").write_text(json.dumps(config, indent=7))
+def change_config(folder, file="config.json", **changes):
+    config = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(config | changes, indent=7))
 
 
 def test_fingerprint_ignores_where_and_by_what_it_was_saved(folder):
@@ -337,19 +331,16 @@ def test_fingerprint_of_a_sharded_model_is_the_same(folder):
 
 
 def test_fingerprint_changes_with_anything_that_matters(folder):
-    seen = [fingerprint(folder)]
     weights = load_file(folder / "model.safetensors")
-    name = "transformer.h.1.mlp.c_fc.bias"
-    weights[name][0] += 1e-6
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    seen.append(fingerprint(folder))
-    save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors")
-    seen.append(fingerprint(folder))
-    change_config(folder, n_head=4)
-    seen.append(fingerprint(folder))
-    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
-    seen.append(fingerprint(folder))
-    assert len(set(seen)) == 5
+    weights["transformer.h.1.mlp.c_fc.bias"][0] += 1e-6
+    changes = [
+        lambda: None,
+        lambda: save_file(weights, folder / "model.safetensors", metadata={"format": "pt"}),
+        lambda: save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors"),
+        lambda: change_config(folder, n_head=4),
+        lambda: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n"),
+    ]
+    assert len({(change(), fingerprint(folder))[1] for change in changes}) == 5
 
 
 def count_computations(monkeypatch):
@@ -367,25 +358,16 @@ def count_computations(monkeypatch):
 def test_cache_is_used_until_size_or_time_of_a_file_changes(folder, tmp_path, monkeypatch):
     calls, cache = count_computations(monkeypatch), tmp_path / "cache" / "deep"
     first = fingerprint(folder, cache_dir=cache)
-    assert fingerprint(folder, cache_dir=cache) == first
-    assert len(calls) == 1
-    assert fingerprint(folder) == first  # without a cache it is computed
-    assert len(calls) == 2
+    shape = shape_of(entry(folder), cache)
+    assert load_base(entry(folder), cache_dir=cache).shape == shape
+    assert (fingerprint(folder, cache_dir=cache), len(calls)) == (first, 1)
+    assert (fingerprint(folder), len(calls)) == (first, 2)  # without a cache it is computed
     os.utime(folder / "model.safetensors", ns=(1, 1))
-    assert fingerprint(folder, cache_dir=cache) == first
-    assert len(calls) == 3
+    assert (fingerprint(folder, cache_dir=cache), len(calls)) == (first, 3)
     change_config(folder, n_head=4)
     assert fingerprint(folder, cache_dir=cache) != first
     assert len(calls) == 4
     assert not list(cache.glob("*.tmp"))
-
-
-def test_shape_without_reading_the_weights_once_cached(folder, tmp_path, monkeypatch):
-    shape = shape_of(entry(folder), tmp_path / "cache")
-    calls = count_computations(monkeypatch)
-    assert shape_of(entry(folder), tmp_path / "cache") == shape
-    assert load_base(entry(folder), cache_dir=tmp_path / "cache").shape == shape
-    assert calls == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"key": "other", "fingerprint": "sha256:0"}'])
@@ -399,3 +381,131 @@ def test_a_damaged_cache_is_no_cache(folder, tmp_path, content):
 def test_a_cache_that_cannot_be_written_costs_time_only(folder, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert fingerprint(folder, cache_dir=tmp_path / "cache") == fingerprint(folder)
+
+
+# what cannot be a base model is refused by name: by its configuration, by its files, or on its first tokens
+
+
+def written(folder, **config):
+    """`folder` with this configuration instead of its own."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return entry(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration.*encoder"),
+        ({"model_type": "t5"}, "family 't5', an encoder-decoder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*needs kind = 'encoder'"),
+        ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
+        ({"model_type": "vit"}, "family 'vit', and not a causal"),
+        ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "takes more than text"),
+        ({"model_type": "bloom"}, "'bloom'.*has no number 'max_position_embeddings'"),
+        ({"model_type": "mamba"}, "'mamba'.*has no number 'max_position_embeddings'"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "norms come after"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "embeddings are projected"),
+        ({"model_type": "gpt2", "quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
+        ({"model_type": "gpt2", "n_embd": "many"}, "cannot be used"),
+        ({"model_type": "gpt2", "n_embd": 33, "n_head": 2}, "no model can be built"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "cannot be used|no model can be built"),
+        ({"model_type": "no-such", "auto_map": {"AutoConfig": "evil.Config"}}, "cannot be used"),
+        ({}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_a_base_model_is_refused_by_name(folder, config, match):
+    (folder / "evil.py").write_text("raise SystemExit('code of a model was run')")
+    for act in (shape_of, load_base):
+        with pytest.raises(Unavailable, match=match) as caught:
+            act(written(folder, **config))
+        assert str(caught.value).startswith("Base model 'tiny'")
+
+
+def test_all_that_is_wrong_with_an_opt_at_once(folder):
+    with pytest.raises(Unavailable) as caught:
+        shape_of(written(folder, model_type="opt", do_layer_norm_before=False, word_embed_proj_dim=512))
+    assert len(caught.value.problems) == 2
+
+
+def small(tmp_path, model_type, **settings):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    settings = {**sizes, "max_position_embeddings": 64, **settings}
+    return entry(build_tiny_base(tmp_path / model_type, model_type=model_type, **settings))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gemma2", {"num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": 0.5}),
+        ("cohere", {"num_key_value_heads": 2, "logit_scale": 0.25}),
+        ("granite", {"num_key_value_heads": 2, "logits_scaling": 4.0}),
+    ],
+)
+def test_logits_that_a_family_scales_or_caps_are_its_own(tmp_path, model_type, settings, dtype):
+    base = load_base(small(tmp_path, model_type, **settings).model_copy(update={"dtype": dtype}))
+    ids = torch.tensor([[0, 5, 17, 250, 3, 99]])
+    with torch.no_grad():
+        found = lm_logits(base.model, hidden_states(base.model, ids, torch.ones_like(ids)))
+        assert torch.equal(found, base.model(ids).logits)
+        assert not torch.allclose(found, base.model.get_output_embeddings()(base.model.base_model(ids)[0]), rtol=0.01)
+
+
+def test_logits_made_in_another_way_are_refused(tiny_base_dir, monkeypatch):
+    forward = GPT2LMHeadModel.forward
+
+    def shifted(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        out.logits = out.logits + torch.linspace(0, 0.01, out.logits.shape[-1])
+        return out
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", shifted)
+    with pytest.raises(Unavailable, match=r"'gpt2'.*another way than by an output layer"):
+        load_base(entry(tiny_base_dir))
+
+
+def test_a_model_that_reads_ahead_is_refused(tmp_path):
+    config = small(tmp_path, "bert")
+    change_config(tmp_path / "bert", architectures=["BertLMHeadModel"])
+    with pytest.raises(Unavailable, match=r"'bert'.*not a causal language model"):
+        load_base(config)
+
+
+def test_weights_that_lack_a_tensor_are_refused_and_a_tied_head_is_none(folder, tmp_path):
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    load_base(entry(folder))
+    llama = build_tiny_base(tmp_path / "llama", model_type="llama")
+    weights = load_file(llama / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Unavailable, match=r"lack 1 of the model's tensors, lm_head\.weight"):
+        load_base(entry(llama))
+
+
+def test_weights_that_are_not_finite_or_of_another_size_are_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    for value in (float("nan"), float("inf")):
+        weights["transformer.h.1.mlp.c_fc.bias"][0] = value
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(Unavailable, match="not finite in float32"):
+            load_base(entry(folder))
+    change_config(folder, n_embd=64)
+    with pytest.raises(Unavailable, match="cannot be loaded"):
+        load_base(entry(folder))
+
+
+def test_a_tokenizer_beyond_the_embeddings_is_refused(tmp_path):
+    folder = build_tiny_base(tmp_path / "base", vocab_size=280)
+    other = build_tiny_base(tmp_path / "other", vocab_size=300)
+    shutil.copy(other / "tokenizer.json", folder / "tokenizer.json")
+    with pytest.raises(Unavailable, match="300 tokens, and its embeddings are of 280"):
+        load_base(entry(folder))
+
+
+def test_a_tokenizer_without_bos_and_eos(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    base = load_base(entry(folder))
+    assert (base.bos_id, base.eos_id) == (None, None)
+    ids = base.tokenize("The quick brown fox")
+    assert ids == base.tokenize("The quick brown fox", bos=False) == base.tokenize("The quick brown fox", bos=True)
+    assert base.tokenize("") == []

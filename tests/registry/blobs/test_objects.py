@@ -11,6 +11,7 @@ import pytest
 
 from registry.blobs import bucket, open_blobs
 from registry.blobs.bucket import Bucket
+from registry.blobs.cache import BlobCache
 from registry.blobs.objects import ObjectBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
@@ -143,6 +144,51 @@ class TestTheCache:
         (other.folder.parent / "cache").write_text("")
         with pytest.raises(Unavailable, match="cache of blobs on this server cannot be written"):
             other.read(HELLO)
+
+
+# --- the cache's folder beside other processes ------------------------------------------------------
+
+VERIFIED = b"bytes that were just verified"
+VERIFIED_DIGEST = sha256_digest(VERIFIED)
+
+
+def kept(cache: BlobCache) -> bytes:
+    """What is given of a file that the cache takes in."""
+    with cache.fetching(VERIFIED_DIGEST) as (path, file):
+        file.write(VERIFIED)
+        file.flush()
+        found = cache.keep(path, VERIFIED_DIGEST)
+    assert found is not None
+    with found:
+        return found.read()
+
+
+def test_what_was_kept_is_known_and_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = BlobCache(tmp_path / "cache", 2**20)
+    assert kept(cache) == VERIFIED
+    monkeypatch.setattr("registry.blobs.cache.hashlib.file_digest", None)  # it is not hashed again
+    found = cache.open(VERIFIED_DIGEST)
+    assert found is not None
+    with found:
+        assert found.read() == VERIFIED
+
+
+def test_what_another_process_puts_in_its_place_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the name and the first look at it."""
+    cache, replace = BlobCache(tmp_path / "cache", 2**20), Path.replace
+
+    def replaced(path: Path, target: Path) -> Path:
+        found = replace(path, target)
+        (tmp_path / "other").write_bytes(b"other bytes, of the same name")
+        replace(tmp_path / "other", target)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replaced)
+        assert kept(cache) == VERIFIED
+    assert cache.open(VERIFIED_DIGEST) is None
 
 
 def answered(status: int, code: str) -> Fault:

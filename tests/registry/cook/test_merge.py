@@ -9,11 +9,21 @@ import pytest
 
 from registry.adapters.experts import merge_bank
 from registry.adapters.weights import adapter_digest, load_tensors
-from registry.catalogue.rows import AdapterRow
 from registry.errors import Incompatible, Retired
-from registry.names import parse_ref
 from registry.spec import BankConfig, Provenance
-from tests.registry.toy_registry import CONFIG, INIT, LORA, SHAPE, ToyRegistry, inline, passages, vectors_of, weights
+from tests.registry.toy_registry import (
+    CONFIG,
+    INIT,
+    LORA,
+    SHAPE,
+    ToyRegistry,
+    assert_rebuilt,
+    by_hand,
+    inline,
+    passages,
+    vectors_of,
+    weights,
+)
 
 BANK = BankConfig(expert=CONFIG, experts=3)
 LORA_BANK = BankConfig(expert=LORA, share="none", experts=2)
@@ -27,12 +37,7 @@ def world(verbs: ToyRegistry) -> ToyRegistry:
 
 
 def merge(world: ToyRegistry, ref: str = "acme/bank", **request: Any) -> Any:
-    return world.cook(recipe={"ingredients": [{"ref": ref}]}, **request)
-
-
-def bank_row(world: ToyRegistry) -> AdapterRow:
-    with world.database.read() as catalogue:
-        return catalogue.adapters.resolve(None, parse_ref("acme/bank"))
+    return world.cook(recipe=by_hand(ref), **request)
 
 
 @pytest.mark.parametrize("config", [BANK, LORA_BANK])
@@ -55,46 +60,33 @@ def test_a_bank_alone_becomes_its_adapter(verbs, config, mixing):
         assert [child.ref for child in catalogue.soups.children(bank.digest, None)] == ["acme/law@1"]
     said = "" if mixing else ": the mean of its "
     assert cooked.reason.startswith("One adapter by merge" + said)
+    again = merge(verbs, name="acme/law", **mixing)
+    assert (again.cached, again.created, again.digest) == (True, False, cooked.digest)
+    assert_rebuilt(verbs, cooked, recipe=by_hand("acme/bank"), name="acme/law", **mixing)
     assert row.card.description == f"Merge of acme/bank@1, a bank of {config.experts} experts."
     assert row.card.metadata == {"mixing": "merge"}
 
 
-def test_the_same_recipe_is_known_and_lost_bytes_are_made_again_to_the_last_bit(world):
-    first = merge(world)
-    assert first.model.startswith("acme/soup-")
-    again = merge(world)
-    assert (again.cached, again.created, again.digest) == (True, False, first.digest)
-    row = world.row(first.soup_id)
-    before = world.blobs.read(row.weights_blob)
-    world.blobs.delete(row.weights_blob)
-    third = merge(world)
-    assert (third.cached, third.digest) == (False, first.digest)
-    assert world.blobs.read(row.weights_blob) == before
-
-
-def test_it_starts_where_the_bank_did_and_is_averaged_with_what_started_there_too(world):
-    merged = merge(world, name="acme/merged")
-    row = world.row(merged.soup_id)
+def test_it_takes_the_place_of_the_bank_with_its_domain_sample_and_initialisation(world):
+    row = world.row(merge(world, name="acme/merged").soup_id)
+    assert (row.kind, row.domain, row.sample_state) == ("adapter", "law", "ready")
+    assert row.sample == world.named("acme/bank").sample
     assert row.provenance == Provenance(init_hash=INIT.init_hash, init_source="declared")
     world.push("acme/plain", seed=1)
-    soup = world.cook(recipe={"ingredients": [{"ref": "acme/merged"}, {"ref": "acme/plain"}]})
+    soup = world.cook(recipe=by_hand("acme/merged", "acme/plain"))
     assert soup.recipe.mixing.method == "average"
     assert "initialisation agree" in soup.reason
+    world.ready("acme/other", seed=3, config=BANK, domain="law", text="code")  # the same bank with another sample
+    assert world.row(merge(world, "acme/other", name="acme/merged").soup_id).sample == row.sample
 
 
-def test_a_bank_of_unknown_origin_gives_an_adapter_of_unknown_origin(verbs):
+def test_a_bank_without_origin_or_sample_gives_an_adapter_without(verbs):
     verbs.push("acme/bank", config=BANK, provenance=Provenance())
-    assert verbs.row(merge(verbs).soup_id).provenance == Provenance()
+    row = verbs.row(merge(verbs).soup_id)
+    assert (row.provenance, row.sample, row.sample_state) == (Provenance(), None, "none")
 
 
 # --- in the place of the bank -----------------------------------------------------------------------
-
-
-def test_the_merge_is_an_adapter_of_the_banks_domain_with_its_sample(world):
-    bank = bank_row(world)
-    row = world.row(merge(world, name="acme/merged").soup_id)
-    assert (row.kind, row.domain, row.sample_state) == ("adapter", "law", "ready")
-    assert row.sample == bank.sample
 
 
 def test_it_is_found_for_its_domain_and_the_bank_never(world):
@@ -125,16 +117,11 @@ def test_vectors_that_came_without_text_are_the_merges_too(verbs):
     assert not row.sample.has_text
 
 
-def test_the_text_of_a_bank_stays_in_its_namespace(world):
+def test_the_text_and_name_of_a_bank_stay_in_its_namespace(world):
     row = world.row(merge(world, name="other/merged", namespace="other").soup_id)
     assert (row.sample, row.sample_state, row.domain) == (None, "none", "law")
-    assert world.row(merge(world, name="acme/merged").soup_id).sample is not None
-
-
-def test_a_bank_without_a_sample_gives_an_adapter_without_one(verbs):
-    verbs.push("acme/bank", config=BANK)
-    row = verbs.row(merge(verbs).soup_id)
-    assert (row.sample, row.sample_state) == (None, "none")
+    assert "acme" not in row.card.description
+    assert world.named("acme/bank").digest[:19] in row.card.description
 
 
 def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_again(verbs):
@@ -149,12 +136,6 @@ def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_a
     assert soup.model == "acme/merged@1"
 
 
-def test_a_sample_of_the_merges_own_stays(world):
-    row = world.row(merge(world, name="acme/merged").soup_id)
-    world.ready("acme/other", seed=3, config=BANK, domain="law", text="code")
-    assert world.row(merge(world, "acme/other", name="acme/merged").soup_id).sample == row.sample
-
-
 def test_many_at_once_are_one(world):
     with ThreadPoolExecutor(4) as pool:
         cooked = list(pool.map(lambda _: merge(world, name="acme/merged"), range(6)))
@@ -164,7 +145,7 @@ def test_many_at_once_are_one(world):
 
 def test_the_merge_of_a_bank_that_is_retired_stays(world):
     merged = merge(world, name="acme/merged")
-    bank = bank_row(world)
+    bank = world.named("acme/bank")
     with world.database.write() as catalogue:
         catalogue.adapters.retire(bank.id)
     with world.database.read() as catalogue:
@@ -174,12 +155,6 @@ def test_the_merge_of_a_bank_that_is_retired_stays(world):
     assert soup.digest == merged.digest
     with pytest.raises(Retired):
         merge(world)
-
-
-def test_the_names_of_another_namespaces_bank_are_not_told(world):
-    row = world.row(merge(world, name="other/merged", namespace="other").soup_id)
-    assert "acme" not in row.card.description
-    assert bank_row(world).digest[:19] in row.card.description
 
 
 # --- what is refused, and verification --------------------------------------------------------------
@@ -202,28 +177,21 @@ def test_what_cannot_be_is_refused_and_nothing_is_stored(world, recipe, request_
         assert {row.ref for row in catalogue.adapters.list(None, limit=9).rows} == {"acme/bank@1", "acme/plain@1"}
 
 
-def test_a_bank_among_others_is_refused_with_what_to_do(world):
+def test_a_bank_among_others_is_refused_with_what_to_do_and_twice_it_is_one(world):
     world.push("acme/plain", seed=1)
-    with pytest.raises(Incompatible) as refused:
-        world.cook(recipe={"ingredients": [{"ref": "acme/bank"}, {"ref": "acme/plain"}]})
-    assert "Merge each bank by itself" in refused.value.message
+    with pytest.raises(Incompatible, match="Merge each bank by itself") as refused:
+        world.cook(recipe=by_hand("acme/bank", "acme/plain"))
     assert refused.value.problems
-
-
-def test_a_bank_named_twice_is_one_bank(world):
-    cooked = world.cook(recipe={"ingredients": [{"ref": "acme/bank", "weight": 0.2}, {"ref": "acme/bank@1"}]})
-    assert cooked.digest == merge(world).digest
+    twice = world.cook(recipe={"ingredients": [{"ref": "acme/bank", "weight": 0.2}, {"ref": "acme/bank@1"}]})
+    assert twice.digest == merge(world).digest
 
 
 def test_a_merge_is_verified_where_a_sample_comes_with_it(world):
     texts = {"texts": passages("law", 20, seed=5)}
-    refused = merge(world, sample=texts, verify=True)
-    assert refused.abstained
-    cooked = merge(world, sample=texts, verify=False)
-    world.gains[cooked.digest] = lambda text: 0.5
+    assert merge(world, sample=texts, verify=True).abstained
+    world.gains[merge(world).digest] = lambda text: 0.5
     helped = merge(world, sample=texts, verify=True)
-    assert not helped.abstained
-    assert helped.evidence.verification.helps
+    assert (helped.abstained, helped.evidence.verification.helps) == (False, True)
 
 
 def test_other_weights_under_a_banks_configuration_are_refused_at_push(verbs):

@@ -23,11 +23,12 @@ from registry.errors import InvalidParameter
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
 from tests.registry.cook.test_setting import set_tuning
-from tests.registry.toy_registry import FakeBase, ToyRegistry, passages
+from tests.registry.toy_registry import FakeBase, ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
 
-SAMPLE = {"texts": passages("law", 30, seed=7)}
+SAMPLE = sample("law")
+SPENT = Spent(seconds=9.0, forward_seconds=2.0)
 
 
 def request(**fields) -> CookRequest:
@@ -42,34 +43,26 @@ def pool(verbs) -> ToyRegistry:
 
 
 @pytest.mark.parametrize(
-    ("effort", "more"),
+    ("fields", "more"),
     [
-        (None, ["quick", "thorough", "tune"]),
-        ("instant", ["quick", "thorough", "tune"]),
-        ("quick", ["thorough", "tune"]),
-        ("thorough", ["tune"]),
-        ("tune", []),
+        ({}, ["quick", "thorough", "tune"]),
+        ({"effort": "instant"}, ["quick", "thorough", "tune"]),
+        ({"effort": "quick"}, ["thorough", "tune"]),
+        ({"effort": "thorough"}, ["tune"]),
+        ({"effort": "tune"}, []),
+        ({"recipe": by_hand("a/b")}, ["tune"]),
+        ({"verify": False}, []),
     ],
 )
-def test_what_does_more_has_a_price(effort, more):
-    found = beyond(request(effort=effort), Spent(seconds=9.0, forward_seconds=2.0), 30, candidates=21, tuning=True)
-    assert [one.effort for one in found] == more
-    for one in found:
-        assert one.seconds == pytest.approx(START_SECONDS + 2.0 * one.passes)
-        assert one.passes == passes_of(one.effort, 30, 21)
-
-
-def test_a_recipe_by_hand_leaves_training_and_a_namespace_may_forbid_it():
-    spent = Spent(seconds=9.0, forward_seconds=2.0)
-    by_hand = request(recipe={"ingredients": [{"ref": "a/b"}]})
-    assert [one.effort for one in beyond(by_hand, spent, 30, candidates=21, tuning=True)] == ["tune"]
-    assert beyond(by_hand, spent, 30, candidates=21, tuning=False) == ()
-    assert [one.effort for one in beyond(request(), spent, 30, candidates=21, tuning=False)] == ["quick", "thorough"]
-
-
-def test_without_a_timed_pass_there_is_no_price():
-    assert beyond(request(), Spent(seconds=9.0), 30, candidates=21, tuning=True) == ()
-    assert beyond(request(verify=False), Spent(seconds=9.0, forward_seconds=1.0), 30, candidates=21, tuning=True) == ()
+def test_what_does_more_has_a_price(fields, more):
+    prices = beyond(request(**fields), SPENT, 30, candidates=21, tuning=True)
+    assert [price.effort for price in prices] == more
+    for price in prices:
+        assert price.seconds == pytest.approx(START_SECONDS + 2.0 * price.passes)
+        assert price.passes == passes_of(price.effort, 30, 21)
+    forbidden = beyond(request(**fields), SPENT, 30, candidates=21, tuning=False)
+    assert [price.effort for price in forbidden] == [effort for effort in more if effort != "tune"]
+    assert beyond(request(**fields), Spent(seconds=9.0), 30, candidates=21, tuning=True) == ()  # no pass was timed
 
 
 @pytest.mark.parametrize("passages", [100, 30, 20, 15, 5])
@@ -109,18 +102,15 @@ def test_every_answer_says_what_it_took(pool, effort):
     cooked = pool.cook(sample=SAMPLE, effort=effort, verify=True)
     assert cooked.spent.seconds > 0
     assert (cooked.spent.passes is None) == (effort == "tune")  # whose made-up training takes no time
-    assert ("tune" in [one.effort for one in cooked.beyond]) == (effort != "tune")
+    assert ("tune" in [price.effort for price in cooked.beyond]) == (effort != "tune")
+    without = pool.cook(recipe=by_hand("acme/law", "acme/zoo"))
+    assert (without.spent.passes, without.beyond) == (None, ())
 
 
 def test_where_tuning_is_forbidden_it_has_no_price(pool):
     set_tuning(pool, "forbid")
     cooked = pool.cook(sample=SAMPLE, effort="quick", verify=True)
     assert [one.effort for one in cooked.beyond] == ["thorough"]
-
-
-def test_a_recipe_without_a_sample_has_no_price(pool):
-    cooked = pool.cook(recipe={"ingredients": [{"ref": "acme/law"}, {"ref": "acme/zoo"}]})
-    assert (cooked.spent.passes, cooked.beyond) == (None, ())
 
 
 # --- budgets ---------------------------------------------------------------------------------------

@@ -16,7 +16,17 @@ from registry.errors import Incompatible, InvalidParameter, InvalidSample, NotFo
 from registry.registry import Limits, SampleLimits
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
-from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WIDE_LORA, ToyRegistry, passages, vectors_of
+from tests.registry.toy_registry import (
+    CONFIG,
+    LORA,
+    OTHER_INIT,
+    SHAPE,
+    WIDE_LORA,
+    ToyRegistry,
+    passages,
+    sample,
+    vectors_of,
+)
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
 
@@ -24,15 +34,12 @@ PREFIX = PrefixConfig(length=3)
 NAMES = ("code", "law", "news", "zoo")
 
 
-def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
-    return {"texts": [text for domain in domains for text in passages(domain, count, seed=7)]}
-
-
 @pytest.fixture
 def pool(verbs) -> ToyRegistry:
-    """Four adapters, each from a start of its own; nobody helps, as far as losses say."""
+    """Four adapters, each with its own initialisation. None passes the screen; any soup gains 0.1 nats a token."""
     for seed, name in enumerate(NAMES):
         verbs.ready(f"acme/{name}", seed=seed, provenance={})
+    verbs.tiny.anything_helps = 0.1
     return verbs
 
 
@@ -43,98 +50,79 @@ def helps(pool: ToyRegistry, **scores: float) -> dict[str, str]:
     return {name: row.digest for name, row in rows.items()}
 
 
-def quick(pool: ToyRegistry, *domains: str, **request):
-    return pool.cook(sample=sample(*(domains or ("law",))), effort="quick", verify=True, **request)
+def quick(pool: ToyRegistry, *domains: str, effort: str = "quick", **request):
+    return pool.cook(sample=sample(*(domains or ("law",))), effort=effort, verify=True, **request)
+
+
+QUICK, THOROUGH = (
+    CookRequest.model_validate({"sample": {"texts": ["text"]}, "effort": effort}) for effort in ("quick", "thorough")
+)
+
+
+def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
+    """What a weighing of these adapters (of all, by default) leads to, by way."""
+    rows = [pool.named(f"acme/{name}") for name in names or NAMES]
+    candidates = [(row, part_of(row, "1", pool.blobs)) for row in rows]
+    weighing = request_of(request, candidates, ["text"])
+    parts = [part for _, part in candidates]
+    return side_by_side(pool.weigh("tiny", weighing), parts, request, SHAPE, weighing)
 
 
 def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_passages(pool):
     digests = helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps = 0.1
+    pool.gains[digests["law"]] = lambda _: 0.07
     cooked = quick(pool)
     assert not cooked.abstained
     assert cooked.recipe.mixing == RecompressMixing()
-    found = {one.digest: one for one in cooked.recipe.ingredients}
-    assert found.keys() == {digests["law"], digests["news"]}
-    law = found[digests["law"]]
+    ingredients = {ingredient.digest: ingredient for ingredient in cooked.recipe.ingredients}
+    assert ingredients.keys() == {digests["law"], digests["news"]}
+    law = ingredients[digests["law"]]
     assert law.weight == "0.3"  # the mean of .4 and .2
     assert law.layers == {"layers.0.ffn": "1.333333333", "layers.1.ffn": "0.666666667"}
-    verification = cooked.evidence.verification
-    assert (verification.held_out, verification.passages) == (True, 6)
-    assert cooked.evidence.search.trials[0].difference == pytest.approx(verification.difference)
+    search, verification = cooked.evidence.search, cooked.evidence.verification
+    assert (verification.held_out, verification.passages, verification.ways) == (True, 6, 2)
+    assert search.trials[0].difference == pytest.approx(verification.difference)
+    # the report: every candidate with its screen, best first
+    assert [(c.domain, c.score) for c in search.candidates[:2]] == [("law", 0.4), ("news", 0.2)]
+    assert [c.coefficient for c in search.candidates[:2]] == pytest.approx([0.3, 0.15])
+    assert all(c.coefficient is None and c.score == -0.1 for c in search.candidates[2:])
+    assert (search.effort, search.decided_on, search.held_out) == ("quick", 24, 6)
+    # the heaviest adapter alone is compared on the same passages, and is no candidate for the answer
+    assert (search.single.ref, search.single.digest) == (pool.named("acme/law").ref, digests["law"])
+    assert search.single.difference == pytest.approx(-0.07)
+    assert search.single.ahead == pytest.approx(-0.03, abs=0.002)
+    assert "law" not in {trial.way for trial in search.trials}
+    again = quick(pool)
+    assert (again.digest, again.cached, again.created) == (cooked.digest, True, False)
 
 
-def test_passages_that_were_held_out_are_not_decided_on(pool):
+def test_held_out_passages_take_no_part_in_weighing_or_ranking(pool):
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
-    quick(pool)
-    (asked,) = pool.weighings
-    texts = sample("law")["texts"]
-    assert list(asked.texts) == [text for number, text in enumerate(texts) if number % 5 != 4]
-    assert len(asked.candidates) == 4
-
-
-def test_passages_that_were_held_out_have_no_part_in_ranking_either(pool):
-    helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
     texts = sample("law")["texts"]
     texts[4::5] = sample("zoo", count=6)["texts"]
     selection = pool.cook(sample={"texts": texts}, effort="quick", verify=True).evidence.selection
+    (request,) = pool.weighings
+    assert list(request.texts) == [text for number, text in enumerate(texts) if number % 5 != 4]
+    assert len(request.candidates) == 4
     assert selection.units == 24
-    assert [one.domain for one in selection.selected] == ["law"]
+    assert [domain.domain for domain in selection.selected] == ["law"]
     whole = pool.cook(sample={"texts": texts}, effort="instant").evidence.selection
-    assert {one.domain for one in whole.selected} == {"law", "zoo"}
+    assert {domain.domain for domain in whole.selected} == {"law", "zoo"}
 
 
-def test_the_report_names_every_candidate_with_its_screen_best_first(pool):
-    helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps = 0.1
-    search = quick(pool).evidence.search
-    assert [(one.domain, one.score) for one in search.candidates[:2]] == [("law", 0.4), ("news", 0.2)]
-    assert [one.coefficient for one in search.candidates[:2]] == pytest.approx([0.3, 0.15])
-    assert all(one.coefficient is None and one.score == -0.1 for one in search.candidates[2:])
-    assert (search.effort, search.decided_on, search.held_out) == ("quick", 24, 6)
-
-
-def test_the_better_of_both_ways_wins(pool):
-    """The selector's own choice is tried too; whoever has the lower loss on the held-out passages is taken."""
-    helps(pool, zoo=0.4)
-    pool.gains[pool.named("acme/law").digest] = lambda _: 0.5
+@pytest.mark.parametrize("weighed", ["zoo", "law"])
+def test_the_selectors_own_soup_is_tried_too_and_wins_with_the_lower_loss(pool, weighed):
+    helps(pool, **{weighed: 0.4})
+    law = pool.named("acme/law")
+    pool.gains[law.digest] = lambda _: 0.5
     cooked = quick(pool)
     assert {trial.way for trial in cooked.evidence.search.trials} == {"weighed", "selected"}
-    assert cooked.model == pool.named("acme/law").ref
-
-
-def test_the_heaviest_adapter_by_itself_is_held_against_the_soup_on_the_same_passages(pool):
-    digests = helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps = 0.1
-    pool.gains[digests["law"]] = lambda _: 0.07
-    cooked = quick(pool)
-    single = cooked.evidence.search.single
-    assert (single.ref, single.digest) == (pool.named("acme/law").ref, digests["law"])
-    assert single.difference == pytest.approx(-0.07)
-    assert single.ahead == pytest.approx(-0.03, abs=0.002)
-    assert "law" not in {trial.way for trial in cooked.evidence.search.trials}
-    assert cooked.evidence.verification.ways == 2, "it is no candidate for the answer"
-
-
-def test_losses_say_which_adapter_is_best_by_itself_where_they_are_known(pool):
-    digests = helps(pool, law=0.4, news=0.3)
-    pool.tiny.anything_helps = 0.1
-    single = thorough(pool).evidence.search.single
-    assert single.digest == digests["law"]
-
-
-def test_an_answer_that_is_the_best_adapter_is_not_held_against_itself(pool):
-    helps(pool, law=0.4)
-    pool.gains[pool.named("acme/law").digest] = lambda _: 0.5
-    cooked = quick(pool)
-    assert cooked.model == pool.named("acme/law").ref
-    assert cooked.evidence.search.single is None
+    assert cooked.model == law.ref
+    assert (cooked.evidence.search.single is None) == (weighed == "law")  # no adapter is compared with itself
 
 
 def test_of_few_passages_each_is_scored_by_the_adapter_that_the_others_say_is_best(pool):
     by_turns(pool, {"law": 0.4, "code": 0.1}, *[{"law": 0.4, "code": 0.1}] * 2, {"news": 0.4, "code": 0.1})
-    pool.tiny.anything_helps = 0.1
     pool.gains[pool.named("acme/law").digest] = lambda _: 0.06
     pool.gains[pool.named("acme/news").digest] = lambda _: 0.0
     single = few(pool).evidence.search.single
@@ -155,14 +143,11 @@ def test_what_does_not_beat_the_base_is_not_cooked(pool):
 
 
 def test_where_nobody_passes_the_screen_only_the_selectors_choice_is_tried(pool):
-    cooked = quick(pool)
-    assert cooked.abstained
-    assert [trial.way for trial in cooked.evidence.search.trials] == ["selected"]
+    assert [trial.way for trial in quick(pool).evidence.search.trials] == ["selected"]
 
 
 def test_at_most_as_many_as_asked_for_and_as_fit_the_width(pool):
     helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
-    pool.tiny.anything_helps = 0.1
     assert len(quick(pool, options={"max_ingredients": 3}).recipe.ingredients) == 3
     assert len(quick(pool, max_width=4).recipe.ingredients) == 2  # each is 2 wide
 
@@ -172,28 +157,19 @@ def test_a_wide_adapter_leaves_out_only_what_does_not_fit_beside_it(pool):
         "acme/wide", seed=9, config=CONFIG.model_copy(update={"bottleneck": 5}), provenance=OTHER_INIT, text="law"
     )
     helps(pool, code=0.1, law=0.4, news=0.3, wide=0.2, zoo=0.05)
-    pool.tiny.anything_helps = 0.1
     for width, members in ((9, {"law", "news", "wide"}), (8, {"law", "news", "code", "zoo"})):
         found = quick(pool, max_width=width).evidence.search
         weighed = {one.domain for one in found.candidates if one.coefficient is not None}
         assert weighed == members
 
 
-def test_only_what_can_be_put_side_by_side_is_weighed(pool):
+def test_only_what_can_be_put_side_by_side_is_weighed_and_the_rest_is_told_why(pool):
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
-    quick(pool, "zoo")
-    assert {one.config.method for one in pool.weighings[-1].candidates} == {"bottleneck"}
-
-
-def test_who_is_not_weighed_is_told_why(pool):
-    pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
-    helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
-    (out,) = quick(pool, "zoo").evidence.search.left_out
-    assert out.ref == "acme/lora@1"
-    assert "The methods differ" in out.reason
+    (left_out,) = quick(pool, "zoo").evidence.search.left_out
+    assert {candidate.config.method for candidate in pool.weighings[-1].candidates} == {"bottleneck"}
+    assert left_out.ref == "acme/lora@1"
+    assert "The methods differ" in left_out.reason
 
 
 @pytest.mark.parametrize("block", [1, 3, 256])
@@ -203,7 +179,6 @@ def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkey
     """Of whatever size the blocks are: the same are weighed, and the same is told of the others."""
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
     monkeypatch.setattr(candidates_module, "MOST", most + len(also))
     found = {}
     for size in (256, block):
@@ -238,7 +213,6 @@ def test_of_many_that_are_not_weighed_the_best_ranked_are_named(pool):
     for number in range(40):
         pool.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=OTHER_INIT)
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
     search = quick(pool, "zoo").evidence.search
     assert len(search.left_out) == LISTED
     assert search.more_left_out == {candidates_module.NOT_BESIDE: 40 - LISTED}
@@ -253,47 +227,36 @@ def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
     assert sorted(len(one.layers) for one in cooked.recipe.ingredients) == [2, 6]
 
 
-def test_the_same_request_again_is_the_same_soup(pool):
-    helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps = 0.1
-    first, again = quick(pool), quick(pool)
-    assert (again.digest, again.cached, again.created) == (first.digest, True, False)
-
-
-def test_instant_takes_the_posteriors_weights(pool):
-    cooked = pool.cook(sample=sample("law", "zoo"), effort="instant", mixing={"method": "concat"})
-    assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
-    assert not pool.weighings
-
-
 # --- thorough -------------------------------------------------------------------------------------
 
 
 def thorough(pool: ToyRegistry, *domains: str, **request):
-    return pool.cook(sample=sample(*(domains or ("law",))), effort="thorough", verify=True, **request)
+    return quick(pool, *domains, effort="thorough", **request)
 
 
 def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
-    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
-    pool.tiny.anything_helps = 0.1
+    digests = helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
     search = thorough(pool).evidence.search
-    (asked,) = pool.weighings
-    assert (asked.keep, asked.steps * asked.batch, asked.alone) == (32, 4 * 24, 4)
+    (request,) = pool.weighings
+    assert (request.keep, request.steps * request.batch, request.alone) == (32, 4 * 24, 4)
     assert [trial.way for trial in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
     assert [trial.members for trial in search.trials] == [4, 4, 2, 1, 4]
     assert search.effort == "thorough"
-    assert [one.alone for one in search.candidates] == [-0.4, -0.3, -0.2, -0.1]
+    assert [candidate.alone for candidate in search.candidates] == [-0.4, -0.3, -0.2, -0.1]
+    assert search.single.digest == digests["law"]
+    # of few passages each is held out once here too
+    pool.weighings.clear()
+    assert [trial.way for trial in few(pool, effort="thorough").evidence.search.trials] == [
+        trial.way for trial in search.trials
+    ]
+    assert len(pool.weighings) == 4
 
 
 def test_a_mixture_of_distributions_keeps_the_bases_share(pool):
     digests = helps(pool, law=0.3, news=0.1)
-    request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
-    parts = [part_of(pool.named(f"acme/{name}"), "1", pool.blobs) for name in ("law", "news")]
-    asked = request_of(request, [(pool.named(p.ref), p) for p in parts], ["text"])
-    ways = side_by_side(pool.weigh("tiny", asked), parts, request, SHAPE, asked)
-    mixed, how = ways["em"]
-    assert how.mixing == ConcatMixing(scale="0.8")
-    assert {one.digest: one.weight for one in mixed} == {digests["law"]: "0.75", digests["news"]: "0.25"}
+    mixed, request = ways_of(pool, THOROUGH, "law", "news")["em"]
+    assert request.mixing == ConcatMixing(scale="0.8")
+    assert {part.digest: part.weight for part in mixed} == {digests["law"]: "0.75", digests["news"]: "0.25"}
 
 
 @pytest.mark.parametrize("best", ["em", "greedy", "weighed"])
@@ -310,18 +273,14 @@ def test_whatever_does_best_on_held_out_passages_wins_and_is_made_narrow(pool, b
 
 def mixtures(pool):
     """The wide soups that thorough tries, by way."""
-    candidates = [(pool.named(f"acme/{name}"), part_of(pool.named(f"acme/{name}"), "1", pool.blobs)) for name in NAMES]
-    request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
-    asked = request_of(request, candidates, ["text"])
-    ways = side_by_side(pool.weigh("tiny", asked), [part for _, part in candidates], request, SHAPE, asked)
     return {
-        way: mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=how) for way, (parts, how) in ways.items()
+        way: mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=request)
+        for way, (parts, request) in ways_of(pool, THOROUGH).items()
     }
 
 
 def test_at_most_as_many_as_asked_for_also_by_losses(pool):
     helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
-    pool.tiny.anything_helps = 0.1
     search = thorough(pool, options={"max_ingredients": 2}).evidence.search
     assert max(trial.members for trial in search.trials) == 2
     assert pool.weighings[-1].keep == 2
@@ -342,7 +301,6 @@ def few(pool: ToyRegistry, count: int = 15, effort: str = "quick", **request):
 def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_all(pool, count):
     pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=3, novel=3)))
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
     cooked = few(pool, count)
     texts = sample("law", count=count)["texts"]
     whole, *folds = [list(one.texts) for one in pool.weighings]
@@ -360,16 +318,15 @@ def test_two_are_too_few_to_hold_one_out_of_three(pool):
 
 
 def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
-    """Have adapters pass the screen of one weighing after another; gives the digest of the soup of each turn."""
+    """Have adapters pass the screen of one weighing after another; return the digest of each turn's soup."""
     weigh, left = pool.weigh, list(turns)
     soups = {}
     for turn in turns:
         helps(pool, **turn)
-        asked = request_of(QUICK, candidates(pool), ["text"])
-        ways = side_by_side(weigh("tiny", asked), [part for _, part in candidates(pool)], QUICK, SHAPE, asked)
+        ways = ways_of(pool, QUICK)
         if "weighed" in ways:
-            parts, how = ways["weighed"]
-            soups["+".join(turn)] = mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=how).digest
+            parts, request = ways["weighed"]
+            soups["+".join(turn)] = mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=request).digest
     pool.weighings.clear()
 
     def in_turn(base_id, request):
@@ -380,31 +337,20 @@ def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
     return soups
 
 
-QUICK = CookRequest.model_validate({"sample": {"texts": ["text"]}, "effort": "quick"})
-
-
-def candidates(pool: ToyRegistry):
-    return [(pool.named(f"acme/{name}"), part_of(pool.named(f"acme/{name}"), "1", pool.blobs)) for name in NAMES]
-
-
 def trial(cooked, way: str):
-    return next(one for one in cooked.evidence.search.trials if one.way == way)
+    return next(trial for trial in cooked.evidence.search.trials if trial.way == way)
 
 
-def test_a_passage_is_tried_by_the_soup_that_was_made_without_it_and_the_answer_is_made_of_all(pool):
-    soups = by_turns(pool, {"news": 0.4}, {"law": 0.4}, {"law": 0.4}, {"law": 0.4})
-    pool.gains[soups["law"]] = lambda _: 0.5
+@pytest.mark.parametrize("third", ["law", ""], ids=["a soup each time", "once no soup, so the base"])
+def test_a_passage_is_tried_by_the_soup_made_without_it_and_the_answer_is_made_of_all(pool, third):
+    pool.tiny.anything_helps = 0.0
+    soups = by_turns(pool, {"news": 0.4}, {"law": 0.4}, {third: 0.4} if third else {}, {"law": 0.4})
+    pool.gains[soups["law"]] = lambda _: 0.6
     pool.gains[soups["news"]] = lambda _: -9.0
     cooked = few(pool)
-    assert trial(cooked, "weighed").difference == pytest.approx(-0.5)
-    assert not cooked.abstained
-    assert cooked.digest == soups["news"]
-
-
-def test_where_the_other_passages_lead_to_no_soup_the_base_is_what_is_tried(pool):
-    soups = by_turns(pool, {"law": 0.4}, {"law": 0.4}, {}, {"law": 0.4})
-    pool.gains[soups["law"]] = lambda _: 0.6
-    assert trial(few(pool), "weighed").difference == pytest.approx(-0.4)
+    assert trial(cooked, "weighed").difference == pytest.approx(-0.6 if third else -0.4)
+    if third:
+        assert (cooked.abstained, cooked.digest) == (False, soups["news"])
 
 
 def test_what_all_passages_do_not_lead_to_is_not_tried(pool):
@@ -420,15 +366,6 @@ def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
     cooked = pool.cook(sample={"texts": texts}, effort="quick", verify=True)
     assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "zoo"}
     assert trial(cooked, "selected").difference == pytest.approx((-0.5 * 10 + 0.25 * 5) / 15)
-
-
-def test_the_narrow_form_is_tried_by_narrow_forms(pool):
-    helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps = 0.1
-    cooked = few(pool)
-    assert cooked.recipe.mixing == RecompressMixing()
-    assert trial(cooked, "recompressed").members == 2
-    assert len(pool.weighings) == 4
 
 
 @pytest.mark.parametrize("most", [3, 2])
@@ -451,26 +388,17 @@ def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(po
 def test_few_passages_are_gone_over_as_often_as_many(pool):
     helps(pool, law=0.4)
     few(pool, 15)
-    assert [(len(one.texts), one.steps, one.batch, one.parts) for one in pool.weighings] == [
-        (15, 15, 2, 15), *[(10, 20, 1, 10)] * 3
+    assert [(len(w.texts), w.steps, w.batch, w.parts, w.by_screen, w.owner) for w in pool.weighings] == [
+        (15, 15, 2, 15, True, "key-1"), *[(10, 20, 1, 10, True, "key-1")] * 3
     ]  # fmt: skip
-    assert all(one.by_screen for one in pool.weighings)
     pool.weighings.clear()
     few(pool, 6, effort="thorough")
-    assert all(one.steps * one.batch <= 4 * len(one.texts) for one in pool.weighings)
-
-
-def test_many_passages_are_weighed_in_steps_of_eight_from_even_coefficients(pool):
-    helps(pool, law=0.4)
-    pool.cook(sample=sample("law", count=100), effort="quick", verify=True)
-    (asked,) = pool.weighings
-    assert (len(asked.texts), asked.steps, asked.batch, asked.parts, asked.by_screen) == (80, 12, 8, 5, False)
-
-
-def test_what_is_found_is_for_its_owner_to_use_again(pool):
-    helps(pool, law=0.4)
-    few(pool)
-    assert {one.owner for one in pool.weighings} == {pool.caller().key_id}
+    assert all(weighing.steps * weighing.batch <= 4 * len(weighing.texts) for weighing in pool.weighings)
+    pool.weighings.clear()
+    pool.cook(sample=sample("law", count=100), effort="quick", verify=True)  # many: from even coefficients
+    (weighing,) = pool.weighings
+    assert (len(weighing.texts), weighing.steps, weighing.batch, weighing.parts) == (80, 12, 8, 5)
+    assert not weighing.by_screen
 
 
 def test_the_narrow_form_of_all_passages_is_never_what_stands_for_it(pool):
@@ -486,20 +414,22 @@ def test_the_narrow_form_of_all_passages_is_never_what_stands_for_it(pool):
 
 
 def test_noise_is_tried_on_every_passage_once(pool):
-    helps(pool, law=0.4)
-    pool.tiny.anything_helps, pool.noise_helps = 0.1, 0.03
+    helps(pool, law=0.4, news=0.2)
+    pool.noise_helps = 0.03
     cooked = few(pool, control=True)
     texts = sample("law", count=15)["texts"]
-    drawn = [one for one in pool.weighings if one.noise]
-    assert [list(one.unseen) for one in drawn] == [texts[first::3] for first in range(3)]
+    noise = [weighing for weighing in pool.weighings if weighing.noise]
+    assert (len(noise), len(pool.weighings)) == (3, 7)
+    assert [list(weighing.unseen) for weighing in noise] == [texts[first::3] for first in range(3)]
     assert cooked.evidence.search.noise.difference == pytest.approx(-0.034, abs=0.002)
+    assert cooked.recipe.mixing == RecompressMixing()  # the narrow form is tried by the folds' narrow forms
+    assert trial(cooked, "recompressed").members == 2
 
 
 @pytest.mark.parametrize(("effort", "passes"), [("quick", 18), ("thorough", 25), ("thorough", 60)])
 @pytest.mark.parametrize("count", [5, 9, 12])
 def test_a_budget_cuts_all_weighings(pool, effort, passes, count):
     helps(pool, law=0.4)
-    pool.tiny.anything_helps = 0.1
     few(pool, count, effort=effort)
     free = [(one.screened, one.steps, one.alone) for one in pool.weighings]
     pool.weighings.clear()
@@ -522,14 +452,6 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_weighed_with_w
     assert len(pool.weighings) == 4
 
 
-def test_thorough_too_holds_each_of_few_out_once(pool):
-    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
-    pool.tiny.anything_helps = 0.1
-    search = few(pool, effort="thorough").evidence.search
-    assert len(pool.weighings) == 4
-    assert [one.way for one in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
-
-
 # --- adapters by name, and noise -------------------------------------------------------------------
 
 
@@ -537,7 +459,6 @@ def test_thorough_too_holds_each_of_few_out_once(pool):
 def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool, effort):
     outside = pool.push("acme/general", seed=9, provenance={}).row
     helps(pool, general=0.4)
-    pool.tiny.anything_helps = 0.1
     cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/general", "acme/general@1"])
     assert [one.digest for one in cooked.recipe.ingredients] == [outside.digest]
     assert len(pool.weighings[-1].candidates) == 5
@@ -561,7 +482,7 @@ def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):
 @pytest.mark.parametrize("effort", ["quick", "thorough"])
 def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool, effort):
     helps(pool, law=0.4, news=0.2)
-    pool.tiny.anything_helps, pool.noise_helps = 0.1, 0.03
+    pool.noise_helps = 0.03
     cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, control=True)
     real, drawn = pool.weighings
     assert (drawn.noise, drawn.unseen) == (True, tuple(sample("law")["texts"][4::5]))
@@ -578,29 +499,26 @@ def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool, effort):
 # --- what is refused -------------------------------------------------------------------------------
 
 
-def test_adapters_by_name_and_noise_are_for_efforts_that_weigh():
-    for field in ({"also": ["acme/law"]}, {"control": True}):
-        with pytest.raises(ValidationError, match="are for efforts that weigh adapters"):
-            CookRequest.model_validate({"sample": sample("law"), "effort": "tune", **field})
-
-
-@pytest.mark.parametrize("effort", ["quick", "thorough"])
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "sentence"),
     [
-        ({"verify": False}, "'verify' cannot be false"),
-        ({"mixing": {"method": "average"}}, "finds its own mixing"),
-        ({"options": {"single": True}}, "weighs several adapters"),
+        ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
+        ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
+        *[
+            ({"effort": effort, **request}, sentence)
+            for effort in ("quick", "thorough")
+            for request, sentence in [
+                ({"verify": False}, "'verify' cannot be false"),
+                ({"mixing": {"method": "average"}}, "finds its own mixing"),
+                ({"options": {"single": True}}, "weighs several adapters"),
+            ]
+        ],
+        ({"effort": "instant", "sample": None, "recipe": {"ingredients": [{"ref": "a/b"}]}}, "leaves nothing to"),
     ],
 )
-def test_contradictions_are_refused(effort, request_, said):
-    with pytest.raises(ValidationError, match=said):
-        CookRequest.model_validate({"sample": sample("law"), "effort": effort, **request_})
-
-
-def test_a_recipe_by_hand_has_no_effort():
-    with pytest.raises(ValidationError, match="leaves nothing to search"):
-        CookRequest.model_validate({"recipe": {"ingredients": [{"ref": "a/b"}]}, "effort": "instant"})
+def test_contradictions_are_refused(request_, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        CookRequest.model_validate({"sample": sample("law"), **request_})
 
 
 def test_vectors_alone_cannot_be_weighed(pool):

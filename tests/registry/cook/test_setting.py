@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from registry.errors import Forbidden, InvalidParameter, InvalidSample
-from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, vectors_of
+from tests.registry.toy_registry import SHAPE, ToyRegistry, by_hand, sample, vectors_of
 
-SAMPLE = {"texts": [text for domain in ("law", "zoo") for text in passages(domain, 30, seed=7)]}
-BY_HAND = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/zoo"}]}
+SAMPLE = sample("law", "zoo")
+BY_HAND = by_hand("acme/law", "acme/zoo")
+TUNED_BY_DEFAULT = "Effort 'tune' is the default of namespace 'acme'."
 
 
 @pytest.fixture
@@ -49,16 +50,19 @@ class TestForbid:
     def test_it_is_the_namespace_that_is_written_to(self, pool):
         set_tuning(pool, "forbid")
         assert tune(pool, name="other/leases").model == "other/leases@1"
-        assert tune(pool, namespace="other").recipe.tuning is not None
         set_tuning(pool, "forbid", "third")
         with pytest.raises(Forbidden, match="'third'"):
             tune(pool, namespace="other", name="third/leases")
 
-    def test_what_was_tuned_before_is_not_handed_out_again(self, pool):
+    def test_what_was_tuned_before_is_not_handed_out_again_and_mixtures_are_cooked_as_ever(self, pool):
         tune(pool)
         set_tuning(pool, "forbid")
         with pytest.raises(Forbidden):
             tune(pool)
+        with pytest.raises(Forbidden):  # also where a job settled on it before
+            left_open(pool, settled="tune")
+        assert not pool.cook(sample=SAMPLE, effort="instant").abstained
+        assert not pool.cook(recipe=BY_HAND).abstained
 
     def test_what_was_forbidden_while_it_trained_is_not_stored(self, pool, monkeypatch):
         before, trained = soups(pool), pool.gradients.tune
@@ -72,11 +76,6 @@ class TestForbid:
             tune(pool)
         assert (len(pool.tunings), soups(pool)) == (1, before)
 
-    def test_mixtures_are_cooked_as_ever(self, pool):
-        set_tuning(pool, "forbid")
-        assert not pool.cook(sample=SAMPLE, effort="instant").abstained
-        assert not pool.cook(recipe=BY_HAND).abstained
-
 
 class TestDefault:
     def test_a_request_that_leaves_it_open_is_tuned_and_the_answer_says_so(self, pool):
@@ -84,17 +83,14 @@ class TestDefault:
         cooked = left_open(pool)
         assert cooked.evidence.search.effort == "tune"
         assert cooked.recipe.tuning is not None
-        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
-        asked = tune(pool)
-        assert (asked.digest, asked.cached) == (cooked.digest, True)
-        assert "default" not in asked.reason
-
-    def test_an_answer_that_abstains_says_so_too(self, pool):
-        set_tuning(pool, "default")
+        assert cooked.reason.endswith(TUNED_BY_DEFAULT)
+        explicit = tune(pool)
+        assert (explicit.digest, explicit.cached) == (cooked.digest, True)
+        assert "default" not in explicit.reason
         pool.learns, pool.starts = -0.1, 3.2
-        cooked = left_open(pool)
-        assert cooked.abstained
-        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
+        abstained = left_open(pool, sample=sample("zoo"))
+        assert abstained.abstained
+        assert abstained.reason.endswith(TUNED_BY_DEFAULT)
 
     @pytest.mark.parametrize(
         "request_",
@@ -127,35 +123,30 @@ class TestDefault:
 class TestTheServersDefault:
     """Of a request that names no effort, selector or recipe."""
 
-    def server(self, pool: ToyRegistry, effort: str) -> None:
-        pool.registry = replace(pool.registry, default_effort=effort)
-
-    @pytest.mark.parametrize("effort", ["quick", "thorough"])
+    @pytest.mark.parametrize("effort", [None, "quick", "thorough"])
     def test_what_is_left_open_is_weighed(self, pool, effort):
-        self.server(pool, effort)
+        if effort is not None:
+            pool.registry = replace(pool.registry, default_effort=effort)
         pool.tiny.anything_helps = 0.1
         cooked = left_open(pool)
-        assert cooked.evidence.search.effort == effort
+        assert cooked.evidence.search.effort == (effort or "quick")
         assert "default" not in cooked.reason
-        assert cooked.digest == left_open(pool, effort=effort).digest
-
-    def test_it_is_quick_where_it_was_not_set(self, pool):
-        assert left_open(pool).evidence.search.effort == "quick"
-
-    def test_instant_asks_the_posterior_alone(self, pool):
-        self.server(pool, "instant")
-        cooked = left_open(pool)
-        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
-        assert cooked.evidence.search is None
+        assert cooked.digest == left_open(pool, effort=effort or "quick").digest
 
     @pytest.mark.parametrize(
-        "request_", [{"verify": False}, {"mixing": {"method": "concat"}}, {"options": {"single": True}}]
+        ("request_", "tuning_is_beyond"),
+        [
+            ({"effort": "instant"}, True),
+            ({"verify": False}, False),
+            ({"mixing": {"method": "concat"}}, True),
+            ({"options": {"single": True}}, True),
+        ],
     )
-    def test_what_weighing_would_refuse_is_instant(self, pool, request_):
+    def test_what_weighing_would_refuse_is_instant(self, pool, request_, tuning_is_beyond):
         cooked = left_open(pool, **request_)
-        assert pool.weighings == []
+        assert (pool.weighings, cooked.evidence.search) == ([], None)
         assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
-        assert "tune" in [one.effort for one in cooked.beyond] or not request_.get("verify", True)
+        assert ("tune" in [price.effort for price in cooked.beyond]) == tuning_is_beyond
 
     def test_so_is_what_is_for_an_encoder(self, pool):
         pool.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
@@ -165,33 +156,22 @@ class TestTheServersDefault:
 
     @pytest.mark.parametrize("request_", [{"selector": {"kind": "gmm"}}, {"recipe": BY_HAND}])
     def test_a_selector_or_a_recipe_leaves_nothing_open(self, pool, request_):
-        assert left_open(pool, **request_).evidence.search is None
-        assert pool.weighings == []
+        assert (left_open(pool, **request_).evidence.search, pool.weighings) == (None, [])
 
     def test_the_namespaces_default_goes_before_it(self, pool):
         set_tuning(pool, "default")
         assert left_open(pool).evidence.search.effort == "tune"
-        assert left_open(pool, verify=False).evidence.search is None
-        assert pool.weighings == []
+        assert (left_open(pool, verify=False).evidence.search, pool.weighings) == (None, [])
 
-
-class TestSettledBefore:
-    """A job takes the effort that was settled when its request was made, whatever the settings are by now."""
-
-    def test_the_servers_default_of_then(self, pool):
-        pool.registry = replace(pool.registry, default_effort="quick")
-        assert left_open(pool, settled="instant").evidence.search is None
-        assert pool.weighings == []
-
-    def test_the_namespaces_default_of_then(self, pool):
-        cooked = left_open(pool, settled="tune")
-        assert cooked.evidence.search.effort == "tune"
-        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
-
-    def test_but_what_is_forbidden_by_now_is_not_done(self, pool):
-        set_tuning(pool, "forbid")
-        with pytest.raises(Forbidden):
-            left_open(pool, settled="tune")
+    @pytest.mark.parametrize(("settled", "default"), [("instant", "quick"), (None, "instant")])
+    def test_a_job_takes_the_effort_that_was_settled_when_its_request_was_made(self, pool, settled, default):
+        pool.registry = replace(pool.registry, default_effort=default)
+        cooked = left_open(pool, settled=settled)
+        assert (cooked.evidence.search, pool.weighings) == (None, [])
+        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
+        tuned = left_open(pool, settled="tune")
+        assert tuned.evidence.search.effort == "tune"
+        assert tuned.reason.endswith(TUNED_BY_DEFAULT)
 
 
 def test_allowed_is_what_a_namespace_is_without_a_setting(pool):
@@ -218,8 +198,3 @@ class TestWhatHasLearntFromASample:
         with pool.database.write() as catalogue:
             catalogue.adapters.retire(first.soup_id)
         assert self.listed(pool, digest) == ["other/leases@1"]
-
-    def test_where_training_did_not_help_nothing_was_learnt(self, pool):
-        pool.learns = -0.1
-        cooked = tune(pool)
-        assert pool.row(cooked.soup_id).tuned_on is None

@@ -24,14 +24,14 @@ from registry.spec import (
     Cooked,
     FisherMixing,
     MeasuredStatistic,
+    Mixing,
     RecompressMixing,
     StatisticRequest,
     UseLimits,
 )
 from registry.spec.limits import LimitKind
 from registry.stored_bytes import record_bytes
-from tests.registry.memory_blobs import MemoryBlobs
-from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, passages, purging
+from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, assert_rebuilt, by_hand, passages, purging
 
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/tax", "weight": 3}]}
 FISHER = {"method": "fisher"}
@@ -45,16 +45,13 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def two(verbs: ToyRegistry) -> ToyRegistry:
     """Two adapters of one start, each with the text of a sample."""
+    return with_two(verbs)
+
+
+def with_two(verbs: ToyRegistry, **fields: Any) -> ToyRegistry:
     for seed, name in enumerate(("law", "tax")):
-        verbs.push(f"acme/{name}", seed=seed, sample={"texts": passages(name)})
+        verbs.push(f"acme/{name}", seed=seed, sample={"texts": passages(name)}, **fields)
     return verbs
-
-
-def with_method(verbs: ToyRegistry, mixing: dict[str, Any]) -> None:
-    """The two, as LoRAs where the method is of these."""
-    config = {"config": LORA} if "by_inputs" in mixing else {}
-    for seed, name in enumerate(("law", "tax")):
-        verbs.push(f"acme/{name}", seed=seed, sample={"texts": passages(name)}, **config)
 
 
 def statistics_of(verbs: ToyRegistry, name: str, kind: str = "fisher") -> str:
@@ -68,41 +65,35 @@ def statistics_of(verbs: ToyRegistry, name: str, kind: str = "fisher") -> str:
 
 @pytest.mark.parametrize("mixing", METHODS.values(), ids=METHODS)
 def test_it_is_computed_once_and_the_soup_is_rebuilt_to_the_bit(verbs: ToyRegistry, mixing: dict[str, Any]) -> None:
-    with_method(verbs, mixing)
+    with_two(verbs, **({"config": LORA} if "by_inputs" in mixing else {}))
     first = verbs.cook(recipe=RECIPE, mixing=mixing)
-    assert [one.adapter.blob for one in verbs.measurings] == [
-        verbs.named(ref).weights_blob for ref in ("acme/law", "acme/tax")
-    ]
+    rows = [verbs.named(ref) for ref in ("acme/law", "acme/tax")]
+    assert [request.adapter.blob for request in verbs.measurings] == [row.weights_blob for row in rows]
     assert verbs.measurings[0].texts == tuple(passages("law"))
     kind = verbs.measurings[0].kind
-    assert {one.digest: one.statistic for one in first.recipe.ingredients} == {
-        verbs.named(ref).digest: statistics_of(verbs, ref, kind) for ref in ("acme/law", "acme/tax")
+    assert {ingredient.digest: ingredient.statistic for ingredient in first.recipe.ingredients} == {
+        row.digest: statistics_of(verbs, f"acme/{row.name}", kind) for row in rows
     }
-    row = verbs.row(first.soup_id)
-    data = verbs.blobs.read(row.weights_blob)
-    verbs.blobs.delete(row.weights_blob)
-    again = verbs.cook(recipe=RECIPE, mixing=mixing)
-    assert (again.cached, again.recipe_digest, again.digest) == (False, first.recipe_digest, first.digest)
-    assert verbs.blobs.read(row.weights_blob) == data
+    assert_rebuilt(verbs, first, recipe=RECIPE, mixing=mixing)
     assert verbs.cook(recipe=RECIPE, mixing=mixing).cached
+    assert verbs.cook(recipe=by_hand("acme/law"), mixing=mixing).model == "acme/law@1"
+    plain = verbs.cook(recipe=RECIPE, mixing={"method": "recompress" if "by_inputs" in mixing else "average"})
+    assert plain.digest != first.digest
+    assert "statistic" not in plain.recipe.model_dump_json()
     assert len(verbs.measurings) == 2
-    plain = {"method": "average"} if mixing["method"] != "recompress" else {"method": "recompress"}
-    assert verbs.cook(recipe=RECIPE, mixing=plain).digest != first.digest
 
 
 def test_the_formula_reads_what_was_stored(two: ToyRegistry) -> None:
     cooked = two.cook(recipe=RECIPE, mixing=FISHER)
     soup = load_tensors(two.blobs.read(two.row(cooked.soup_id).weights_blob))
-    shares, values = [], []
-    for name, weight in (("acme/law", 0.25), ("acme/tax", 0.75)):
-        shares.append(
-            {key: weight * one for key, one in load_tensors(two.blobs.read(statistics_of(two, name))).items()}
-        )
-        values.append(load_tensors(two.blobs.read(two.named(name).weights_blob)))
+    (law, law_fisher), (tax, tax_fisher) = (
+        [load_tensors(two.blobs.read(blob)) for blob in (two.named(name).weights_blob, statistics_of(two, name))]
+        for name in ("acme/law", "acme/tax")
+    )
     for name, tensor in soup.items():
-        over = shares[0][name] + shares[1][name]
-        wanted = (shares[0][name] * values[0][name] + shares[1][name] * values[1][name]) / over
-        assert torch.allclose(tensor, wanted, rtol=1e-5, atol=1e-6), name
+        shares = 0.25 * law_fisher[name], 0.75 * tax_fisher[name]
+        expected = (shares[0] * law[name] + shares[1] * tax[name]) / (shares[0] + shares[1])
+        assert torch.allclose(tensor, expected, rtol=1e-5, atol=1e-6), name
 
 
 def test_a_statistic_serves_every_soup_and_every_version_with_that_text(two: ToyRegistry) -> None:
@@ -114,14 +105,6 @@ def test_a_statistic_serves_every_soup_and_every_version_with_that_text(two: Toy
     two.push("beta/other", seed=0, sample={"texts": passages("other")})  # other text: another statistic
     two.cook(recipe={"ingredients": [{"ref": "beta/other"}, {"ref": "acme/tax"}]}, mixing={"method": "regmean"})
     assert len(two.measurings) == 3
-
-
-def test_a_recipe_without_statistics_has_no_field_for_them(two: ToyRegistry) -> None:
-    cooked = two.cook(recipe=RECIPE)
-    assert "statistic" not in cooked.recipe.model_dump_json()
-    assert two.measurings == []
-    assert two.cook(recipe={"ingredients": [{"ref": "acme/law"}]}, mixing=FISHER).model == "acme/law@1"
-    assert two.measurings == []
 
 
 def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
@@ -193,9 +176,8 @@ def test_adapters_without_text_are_refused_before_anything_is_computed(two: ToyR
     two.push("acme/mute", seed=2)
     soup = two.cook(recipe=RECIPE, name="acme/soup").model
     for ref in ("acme/mute", soup):
-        recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": ref}]}
         with pytest.raises(Incompatible, match=r"has no sample whose text is kept.*push with 'texts'"):
-            two.cook(recipe=recipe, mixing=FISHER)
+            two.cook(recipe=by_hand("acme/law", ref), mixing=FISHER)
     assert two.measurings == []
 
 
@@ -254,19 +236,19 @@ def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
 
 
 def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) -> None:
-    real = two.measure
+    real = two.gradients
 
     def once(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         if two.measurings:
             raise Cancelled("Enough.")
-        return real(base_id, request)
+        return two.measure(base_id, request)
 
-    two.gradients = replace(two.gradients, measure=once)
+    two.gradients = replace(real, measure=once)
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
     assert "computing what mixing needs to know of acme/tax@1" in two.said
-    two.gradients = replace(two.gradients, measure=real)
+    two.gradients = real
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
 
@@ -326,11 +308,17 @@ def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch
     assert two.blobs.is_whole(blob)
 
 
-def test_only_methods_that_need_it_may_take_a_minute() -> None:
-    assert may_measure(FisherMixing())
-    assert may_measure(RecompressMixing(by_inputs=True))
-    assert not may_measure(RecompressMixing())
-    assert not may_measure(AutoMixing())
+@pytest.mark.parametrize(
+    ("mixing", "may"),
+    [
+        (FisherMixing(), True),
+        (RecompressMixing(by_inputs=True), True),
+        (RecompressMixing(), False),
+        (AutoMixing(), False),
+    ],
+)
+def test_only_methods_that_need_it_may_take_a_minute(mixing: Mixing, may: bool) -> None:
+    assert may_measure(mixing) == may
 
 
 # --- what becomes of it -----------------------------------------------------------------------------
@@ -342,12 +330,15 @@ def test_it_goes_with_its_text_and_soups_of_it_are_named(two: ToyRegistry) -> No
     soup = two.row(two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup").soup_id)
     plain = two.cook(recipe=RECIPE, name="acme/plain")
     blob = statistics_of(two, "acme/law")
+    registry = replace(two.registry, retention=Retention(grace=timedelta(days=1)))
+    collect(registry, datetime.now(UTC) + timedelta(days=30), used=lambda _: set())
+    assert two.blobs.is_whole(blob)  # collections leave it alone
     with two.database.read() as catalogue:
         assert catalogue.blobs.named_by(blob) == ["statistic of acme/law@1"]
         assert not catalogue.blobs.visible(("acme",), blob)
         assert catalogue.soups.lost_statistics(soup.recipe_digest) == set()
     done = purge(two.registry, two.caller(), two.named("acme/law").id)
-    assert [one.ref for one in done.not_rebuildable] == [soup.ref]
+    assert [row.ref for row in done.not_rebuildable] == [soup.ref]
     assert not two.blobs.has(blob)
     with two.database.read() as catalogue:
         assert catalogue.soups.lost_statistics(soup.recipe_digest) == {blob}
@@ -403,13 +394,6 @@ def test_a_copy_that_is_put_back_before_the_next_cook_repairs_it(two: ToyRegistr
     assert (again.cached, again.digest, len(two.measurings)) == (False, first.digest, 2)
 
 
-def test_collections_leave_it_alone(two: ToyRegistry) -> None:
-    two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
-    registry = replace(two.registry, retention=Retention(grace=timedelta(days=1)))
-    collect(registry, datetime.now(UTC) + timedelta(days=30), used=lambda _: set())
-    assert two.blobs.is_whole(statistics_of(two, "acme/law"))
-
-
 @pytest.mark.parametrize("computed", [False, True])
 def test_a_purge_while_it_is_computed_leaves_no_statistic(
     two: ToyRegistry, monkeypatch: pytest.MonkeyPatch, computed: bool
@@ -422,5 +406,4 @@ def test_a_purge_while_it_is_computed_leaves_no_statistic(
         two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
-    assert isinstance(two.blobs, MemoryBlobs)
     assert set(two.blobs.digests()) < before

@@ -76,13 +76,14 @@ class TestRoundTrip:
         one, two = written(tmp_path / "one"), written(tmp_path / "two")
         assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
 
-    def test_a_soup_says_it_is_a_merge(self, tmp_path: Path) -> None:
-        readme = (written(tmp_path / "soup", relation="merge") / CARD_FILE).read_text()
-        assert 'base_model_relation: "merge"' in readme.split("---")[1]
-
-    def test_without_a_card_the_card_is_empty(self, tmp_path: Path) -> None:
-        (written(tmp_path / "a") / CARD_FILE).unlink()
-        assert read_directory(tmp_path / "a").card == Card()
+    def test_the_card(self, tmp_path: Path) -> None:
+        card = written(tmp_path / "soup", relation="merge") / CARD_FILE
+        assert 'base_model_relation: "merge"' in card.read_text().split("---")[1]
+        card.unlink()
+        assert read_directory(tmp_path / "soup").card == Card()
+        card.write_bytes(b"\xff\xfe")
+        with pytest.raises(InvalidManifest, match="UTF-8"):
+            read_directory(tmp_path / "soup")
 
 
 class TestWriting:
@@ -95,15 +96,13 @@ class TestWriting:
         assert folders[0].startswith("sync .law.")
         assert folders[1] == f"sync {tmp_path.name}"
 
-    def test_an_existing_directory_is_kept(self, tmp_path: Path) -> None:
-        written(tmp_path / "a", weights=b"old")
+    def test_an_existing_directory_is_kept_and_replaced_only_where_that_is_asked_for(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        written(tmp_path / "a", weights=b"old", texts=["x"])  # an empty one is filled
         with pytest.raises(Conflict, match="not empty"):
             written(tmp_path / "a", weights=b"new")
         assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
         assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-    def test_replace_leaves_nothing_of_the_old(self, tmp_path: Path) -> None:
-        written(tmp_path / "a", weights=b"old", texts=["x"])
         written(tmp_path / "a", weights=b"new", replace=True)
         assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
         assert [p.name for p in tmp_path.iterdir()] == ["a"]
@@ -131,10 +130,6 @@ class TestWriting:
         place_files(folder, {adapter: b"new"}, replace=True)
         assert (folder / adapter).read_bytes() == b"new"
 
-    def test_an_empty_directory_is_filled(self, tmp_path: Path) -> None:
-        (tmp_path / "a").mkdir()
-        assert read_directory(written(tmp_path / "a")).domain == "law"
-
     def test_a_file_or_link_in_the_way_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         (tmp_path / "elsewhere").mkdir()
@@ -153,43 +148,39 @@ class TestWriting:
             written(tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_lone_surrogate_is_refused_before_anything_is_written(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidSample, match="surrogate"):
-            written(tmp_path / "a", texts=["ok", "\ud800"])
+    @pytest.mark.parametrize(
+        ("contents", "error", "sentence"),
+        [
+            ({"texts": ["ok", "\ud800"]}, InvalidSample, "surrogate"),
+            ({"texts": ["x"], "embeddings": (b"", EmbeddingsNote(encoder=DIGEST, unit="passage"))},
+             InvalidManifest, "not both"),
+        ],
+    )  # fmt: skip
+    def test_what_is_refused_before_anything_is_written(
+        self, tmp_path: Path, contents: dict[str, Any], error: type[SoupError], sentence: str
+    ) -> None:
+        with pytest.raises(error, match=sentence):
+            written(tmp_path / "a", **contents)
         assert list(tmp_path.iterdir()) == []
-
-    def test_texts_and_embeddings_together_are_refused(self, tmp_path: Path) -> None:
-        note = EmbeddingsNote(encoder=DIGEST, unit="passage")
-        with pytest.raises(InvalidManifest, match="not both"):
-            written(tmp_path / "a", texts=["x"], embeddings=(b"", note))
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("name", "error", "says"),
-        [(CONFIG_FILE, NotFound, "not an adapter directory"), (WEIGHTS_FILE, NotFound, "has no adapter_model")],
-    )
-    def test_a_missing_file(self, tmp_path: Path, name: str, error: type[SoupError], says: str) -> None:
-        (written(tmp_path / "a") / name).unlink()
-        with pytest.raises(error, match=says):
-            read_directory(tmp_path / "a")
-
-    def test_pickled_weights_are_named(self, tmp_path: Path) -> None:
-        folder = written(tmp_path / "a")
-        (folder / WEIGHTS_FILE).rename(folder / "pytorch_model.bin")
-        with pytest.raises(NotFound, match=r"safetensors only; 'pytorch_model\.bin'"):
-            read_directory(folder)
-
-    @pytest.mark.parametrize("name", ["pytorch_adapter.bin", "adapter.safetensors"])
-    def test_adapterhubs_weights_are_to_be_converted(self, tmp_path: Path, name: str) -> None:
-        folder = written(tmp_path / "a")
-        (folder / WEIGHTS_FILE).rename(folder / name)
-        with pytest.raises(NotFound, match=rf"{name} is AdapterHub's: `soup convert {folder} TARGET`"):
-            read_directory(folder)
-
-    def test_no_directory(self, tmp_path: Path) -> None:
+    def test_missing_files(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="not a directory"):
-            read_directory(tmp_path / "nowhere")
+            read_directory(tmp_path / "a")
+        weights = written(tmp_path / "a") / WEIGHTS_FILE
+        for name, sentence in {
+            "pytorch_model.bin": r"safetensors only; 'pytorch_model\.bin'",
+            "pytorch_adapter.bin": rf"pytorch_adapter.bin is AdapterHub's: `soup convert {tmp_path / 'a'} TARGET`",
+            "adapter.safetensors": "adapter.safetensors is AdapterHub's",
+            "other": "has no adapter_model",
+        }.items():
+            weights = weights.rename(tmp_path / "a" / name)
+            with pytest.raises(NotFound, match=sentence):
+                read_directory(tmp_path / "a")
+        (tmp_path / "a" / CONFIG_FILE).unlink()
+        with pytest.raises(NotFound, match="not an adapter directory"):
+            read_directory(tmp_path / "a")
 
     def test_duplicate_keys(self, tmp_path: Path) -> None:
         file = written(tmp_path / "a") / CONFIG_FILE
@@ -213,19 +204,12 @@ class TestRefusals:
         with pytest.raises(UnknownMethod, match="'bottleneck', 'lora'"):
             read_directory(folder)
 
-    def test_texts_beside_embeddings(self, tmp_path: Path) -> None:
-        (written(tmp_path / "a", texts=["x"]) / EMBEDDINGS_FILE).write_bytes(b"")
-        with pytest.raises(InvalidManifest, match="keep the one"):
-            read_directory(tmp_path / "a")
-
-    def test_embeddings_of_nobody_knows_what(self, tmp_path: Path) -> None:
-        (written(tmp_path / "a") / EMBEDDINGS_FILE).write_bytes(b"")
-        with pytest.raises(InvalidManifest, match="does not say what made"):
-            read_directory(tmp_path / "a")
-
-    def test_a_card_that_is_no_text(self, tmp_path: Path) -> None:
-        (written(tmp_path / "a") / CARD_FILE).write_bytes(b"\xff\xfe")
-        with pytest.raises(InvalidManifest, match="UTF-8"):
+    @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep the one"), (None, "does not say what made")])
+    def test_embeddings_beside_texts_or_of_an_unknown_encoder(
+        self, tmp_path: Path, texts: list[str] | None, sentence: str
+    ) -> None:
+        (written(tmp_path / "a", texts=texts) / EMBEDDINGS_FILE).write_bytes(b"")
+        with pytest.raises(InvalidManifest, match=sentence):
             read_directory(tmp_path / "a")
 
     def test_a_huge_config(self, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""PEFT directories, with the real `peft`: the same logits both ways, whatever family and option."""
+"""PEFT directories, with the real `peft`: the same logits both ways, whatever the family and option; our own too."""
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 import peft
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from registry.adapters import attached, from_tensors
-from registry.adapters.weights import adapter_digest, check_weights, load_tensors
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.weights import adapter_digest, check_weights, load_tensors, save_tensors
 from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
-from registry.errors import InvalidManifest, InvalidWeights, NotFound, UnknownMethod
+from registry.errors import Incompatible, InvalidManifest, InvalidWeights, NotFound, UnknownMethod
 from registry.formats import (
     CONFIG_FILE,
     EMBEDDINGS_FILE,
@@ -29,7 +30,22 @@ from registry.formats import (
     read_directory,
     write_directory,
 )
-from registry.spec import BaseEntry, Card, Provenance
+from registry.formats.peft.lora import adapter_config
+from registry.formats.peft.prefix import prefix_config
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BaseEntry,
+    Card,
+    FusionConfig,
+    HeadConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    Provenance,
+    Pruned,
+    UnionConfig,
+)
 from tests.tiny_models import CAUSAL, build_tiny_base
 
 IDS = torch.arange(1, 13).reshape(2, 6)
@@ -169,18 +185,12 @@ def plain(gpt2: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestTheDirectory:
     @pytest.fixture
     def folder(self, plain: Path, tmp_path: Path) -> Path:
-        copy = tmp_path / "peft"
-        copy.mkdir()
-        for file in plain.iterdir():
-            (copy / file.name).write_bytes(file.read_bytes())
-        return copy
+        return Path(shutil.copytree(plain, tmp_path / "peft"))
 
     def test_as_it_lies_on_disk_it_names_its_base_and_no_domain(self, folder: Path, gpt2: LoadedBase) -> None:
         read = read_directory(folder)
         assert (read.domain, read.base_model, read.recorded_base) == (None, None, gpt2.entry.source)
         assert read.card == Card(tags=("lora", "transformers"))  # peft's unfilled card has no text
-
-    def test_soup_json_says_what_pefts_file_cannot(self, folder: Path) -> None:
         notes = {"domain": "law", "base_model": "small", "provenance": {"init_hash": HEX, "init_source": "declared"}}
         (folder / SOUP_FILE).write_text(json.dumps(notes))
         read = read_directory(folder)
@@ -262,8 +272,159 @@ class TestTheDirectory:
         assert "config" not in json.loads((again.path / SOUP_FILE).read_text())
 
 
-def test_our_modules_have_pefts_names(gpt2: LoadedBase, tmp_path: Path) -> None:
-    folder = read_directory(trained(gpt2, tmp_path / "peft", target_modules="all-linear").folder)
-    module = from_tensors(folder.config, gpt2.shape, load_tensors(folder.weights.read_bytes()))
-    assert isinstance(module, nn.Module)
-    assert set(module.state_dict()) == set(load_tensors(folder.weights.read_bytes()))
+# --- prefixes ---------------------------------------------------------------------------------------
+
+PREFIX = PrefixConfig(length=4)
+
+
+def trained_prefix(base: LoadedBase, folder: Path, **options: Any) -> Tensor:
+    """What `peft` writes into `folder`, and the logits it has with it."""
+    torch.manual_seed(0)
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=PREFIX.length, **options)
+    model = peft.get_peft_model(fresh(base), config).eval()
+    model.save_pretrained(str(folder))
+    return logits_of(model)
+
+
+@pytest.mark.parametrize("projection", [False, True], ids=["plain", "projection"])
+def test_the_logits_of_a_prefix_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, projection: bool) -> None:
+    options = {"prefix_projection": True, "encoder_hidden_size": 7} if projection else {}
+    wanted = trained_prefix(base, tmp_path / "peft", **options)
+    folder = read_directory(tmp_path / "peft")
+    assert folder.config == PREFIX
+    weights = folder.weights.read_bytes()
+    check_weights(weights, folder.config, base.shape, max_bytes=10**7)
+    with attached(base.model, from_tensors(folder.config, base.shape, load_tensors(weights))):
+        same(logits_of(base.model), wanted)
+    for name, shape in (("short", None), ("whole", base.shape)):
+        again = write_directory(
+            tmp_path / name, AdapterContents(config=folder.config, domain=None, weights=weights, shape=shape)
+        )
+        assert again.config == folder.config
+        same(of_peft(base, again.path), wanted)
+
+
+def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> None:
+    trained_prefix(base, tmp_path / "peft")
+    theirs = read_directory(tmp_path / "peft")
+    weights = theirs.weights.read_bytes()
+    tensors = load_tensors(weights)
+    assert save_tensors(tensors, metadata={"format": "pt"}) == weights, "byte for byte"
+    ours = write_directory(
+        tmp_path / "ours",
+        AdapterContents(
+            config=theirs.config,
+            domain="law",
+            weights=save_tensors(tensors),
+            shape=base.shape,
+            base_model=base.entry.source,
+        ),
+    )
+    read = [peft.PrefixTuningConfig.from_pretrained(folder).to_dict() for folder in (theirs.path, ours.path)]
+    del read[0]["encoder_hidden_size"], read[1]["encoder_hidden_size"]  # of a projection that there is none of
+    del read[0]["peft_version"], read[1]["peft_version"]
+    assert read[0] == read[1]
+
+
+def test_soup_json_says_what_pefts_file_of_a_prefix_cannot(gpt2: LoadedBase, tmp_path: Path) -> None:
+    state = create(PREFIX, gpt2.shape, seed=0, init="linear").state_dict()
+    provenance = Provenance(init_hash=HEX, init_source="trained_here", init_seed=3)
+    folder = write_directory(
+        tmp_path / "ours",
+        AdapterContents(
+            config=PREFIX,
+            domain="law",
+            weights=save_tensors(state),
+            base_model="small",
+            base_fingerprint=HEX,
+            shape=gpt2.shape,
+            provenance=provenance,
+        ),
+    )
+    assert (folder.domain, folder.base_fingerprint, folder.provenance) == ("law", HEX, provenance)
+    assert json.loads((folder.path / CONFIG_FILE).read_text())["peft_type"] == "PREFIX_TUNING"
+
+
+SAID = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+TENSORS: dict[str, tuple[int, ...]] = {"prompt_embeddings": (4, 128)}
+
+
+class TestRefusedPrefixes:
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"num_transformer_submodules": 2}, "encoder-decoder"),
+            ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
+            ({"modules_to_save": ["score"]}, "trained copies of whole modules"),
+            ({"a_new_field": 3}, "'a_new_field' is not known here"),
+        ],
+    )
+    def test_what_is_not_supported_is_named(self, change: dict[str, Any], says: str) -> None:
+        with pytest.raises(UnknownMethod, match=says):
+            adapter_config(SAID | change, TENSORS)
+
+    @pytest.mark.parametrize(
+        ("change", "tensors", "says"),
+        [
+            ({"num_virtual_tokens": 5}, TENSORS, "4 virtual tokens in the weights and 5 in the configuration"),
+            ({"num_layers": 3, "token_dim": 32}, TENSORS, "3 layers of keys and values of 32 are 192 columns, not 128"),
+            ({"token_dim": 32, "num_attention_heads": 5}, TENSORS, "token_dim 32 is no multiple of 5 heads"),
+            ({"num_layers": "two"}, TENSORS, "num_layers is 'two', not a whole number"),
+            ({"num_layers": True}, TENSORS, "num_layers is 'True', not a whole number"),
+            ({"token_dim": -3}, TENSORS, "token_dim is '-3', not a whole number"),
+            ({}, {}, "'prompt_embeddings' is missing"),
+            ({}, {"prompt_embeddings": (4,)}, r"is of shape \[4\]"),
+            ({}, TENSORS | {"x": (1,)}, "'x' is not expected in a prefix"),
+            ({"num_virtual_tokens": None}, {"prompt_embeddings": (5000, 128)}, "cannot be taken.*4096"),
+            ({"num_virtual_tokens": None}, {"prompt_embeddings": (0, 128)}, "cannot be taken"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, change: dict[str, Any], tensors: Any, says: str) -> None:
+        with pytest.raises(InvalidManifest, match=says):
+            adapter_config(SAID | change, tensors)
+
+    def test_everything_at_once(self) -> None:
+        with pytest.raises(UnknownMethod, match="2 more problems") as found:
+            prefix_config(SAID | {"task_type": "QA", "num_virtual_tokens": 9}, TENSORS | {"x": (1,)})
+        assert len(found.value.problems) == 3
+
+    def test_of_another_base_the_columns_are(self, bases, tmp_path: Path) -> None:
+        trained_prefix(bases("gpt2"), tmp_path / "peft")
+        folder = read_directory(tmp_path / "peft")
+        with pytest.raises(Incompatible, match=r"prompt_embeddings has shape \[4, 128\], and \[4, 64\]"):
+            check_weights(folder.weights.read_bytes(), folder.config, bases("llama").shape, max_bytes=10**7)
+
+
+# --- what only we can say -------------------------------------------------------------------------
+
+PATH = "transformer.h.0.mlp.c_fc"
+PFEIFFER = paper_config("pfeiffer", bottleneck=3)
+HEAD = HeadConfig(task="classification", labels=("no", "yes", "äh"))
+OURS: dict[str, AdapterConfig] = {
+    "head": HEAD,
+    "mam": UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bottleneck=3))),
+    "lora + head": UnionConfig(members=(LoraConfig.of({PATH: LoraModule(2, 4.0)}), HEAD)),
+    "fusion": FusionConfig(member=PFEIFFER, members=2),
+    "adamix": BankConfig(expert=PFEIFFER, experts=3),
+    "pruned lora": LoraConfig.of({PATH: LoraModule(2, 4.0)}).model_copy(
+        update={"pruned": Pruned(score="random", sparsity=0.4, masked=128)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_all_others_are_in_our_form(gpt2: LoadedBase, tmp_path: Path, name: str) -> None:
+    config = OURS[name]
+    tensors = {
+        part: torch.zeros(size, dtype=torch.uint8 if part.endswith(".mask") else torch.float32)
+        for part, size in expected_tensors(config, gpt2.shape).items()
+    }
+    with pytest.raises(InvalidManifest, match="needs its domain"):
+        write_directory(tmp_path / "x", AdapterContents(config=config, domain=None, weights=save_tensors(tensors)))
+    folder = write_directory(
+        tmp_path / "ours", AdapterContents(config=config, domain="law", weights=save_tensors(tensors))
+    )
+    assert folder.config == config
+    assert not (folder.path / SOUP_FILE).exists()
+    assert "peft_type" not in json.loads((folder.path / CONFIG_FILE).read_text())
+    assert set(load_tensors((folder.path / WEIGHTS_FILE).read_bytes())) == set(tensors)

@@ -1,4 +1,4 @@
-"""Structures as values: what no configuration can say, and what a small manifest cannot ask for."""
+"""Structures as values: what no configuration can say, and the names of union members in pydantic's locations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from registry.spec import AdapterConfig, HeadConfig
+from registry.spec import UNION_MEMBERS, AdapterConfig, CookRequest, HeadConfig, MixingRequest, SelectorSpec
 
 CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 PFEIFFER = {"method": "bottleneck", "structure": "pfeiffer", "bottleneck": 4, "activation": "relu"}
@@ -71,3 +71,30 @@ def test_the_order_of_labels_is_theirs() -> None:
         HeadConfig(task="classification", labels=("b", "a")),
     )
     assert one.identity() != other.identity()
+
+
+# --- names of members -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "union", "tag", "some"),
+    [
+        ("config", AdapterConfig, "method", {"bottleneck", "lora"}),
+        ("mixing", MixingRequest, "method", {"auto", "average", "concat", "recompress", "align", "ties"}),
+        ("selector", SelectorSpec, "kind", {"gmm", "cosine", "uniform"}),
+    ],
+)
+def test_the_names_are_those_that_pydantic_expects(field: str, union: Any, tag: str, some: set[str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(union).validate_python({tag: "no such member"})
+    (error,) = caught.value.errors()
+    assert {name.strip("'") for name in error["ctx"]["expected_tags"].split(", ")} == UNION_MEMBERS[field]
+    assert some <= UNION_MEMBERS[field]
+
+
+@pytest.mark.parametrize(("field", "tag"), [("mixing", "method"), ("selector", "kind")])
+def test_a_location_has_the_name_behind_the_field(field: str, tag: str) -> None:
+    for name in UNION_MEMBERS[field]:
+        with pytest.raises(ValidationError) as caught:
+            CookRequest.model_validate({"sample": {"texts": ["a"]}, field: {tag: name, "no_such_field": 1}})
+        assert (field, name, "no_such_field") in {error["loc"] for error in caught.value.errors()}
