@@ -239,8 +239,9 @@ class TestFolder:
     ) -> None:
         with pytest.raises(Unavailable, match="another"):
             Store(place)
-        with pytest.raises(InvalidParameter, match="another base_id"):
-            Store(place, tmp_path, base_id="tiny")
+        for base, revision in ((tmp_path, None), (tiny_base_dir, "f" * 40)):
+            with pytest.raises(InvalidParameter, match="another base_id"):
+                Store(place, base, base_id="tiny", revision=revision)
         assert (place / "bases.toml").read_text().count("[bases.") == 1
         assert store.adapters()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidParameter
@@ -138,6 +138,7 @@ def test_scores_outside_of_the_context_are_not_looked_at(base):
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=45))
+@example([(9.0, 0.0), *[(0.0, 0.0)] * (LONGEST_ANSWER - 1), (0.0, 9.0)])  # one token too long
 def test_the_best_span_is_the_best_of_all(scores):
     starts, ends = (np.array(column) for column in zip(*scores, strict=True))
     found, first, last = _best_span(starts, ends)
