@@ -20,11 +20,12 @@ COPY constraints.txt pyproject.toml ./
 RUN python -m venv --without-pip /opt/soup \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt torch==2.13.0 \
  && rm -r /opt/soup/lib/python3.*/site-packages/torch/include /opt/soup/lib/python3.*/site-packages/torch/test
-RUN python -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], *e['otel'], *(r for name in filter(None, os.environ['EXTRAS'].split(',')) for r in e[name]), sep='\n')" > requirements.txt \
+RUN python -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *e['plots'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], *e['otel'], *(r for name in filter(None, os.environ['EXTRAS'].split(',')) for r in e[name]), sep='\n')" > requirements.txt \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt -r requirements.txt \
  && python -m pip install -c constraints.txt setuptools
 COPY README.md LICENSE ./
 COPY adaptersoup adaptersoup
+COPY plots plots
 COPY registry registry
 COPY training training
 COPY service service

@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Where it is set, each of the hundreds of processes that tests start compiles all of our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
-FLOORS := adaptersoup:95 registry:98.6 service:96.4 training:96.5
+FLOORS := adaptersoup:95 plots:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser test test-databases test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean

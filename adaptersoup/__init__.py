@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from adaptersoup.clients import AsyncClient, Client
 from adaptersoup.comparison import Compared, Comparison
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
-from service.plots import Picture
 
 if TYPE_CHECKING:
     from adaptersoup.store import Store
@@ -40,7 +39,6 @@ __all__ = [
     "Comparison",
     "Listed",
     "Perplexity",
-    "Picture",
     "Selection",
     "Selector",
     "Soup",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,10 +14,9 @@ from adaptersoup.values import Cell, Perplexity, Shown, Soup, Table
 from registry.errors import InvalidParameter, NotFound
 from registry.names import temporary_name
 from registry.progress import Progress
-from service.plots import Picture
-from service.plots.measured import Measured
-from service.plots.panels import Intervals, paneled
-from service.plots.results import INTERVAL, strategies_picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
 
 
 class Compared(BaseModel):
@@ -80,19 +79,21 @@ class Comparison(Shown):
             head, tuple(rows), (f"Mean over {len(self.domains)} domains, nats a token against the base: {said}.",)
         )
 
-    def plot(self) -> Picture:
+    def plot(self) -> Plot:
         """Strategies by domains as a heat map; of one domain the differences with their intervals."""
+        from plots.charts import Interval, Panel, panels
+        from plots.results import AGAINST_BASE, strategies_plot
+
         if len(self.domains) == 1:
             rows = [
-                Measured(
+                Interval(
                     row.strategy, row.difference, *(row.interval or (row.difference,) * 2), chosen=not row.abstained
                 )
                 for row in self.rows
             ]
-            caption = f"Mean NLL a token against the base, {INTERVAL}; left is better; filled: it did not abstain"
-            return Picture(self.domains[0], paneled(self.domains[0], [], [Intervals(caption, rows)]))
+            return panels(self.domains[0], [], [Panel(f"{AGAINST_BASE}; filled: it did not abstain", rows)])
         values = {(row.strategy, row.domain): -row.difference for row in self.rows}
-        return strategies_picture(list(self.means), self.domains, values)
+        return strategies_plot(list(self.means), self.domains, values)
 
 
 def compare(

@@ -1,5 +1,5 @@
 """What a `Store` answers: typed values that show themselves, as text, as a table in a notebook, as a data frame and,
-where there is something to see, as a picture.
+where there is something to see, as a matplotlib figure.
 
 Each is the body of the HTTP API of the same name, with its fields (docs/reference/api.md), and a `table` of what people
 look at first.
@@ -21,11 +21,11 @@ from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.selectors import Selected
 from service.http.schemas.selectors import Selector as SelectorBody
 from service.http.schemas.soups import Soup as SoupBody
-from service.plots.picture import Picture
-from service.plots.results import fit_picture, perplexity_picture, selection_picture, soup_picture
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from plots.style import Plot
 
 Cell = str | int | float | None
 
@@ -133,9 +133,11 @@ class Selector(Shown, SelectorBody):
         rows = ((name.replace("_", " "), one) for name, one in self.report.items() if isinstance(one, int | float))
         return Table(("figure", "value"), tuple(rows), (f"{self.selector.kind} over {self.domains} domains",))
 
-    def plot(self) -> Picture:
+    def plot(self) -> Plot:
         """Shares on held-out text, and what it has by domain or cluster."""
-        return fit_picture(self.selector.kind, self.domains, self.report)
+        from plots.results import fit_plot
+
+        return fit_plot(self.selector.kind, self.domains, self.report)
 
 
 class Selection(Shown, Selected):
@@ -150,9 +152,11 @@ class Selection(Shown, Selected):
         head = ("adapter", "domain", "score", "weight", "stability", "why not")
         return Table(head, (*chosen, *others), (found.reason, *found.warnings))
 
-    def plot(self) -> Picture:
+    def plot(self) -> Plot:
         """The ranking, as bars: who was chosen, then who was left out."""
-        return selection_picture(self.selection)
+        from plots.results import selection_plot
+
+        return selection_plot(self.selection)
 
 
 class Soup(Shown, SoupBody):
@@ -178,9 +182,11 @@ class Soup(Shown, SoupBody):
         rows = tuple((names.get(one.digest, one.digest), float(one.weight)) for one in ingredients)
         return Table(("ingredient", "weight"), rows, tuple(sentences))
 
-    def plot(self) -> Picture:
+    def plot(self) -> Plot:
         """What is in it, what it gains on passages held out with its interval, and the adapters that were weighed."""
-        return soup_picture(
+        from plots.results import soup_plot
+
+        return soup_plot(
             self.model, self.reason, abstained=self.abstained, recipe=self.recipe, selection=self.selection,
             search=self.search, verification=self.verification,
         )  # fmt: skip
@@ -202,9 +208,11 @@ class Perplexity(Shown, PerplexityAnswer):
             )
         return Table(("model", "perplexity", "nats a token", "standard error"), tuple(rows), sentences)
 
-    def plot(self) -> Picture:
+    def plot(self) -> Plot:
         """Both perplexities, the difference with its interval, and how many texts are read how well."""
-        return perplexity_picture(self.model, self, against=None if self.baseline is None else self.baseline.model)
+        from plots.results import perplexity_plot
+
+        return perplexity_plot(self.model, self, against=None if self.baseline is None else self.baseline.model)
 
 
 def _table(adapters: Iterable[ListedAdapter]) -> Table:

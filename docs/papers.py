@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
-from service.pictures import Series, curves, heat_map
+from plots.charts import Series, heat_map, lines
+from plots.style import to_svg
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -183,10 +184,10 @@ def draw_spans(result: Result) -> str:
         values.setdefault((first, last), []).append(row["difference"])
     names = sorted({name for pair in values for name in pair}, key=int)
     means = {pair: sum(some) / len(some) for pair, some in values.items()}
-    return heat_map(
+    return to_svg(heat_map(
         "NLL lost without the adapters of a span of layers", rows=names, columns=names, values=means,
-        left="first layer of the span", below="last layer of the span (nats a token, mean of domains)",
-    )  # fmt: skip
+        y_label="first layer of the span", x_label="last layer of the span (nats a token, mean of domains)",
+    ))  # fmt: skip
 
 
 def _scales(result: Result) -> list[Row]:
@@ -211,10 +212,10 @@ def scales(result: Result) -> list[str]:
 def draw_scales(result: Result) -> str:
     """Figure 6 of Houlsby et al., right."""
     series = _series(_scales(result), name="domain", x="init_std", y="nll")
-    return curves(
-        "NLL by the scale of the start", series, across="standard deviation of initial projections",
-        up="nats a token", logarithmic=True,
-    )  # fmt: skip
+    return to_svg(lines(
+        "NLL by the scale of the start", series, x_label="standard deviation of initial projections",
+        y_label="nats a token", logarithmic=True,
+    ))  # fmt: skip
 
 
 def convergence(result: Result) -> list[str]:
@@ -230,7 +231,7 @@ def draw_convergence(result: Result) -> str:
     """The convergence of SparseAdapter's Large-Sparse."""
     short = [{**row, "label": row["label"].partition(",")[0]} for row in _rows(result, "curve")]
     series = _series(short, name="label", x="step", y="valid_nll")
-    return curves("Validation loss, mean of domains and seeds", series, across="step", up="nats a token")
+    return to_svg(lines("Validation loss, mean of domains and seeds", series, x_label="step", y_label="nats a token"))
 
 
 # --- the single-domain experiment -------------------------------------------------------------------
@@ -255,7 +256,9 @@ def mixing(result: Result) -> list[str]:
 def draw_mixing(result: Result) -> str:
     """How far L(a A + (1 - a) B) lies above the line between its ends."""
     series = _series(_rows(result, "above_line"), name="curve", x="a", y="above_line")
-    return curves("Loss above the line between two adapters", series, across="share a of A", up="nats a token")
+    return to_svg(
+        lines("Loss above the line between two adapters", series, x_label="share a of A", y_label="nats a token")
+    )
 
 
 def again(result: Result) -> list[str]:

@@ -16,13 +16,12 @@ from typing import Any
 from benchmarks.soups import ALONE, EFFORTS, NOISE
 from docs.markdown import table
 from docs.papers import FOLDER
-from service.pictures import Series, curves, heat_map, intervals, marks
+from plots.charts import Series, heat_map, interval_series, lines, points
+from plots.style import to_svg
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 LINES = ("instant", "quick", "thorough", "tune", "tune fresh 0.003", "tune fresh 0.01")
-FIELD = (52, 24)
-"""Width and height of a field of the heat map."""
 WALL_TICKS, SIZE_TICKS = (0.1, 0.3, 1, 3, 10, 30), (5, 15, 30, 100)
 
 
@@ -79,12 +78,12 @@ def ways(result: Result, name: str) -> list[str]:
 def draw_wall(result: Result) -> str:
     """Each way as a mark over its wall time."""
     found = _largest(result)
-    points = {way: (passes(rows), change(rows)) for way, rows in found.items()}
+    places = {way: (passes(rows), change(rows)) for way, rows in found.items()}
     size = next(iter(found.values()))[0]["passages"]
-    return marks(
-        f"What it takes off, by wall time, {size} passages", points, ticks=WALL_TICKS,
-        across="wall time in passes of the base over the sample", up="change of perplexity, %",
-    )  # fmt: skip
+    return to_svg(points(
+        f"What it takes off, by wall time, {size} passages", places, ticks=WALL_TICKS,
+        x_label="wall time in passes of the base over the sample", y_label="change of perplexity, %",
+    ))  # fmt: skip
 
 
 def short(result: Result, _name: str) -> list[str]:
@@ -114,12 +113,12 @@ def sizes(result: Result, name: str) -> list[str]:
 def draw_sizes(result: Result) -> str:
     """Each of these ways as a line over the passages of the sample."""
     found = _rows(result)
-    lines = {way: [(size, change(rows)) for (name, size), rows in found.items() if name == way] for way in LINES}
-    series = [Series(way, points) for way, points in lines.items() if points]
-    return curves(
+    changes = {way: [(size, change(rows)) for (name, size), rows in found.items() if name == way] for way in LINES}
+    series = [Series(way, values) for way, values in changes.items() if values]
+    return to_svg(lines(
         "What it takes off, by the size of the sample", series, logarithmic=True, ticks=SIZE_TICKS,
-        across="passages of the sample", up="change of perplexity, %",
-    )  # fmt: skip
+        x_label="passages of the sample", y_label="change of perplexity, %",
+    ))  # fmt: skip
 
 
 def _by_domain(result: Result) -> dict[str, dict[str, list[Row]]]:
@@ -143,12 +142,16 @@ def draw_efforts(result: Result) -> str:
     """Every effort's change with two standard errors on either side, domain by domain."""
     found = _by_domain(result)
     series = {
-        way: {domain: (change(rows[way]), 2 * error(rows[way])) for domain, rows in found.items()} for way in EFFORTS
+        way: {
+            domain: (middle := change(rows[way]), middle - 2 * error(rows[way]), middle + 2 * error(rows[way]))
+            for domain, rows in found.items()
+        }
+        for way in EFFORTS
     }
-    return intervals(
+    return to_svg(interval_series(
         "What efforts take off, by domain", rows=list(found), series=series,
-        across="change of perplexity, %, with two standard errors on either side",
-    )  # fmt: skip
+        x_label="change of perplexity, %, with two standard errors on either side",
+    ))  # fmt: skip
 
 
 def adapters(result: Result, name: str) -> list[str]:
@@ -170,12 +173,12 @@ def draw_adapters(result: Result) -> str:
     """The change of mean NLL per token by each adapter alone, those first that help most."""
     values = {(row["adapter"], row["domain"]): row["difference"] for row in result["rows"] if row["way"] == ALONE}
     means = {name: fmean(value for (one, _), value in values.items() if one == name) for name, _ in values}
-    return heat_map(
+    return to_svg(heat_map(
         "Each adapter alone, on domains it was not trained on", values=values,
         rows=sorted(means, key=lambda name: means[name]), columns=sorted({domain for _, domain in values}),
-        left="adapters, most helpful first",
-        below="change of mean NLL per token against the base; orange is better", cell=FIELD, decimals=2,
-    )  # fmt: skip
+        y_label="adapters, most helpful first",
+        x_label="change of mean NLL per token against the base; orange is better", decimals=2,
+    ))  # fmt: skip
 
 
 def hostile(result: Result, _name: str) -> list[str]:

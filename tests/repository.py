@@ -7,7 +7,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 PATTERNS = (
-    "*.py", "py.typed", "*.mako", "swagger/*", "soup.1", "static/*", "templates/*", "vendored/*", "echarts/*",
+    "*.py", "py.typed", "*.mako", "swagger/*", "soup.1", "static/*", "templates/*", "vendored/*",
 )  # fmt: skip
 
 

@@ -1,34 +1,48 @@
-"""The option `--plot FILE.svg` of verbs whose result has a picture."""
+"""The option `--plot FILE.svg` of verbs whose result can be drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from registry.errors import InvalidParameter
 from service.cli.output import talk
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
 
 
-def _checked(file: Path | None) -> Path | None:
-    """Raises a usage error where no file can be written, before there is work done for it."""
-    if file is not None and file.suffix.lower() != ".svg":
+def _check_file(file: Path | None) -> Path | None:
+    """The file; raises a usage error before any work is done where the plot could not be written."""
+    if file is None:
+        return None
+    if file.suffix.lower() != ".svg":
         raise typer.BadParameter(f"{file} is to be an SVG file: let its name end with .svg.")
-    if file is not None and not file.parent.is_dir():
+    if not file.parent.is_dir():
         raise typer.BadParameter(f"{file.parent} is no folder; make it first.")
+    if find_spec("matplotlib") is None:
+        raise typer.BadParameter("matplotlib is not installed: pip install 'adaptersoup[plots]'.")
     return file
 
 
 PlotOption = Annotated[
     Path | None,
-    typer.Option("--plot", help="File for a picture of the result.", metavar="FILE.svg", callback=_checked),
+    typer.Option("--plot", help="File for a picture of the result.", metavar="FILE.svg", callback=_check_file),
 ]
 
 
-def save_plot(file: Path | None, draw: Callable[[], Picture]) -> None:
-    """Write the picture where one was asked for. Raises InvalidParameter; what was found is printed by then."""
-    if file is not None:
-        draw().save(file)
-        talk(f"{file} shows it.")
+def save_plot(file: Path | None, draw: Callable[[], Plot]) -> None:
+    """Write the plot to `file`, if one was given. Raises InvalidParameter; the result is printed by then."""
+    if file is None:
+        return
+    from plots.style import to_svg
+
+    try:
+        file.write_text(to_svg(draw()), encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter(f"{file} cannot be written: {error.strerror}.", param="plot") from None
+    talk(f"{file} shows it.")

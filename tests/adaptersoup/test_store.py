@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptersoup import Store
+from plots.style import to_svg
 from registry.errors import Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
@@ -80,14 +81,14 @@ class TestNotebook:
         assert [one.ref for one in found.selection.selected] == ["team/court@1"]
         assert found.not_yet_included == []
         assert len(found.to_frame()) == 3
-        assert found.plot().title == "1 chosen of 3"
+        assert "1 chosen of 3" in to_svg(found.plot())
 
     def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(self, store: Store) -> None:
         soup = store.cook(passages("court", 20, seed=1))
         assert soup.verification is not None
         assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
         assert soup.spent is not None
-        assert f"on {soup.verification.passages} " in soup.plot().svg
+        assert f"on {soup.verification.passages} " in to_svg(soup.plot())
 
     def test_a_soup_is_cooked_scored_and_says_so(self, store: Store) -> None:
         recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
@@ -97,7 +98,7 @@ class TestNotebook:
         found = store.evaluate(soup, passages("court", 5, seed=2))
         assert found.baseline is not None
         assert found.baseline.model == "base/tiny"
-        assert f"{found.baseline.difference:+.4f} ±" in found.plot().svg
+        assert f"{found.baseline.difference:+.4f} ±" in to_svg(found.plot())
         assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
         assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
 
@@ -126,11 +127,11 @@ class TestNotebook:
         assert found.rows[0].difference == pytest.approx(alone.difference)
         assert {one.ref for one in store.adapters()} == before, "soups are temporary, and what was there stays"
         assert told[-1] == 4
-        assert found.plot().svg.count("<rect") == 4
+        assert to_svg(found.plot()).count(">+0") + to_svg(found.plot()).count(">-0") == 4
         assert len(found.to_frame()) == 4
         assert list(found.means.values()) == sorted(found.means.values())
         one = store.compare({"court": domains["court"]}, ways)
-        assert one.plot().svg.count("<circle") == 2
+        assert to_svg(one.plot()).count(" ± ") == 2
         with pytest.raises(InvalidParameter, match="at least one"):
             store.compare({}, ways)
 

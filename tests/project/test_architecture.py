@@ -19,7 +19,7 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-SHIPPED = ("adaptersoup", "registry", "training", "service", "migrations")
+SHIPPED = ("adaptersoup", "plots", "registry", "training", "service", "migrations")
 OURS = (*SHIPPED, "demo", "benchmarks", "docs")
 LINES_PER_MODULE = 400
 LONG_FUNCTION = 30
@@ -253,7 +253,7 @@ def test_layers() -> None:
 
 
 LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
-    ("adaptersoup > service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
+    ("adaptersoup > service > training, plots > registry", {"registry/spec/canary.py": "from service import settings"}),
     ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
     ("inside training", {"training/methods/canary.py": "from training import trainer"}),
     ("inside service", {"service/engine/canary.py": "from service import jobs"}),
@@ -283,7 +283,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources in another place, to be spoiled."""
     root = tmp_path_factory.mktemp("canary")
     shutil.copy(REPOSITORY / "pyproject.toml", root)
-    for package in ("adaptersoup", "registry", "training", "service"):
+    for package in ("adaptersoup", "plots", "registry", "training", "service"):
         shutil.copytree(REPOSITORY / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 

@@ -216,9 +216,9 @@ def test_the_picture_holds_every_domain_and_row_once_and_is_the_same_again(contr
         picture.draw(controlled, tmp_path / name)
     drawn = (tmp_path / "one.svg").read_text()
     for label in ("a", "b", "control", "soup, similarity", "the service, verified"):
-        assert f"<!-- {label} -->" in drawn
-    assert "<!-- again -->" not in drawn
-    assert "<!-- base model -->" not in drawn
+        assert f">{label}</text>" in drawn
+    assert ">again</text>" not in drawn
+    assert ">base model</text>" not in drawn
     assert drawn == (tmp_path / "two.svg").read_text()
 
 

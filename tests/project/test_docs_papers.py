@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from docs import figures, papers
-from service.pictures import Series, curves, heat_map
 
 CLAIM = {
     "claim": "a_over_b", "paper": "Paper, table 1: 90 | 80", "says": "a is better than b", "difference": -0.0123,
@@ -114,26 +113,3 @@ def test_a_picture_has_its_table_and_its_file(results, view):
 def test_without_a_result_nothing_is_drawn(tmp_path):
     assert papers.pictures(tmp_path) == {}
     assert "Not measured yet" in figures.block(tmp_path, "lm_adapters", "spans")
-
-
-def test_a_heat_map_has_the_number_in_every_square():
-    svg = heat_map(
-        "t", rows=["0", "1"], columns=["0", "1"], values={("0", "1"): 0.5, ("1", "1"): -0.25}, left="l", below="b"
-    )
-    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
-    assert {"+0.500", "-0.250"} <= set(texts)
-    assert svg.count("<rect") == 2
-
-
-def test_curves_stay_in_their_frame_and_differ_by_more_than_colour():
-    series = [Series("one <&>", [(1, 2.0), (2, 1.0)]), Series("two", [(1, 3.0), (2, 3.0)])]
-    root = ElementTree.fromstring(curves("t", series, across="x", up="y"))
-    discs = [element for element in root.iter() if element.tag.endswith("circle")]
-    assert all(0 <= float(disc.get("cx")) <= 680 and 0 <= float(disc.get("cy")) <= 380 for disc in discs)
-    lines = {element.get("stroke-dasharray") for element in root.iter() if element.get("stroke-dasharray")}
-    assert len(lines) == 2
-    assert "one <&>" in [element.text for element in root.iter()]
-    flat = curves("t", [Series("flat", [(1, 1.0)])], across="x", up="y")
-    assert "nan" not in flat
-    with pytest.raises(ValueError, match="empty"):
-        curves("t", [], across="x", up="y")

@@ -158,7 +158,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
     sources.mkdir()
-    for name in (*OURS, "adaptersoup", "pyproject.toml", "README.md", "LICENSE"):
+    for name in (*OURS, "adaptersoup", "plots", "pyproject.toml", "README.md", "LICENSE"):
         (sources / name).symlink_to(REPOSITORY / name)
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, sources, cwd=folder)
     return next(folder.glob("*.whl"))

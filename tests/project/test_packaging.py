@@ -29,7 +29,7 @@ from tests.repository import REPOSITORY, shipped_files
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = ("adaptersoup", "registry", "service", "training", "migrations")
+SHIPPED = ("adaptersoup", "plots", "registry", "service", "training", "migrations")
 NOT_SHIPPED = ("tests", "demo", "docs", "benchmarks")
 FILES = ("pyproject.toml", "LICENSE", "README.md")
 

@@ -172,7 +172,7 @@ def test_soup_train_writes_a_directory_that_can_be_pushed(files, tiny_base_dir, 
     out = tmp_path / "adapters" / "law"
     picture = tmp_path / "law.svg"
     assert soup(command(files, tiny_base_dir, out, "--sample", "30", "--lr", "0.01", "--plot", str(picture))) == 0
-    assert 'aria-label="Training on law"' in picture.read_text()
+    assert ">Training on law</text>" in picture.read_text()
     said = capsys.readouterr()
     assert said.out == f"{out}\n"
     assert "before" in said.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -16,7 +16,10 @@ from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
 from service.client.samples import read_texts
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
 _OF_SOME = {
@@ -141,13 +144,13 @@ def cook(
     save_plot(plot, lambda: _drawn(cooked))
 
 
-def _drawn(cooked: dict[str, Any]) -> Picture:
+def _drawn(cooked: dict[str, Any]) -> Plot:
+    from plots.results import soup_plot
     from service.http.schemas.reading import body_of
     from service.http.schemas.soups import Soup
-    from service.plots.results import soup_picture
 
     soup = body_of(Soup, cooked)
-    return soup_picture(
+    return soup_plot(
         soup.model, soup.reason, abstained=soup.abstained, recipe=soup.recipe, selection=soup.selection,
         search=soup.search, verification=soup.verification,
     )  # fmt: skip

@@ -17,7 +17,10 @@ from service.cli.commands import command
 from service.cli.output import as_json as print_json
 from service.cli.output import data, fields, talk
 from service.cli.plot_flag import PlotOption, save_plot
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -69,10 +72,10 @@ def evaluate(
     save_plot(plot, lambda: _drawn(f"{folder.resolve().name}: {name}", figures))
 
 
-def _drawn(title: str, figures: dict[str, Any]) -> Picture:
-    from service.plots.results import evaluation_picture
+def _drawn(title: str, figures: dict[str, Any]) -> Plot:
+    from plots.results import evaluation_plot
 
-    return evaluation_picture(title, figures)
+    return evaluation_plot(title, figures)
 
 
 def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from service.cli.output import columns, fields, progress_bar, spelt, table_width
 from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
 
 
 @verb
@@ -46,10 +48,10 @@ def fit(
     save_plot(plot, lambda: _drawn(selector.kind, fitted))
 
 
-def _drawn(kind: str, fitted: dict[str, Any]) -> Picture:
-    from service.plots.results import fit_picture
+def _drawn(kind: str, fitted: dict[str, Any]) -> Plot:
+    from plots.results import fit_plot
 
-    return fit_picture(kind, fitted["domains"], fitted["report"])
+    return fit_plot(kind, fitted["domains"], fitted["report"])
 
 
 def told(report: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,9 @@ from service.cli.output import fields, progress_bar
 from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from service.client.samples import read_texts
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
 
 
 @verb
@@ -45,10 +47,10 @@ def ppl(
     save_plot(plot, lambda: _drawn(answer))
 
 
-def _drawn(answer: dict[str, Any]) -> Picture:
+def _drawn(answer: dict[str, Any]) -> Plot:
+    from plots.results import perplexity_plot
     from service.http.schemas.perplexity import PerplexityAnswer
     from service.http.schemas.reading import body_of
-    from service.plots.results import perplexity_picture
 
     score = body_of(PerplexityAnswer, answer)
-    return perplexity_picture(score.model, score, against=None if score.baseline is None else score.baseline.model)
+    return perplexity_plot(score.model, score, against=None if score.baseline is None else score.baseline.model)

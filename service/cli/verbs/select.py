@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,10 @@ from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about
 from service.client.samples import read_texts
-from service.plots import Picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
 
 ListAllOption = Annotated[
     bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
@@ -49,8 +52,8 @@ def select(
     save_plot(plot, lambda: _drawn(answer))
 
 
-def _drawn(answer: dict[str, Any]) -> Picture:
+def _drawn(answer: dict[str, Any]) -> Plot:
+    from plots.results import selection_plot
     from service.http.schemas.reading import body_of
-    from service.plots.results import selection_picture
 
-    return selection_picture(body_of(Selection, answer["selection"]))
+    return selection_plot(body_of(Selection, answer["selection"]))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from plots.charts import MAX_LINEAGE, lineage
+from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.named_models import adapter_named
 from service.http.pages import addresses
-from service.http.pages.lineage_picture import lineage_picture
-from service.http.pages.losses import Losses, drawn_losses, losses_table, of_record, of_tuning
+from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record, of_tuning
 from service.http.pages.models import AliasChip, Use, aliases_of, use_of
 from service.http.pages.page import PageRoute, shown
+from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.snippets import origin_of, snippets
 from service.http.pages.tables import csv_of
 from service.http.routes.adapters import get_file, list_adapters, list_files
@@ -58,8 +60,8 @@ def model_page(request: Request, ns: str, name: str, parts: AppParts, who: Reade
     row = found.adapter
     ways = snippets(origin_of(request), found.adapter.ref, speaks=found.use in {"yes", "scope"})
     return shown(
-        request, "adapter.html", found=found, picture=lineage_picture(found.lineage), snippets=ways,
-        place=f"/models/{row.namespace}/{row.name}@{row.version}", **drawn_losses(found.losses),
+        request, "adapter.html", found=found, most_in_plot=MAX_LINEAGE, snippets=ways,
+        place=f"/models/{row.namespace}/{row.name}@{row.version}", **losses_values(found.losses),
     )  # fmt: skip
 
 
@@ -69,6 +71,18 @@ def model_csv(ns: str, name: str, table: str, parts: AppParts, who: Reader) -> R
     row = adapter_named(parts, who, ns, name)
     losses = _losses(row, lineage_of(parts, who.namespaces, row))
     return csv_of([] if losses is None else [losses_table(losses)], table)
+
+
+@pages.get(addresses.MODEL_SVG)
+def model_svg(ns: str, name: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+    """Its lineage or its losses as a plot."""
+    row = adapter_named(parts, who, ns, name)
+    relatives = lineage_of(parts, who.namespaces, row)
+    plots = losses_plots(_losses(row, relatives), THEMES[theme])
+    if relatives.parents or relatives.children:
+        parents = [(one.ref or one.digest, float(one.weight)) for one in relatives.parents]
+        plots["lineage"] = lineage(row.ref, parents, [one.ref for one in relatives.children], theme=THEMES[theme])
+    return svg_response(plots, plot)
 
 
 @pages.get(addresses.MODEL_FILE)

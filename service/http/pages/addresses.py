@@ -17,9 +17,11 @@ MODELS = "/models"
 BULK = "/models/edit"
 MODEL = "/models/{ns}/{name}"
 MODEL_CSV = "/models/{ns}/{name}/{table}.csv"
+MODEL_SVG = "/models/{ns}/{name}/{plot}.svg"
 MODEL_FILE = "/models/{ns}/{name}/files/{file}"
 SOUP = "/soups/{ns}/{name}"
 SOUP_CSV = "/soups/{ns}/{name}/{table}.csv"
+SOUP_SVG = "/soups/{ns}/{name}/{plot}.svg"
 PUSH = "/push"
 PUSH_UPLOADS = "/push/uploads"
 PUSH_UPLOAD = "/push/uploads/{id}"
@@ -30,9 +32,11 @@ JOB = "/jobs/{id}"
 JOB_EVENTS = "/jobs/{id}/events"
 JOB_CANCEL = "/jobs/{id}/cancel"
 JOB_CSV = "/jobs/{id}/{table}.csv"
+JOB_SVG = "/jobs/{id}/{plot}.svg"
 TRAININGS = "/trainings"
 TRAINING = "/trainings/{id}"
 TRAINING_CSV = "/trainings/{id}/{table}.csv"
+TRAINING_SVG = "/trainings/{id}/{plot}.svg"
 SELECTORS = "/selectors"
 SELECTOR = "/selectors/{id}"
 SELECTOR_CSV = "/selectors/{id}/{table}.csv"
@@ -41,11 +45,14 @@ PLAYGROUND_MIX = "/playground/mix"
 PLAYGROUND_EVENTS = "/playground/events"
 COMPARE = "/compare"
 COMPARE_CSV = "/compare/{table}.csv"
+COMPARE_SVG = "/compare/plot.svg"
 MAP = "/map"
 MAP_CSV = "/map/{table}.csv"
+MAP_SVG = "/map/plot.svg"
 MATRIX = "/matrix"
 MATRIX_CSV = "/matrix/{table}.csv"
 USAGE = "/usage"
+USAGE_SVG = "/usage/plot.svg"
 AUDIT = "/audit"
 KEYS = "/keys"
 KEY_ROTATE = "/keys/{id}/rotate"
@@ -53,6 +60,7 @@ KEY_REVOKE = "/keys/{id}/revoke"
 ENGINE = "/engine"
 ENGINE_CSV = "/engine/{table}.csv"
 CSV = ".csv"
+SVG = ".svg"
 TWIN = ".json"
 
 KEPT = frozenset({COOK})
@@ -60,14 +68,24 @@ KEPT = frozenset({COOK})
 OPEN = frozenset({("GET", SIGN_IN), ("HEAD", SIGN_IN), ("POST", SIGN_IN)})
 TEMPLATES = (
     *(HOME, SIGN_IN, SIGN_OUT, ASSET, MODELS, MODELS + TWIN, BULK, BULK + TWIN),
-    *(MODEL, MODEL_CSV, MODEL_FILE, SOUP, SOUP_CSV),
+    *(MODEL, MODEL_CSV, MODEL_SVG, MODEL_FILE, SOUP, SOUP_CSV, SOUP_SVG),
     *(PUSH, PUSH + TWIN, PUSH_UPLOADS, PUSH_UPLOAD, PUSH_MANIFEST),
-    *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV),
-    *(TRAININGS, TRAININGS + TWIN, TRAINING, TRAINING_CSV, SELECTORS, SELECTORS + TWIN, SELECTOR, SELECTOR_CSV),
+    *(COOK, COOK + TWIN, JOBS, JOBS + TWIN, JOB, JOB_EVENTS, JOB_CANCEL, JOB_CSV, JOB_SVG),
+    *(
+        TRAININGS,
+        TRAININGS + TWIN,
+        TRAINING,
+        TRAINING_CSV,
+        TRAINING_SVG,
+        SELECTORS,
+        SELECTORS + TWIN,
+        SELECTOR,
+        SELECTOR_CSV,
+    ),
     *(PLAYGROUND, PLAYGROUND + TWIN, PLAYGROUND_EVENTS, PLAYGROUND_MIX),
-    *(COMPARE, COMPARE + TWIN, COMPARE_CSV, MAP, MAP + TWIN, MAP_CSV),
+    *(COMPARE, COMPARE + TWIN, COMPARE_CSV, COMPARE_SVG, MAP, MAP + TWIN, MAP_CSV, MAP_SVG),
     *(MATRIX, MATRIX + TWIN, MATRIX_CSV),
-    *(USAGE, USAGE + TWIN, USAGE + CSV, AUDIT, AUDIT + TWIN, AUDIT + CSV, ENGINE, ENGINE + TWIN, ENGINE_CSV),
+    *(USAGE, USAGE + TWIN, USAGE + CSV, USAGE_SVG, AUDIT, AUDIT + TWIN, AUDIT + CSV, ENGINE, ENGINE + TWIN, ENGINE_CSV),
     *(KEYS, KEYS + TWIN, KEY_ROTATE, KEY_REVOKE),
 )
 """`{name}` and `{id}` take endings too: `/models/team/law@2.json`."""
@@ -82,7 +100,7 @@ def is_page(path: str) -> bool:
 
 def is_for_programs(path: str) -> bool:
     """Whether what is there is read by programs, a page's script too: errors are told as the API tells them."""
-    return path.endswith((TWIN, CSV, "/events")) or path.startswith(f"{PUSH}/")
+    return path.endswith((TWIN, CSV, SVG, "/events")) or path.startswith(f"{PUSH}/")
 
 
 def is_open(method: str, path: str) -> bool:

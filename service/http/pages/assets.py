@@ -1,7 +1,7 @@
 """The files of the pages that no key is needed for: style sheet, scripts and icon, read once, each with its digest.
 
-htmx is kept in this repository as it was published (`vendored/`), and of Apache ECharts what the pages use, made by a
-command from what was published (`echarts/`): each VENDORED.json says from where, with the sha256 of every file.
+htmx is kept in this repository as it was published (`vendored/`): VENDORED.json says from where, with the sha256 of
+every file.
 An address carries the digest of what is behind it, so that a browser asks for a file once and never has an old one.
 """
 
@@ -20,15 +20,12 @@ from registry.errors import NotFound
 
 HERE = Path(__file__).parent
 VENDORED = HERE / "vendored"
-ECHARTS = HERE / "echarts"
 FILES = {
     "soup.css": (HERE / "static" / "soup.css", "text/css"),
     "soup.js": (HERE / "static" / "soup.js", "text/javascript"),
-    "charts.js": (HERE / "static" / "charts.js", "text/javascript"),
     "push.js": (HERE / "static" / "push.js", "text/javascript"),
     "icon.svg": (HERE / "static" / "icon.svg", "image/svg+xml"),
     "htmx.min.js": (VENDORED / "htmx.min.js", "text/javascript"),
-    "echarts.min.js": (ECHARTS / "echarts.min.js", "text/javascript"),
 }
 FOR_EVER = "public, max-age=31536000, immutable"
 

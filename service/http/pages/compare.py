@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import FiniteFloat
 
+from plots.charts import Interval, Panel, panels
+from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Cancelled, Forbidden, InvalidParameter, InvalidPrompt, SoupError
 from registry.spec import Recipe
@@ -16,10 +19,10 @@ from service.http.app_parts import AppParts
 from service.http.auth import ModelUser, Reader
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
-from service.http.pages.charts import drawn_intervals
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, shown
+from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.routes.perplexity import against_the_first
 from service.http.schemas.perplexity import PerplexityAnswer
@@ -27,9 +30,9 @@ from service.http.schemas.wire import Wire
 from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
-from service.plots.measured import Measured
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+Numbers = Annotated[Sequence[FiniteFloat], Query(max_length=MOST_MODELS)]
 
 
 class Compared(Wire):
@@ -65,6 +68,16 @@ def comparison(parts: AppParts, who: Reader, model: NamedModels = None) -> Compa
 def comparison_csv(table: str, parts: AppParts, who: Reader, model: NamedModels = None) -> Response:
     """One of its tables."""
     return csv_of(tables(comparison(parts, who, model)), table)
+
+
+@pages.get(addresses.COMPARE_SVG)
+def compare_svg(
+    who: Reader,  # noqa: ARG001
+    model: NamedModels = None, value: Numbers = (), low: Numbers = (), high: Numbers = (), theme: ThemeQuery = "light",
+) -> Response:  # fmt: skip
+    """The differences that the page measured, which stand in the query: nothing of a text is stored."""
+    rows = [Interval(*row, chosen=True) for row in zip(model or (), value, low, high, strict=False)]
+    return svg_response({"plot": panels("", [], [Panel("", rows)], theme=THEMES[theme])})
 
 
 @pages.get(addresses.COMPARE)
@@ -112,14 +125,15 @@ def _page(
 ) -> Response:  # fmt: skip
     """The page; `named` are the models of a form that could not be found."""
     models = [] if found is None else found.models
-    charts = drawn_intervals([
-        Measured(one.model, one.baseline.difference, *one.baseline.interval)
-        for one in answers if one.baseline is not None and one.baseline.interval is not None
-    ])  # fmt: skip
+    intervals = [
+        (one.model, one.baseline.difference, *one.baseline.interval)
+        for one in answers
+        if one.baseline is not None and one.baseline.interval is not None
+    ]
     return shown(
         request, "compare.html", error=error, models=models, named=[one.model for one in models] or list(named),
         text=text, tables=[] if found is None else tables(found), scores=_scores(answers) if answers else None,
-        charts=charts, suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
+        intervals=intervals, suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
     )  # fmt: skip
 
 

@@ -7,7 +7,10 @@ from datetime import datetime
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import FiniteFloat
 
+from plots.charts import domain_map as domain_plot
+from plots.style import THEMES
 from registry.catalogue.rows import SelectorRow
 from registry.domain_map import DomainMap, base_of, domain_map
 from registry.errors import InvalidSample, NotFound, SoupError
@@ -18,21 +21,20 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.embedding_places import embedding_place
 from service.http.pages import addresses
-from service.http.pages.charts import MOST_MARKS, Spot, drawn_scatter
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, shown
+from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.tables import Column, Table, csv_of
 from service.http.schemas.wire import Wire
 from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-DRAWN = MOST_MARKS - 1
-"""Domains of the server's chart, where a text is a mark too, and of its table: those with the largest posterior or the
-first; the CSV has all."""
-MOST_DRAWN = 2_000
-"""Domains of the chart that a script draws, where there are more than DRAWN."""
+TABLED = 49
+"""Domains of the table on the page: those with the largest posterior, or the first ones; the CSV has all."""
+MAX_POINTS = 2_000
+"""Domains of the plot."""
 NEVER = "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
 ALIKE, SHARE = 3, 0.05
 """At most so many adapters are named that a text is most like, those with so much of its posterior."""
@@ -85,6 +87,17 @@ def whole_map(parts: AppParts, who: Reader, selector: Text = None) -> Map:
 def map_csv(table: str, parts: AppParts, who: Reader, selector: Text = None) -> Response:
     """Its table, whole."""
     return csv_of([places(whole_map(parts, who, selector))], table)
+
+
+@pages.get(addresses.MAP_SVG)
+def map_svg(
+    parts: AppParts, who: Reader, selector: Text = None, x: FiniteFloat | None = None, y: FiniteFloat | None = None,
+    theme: ThemeQuery = "light",
+) -> Response:  # fmt: skip
+    """The map, and where a text lies on it: the page computed that, and nothing of a text is stored."""
+    places = {one.domain: (one.x, one.y) for one in whole_map(parts, who, selector).places[:MAX_POINTS]}
+    text = None if x is None or y is None else (x, y)
+    return svg_response({"plot": domain_plot(places, text, theme=THEMES[theme])} if places else {})
 
 
 @pages.get(addresses.MAP)
@@ -173,16 +186,12 @@ def _page(
     request: Request, fitted: Sequence[FittedMap], found: Map | None, *, text: str = "", error: SoupError | None = None
 ) -> Response:
     """The page; `found` is None where nothing was fitted yet, or could not be read."""
-    spots: list[Spot] = []
     alike: list[MapPlace] = []
     table = None
     if found is not None:
-        mine = [] if found.text is None else [Spot("your text", *found.text, mine=True)]
-        spots = [*mine, *(Spot(one.domain, one.x, one.y) for one in found.places[:DRAWN])]
         alike = [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE] or found.places[:1]
-        table = places(found.model_copy(update={"places": found.places[:DRAWN]}))
+        table = places(found.model_copy(update={"places": found.places[:TABLED]}))
     return shown(
-        request, "map.html", error=error, found=found, charts=drawn_scatter(spots), table=table, drawn=DRAWN,
-        most=MOST_DRAWN, many_marks=found is not None and len(found.places) > DRAWN,
+        request, "map.html", error=error, found=found, table=table, most=MAX_POINTS,
         alike=alike, fitted=fitted, never=NEVER, text=text,
     )  # fmt: skip

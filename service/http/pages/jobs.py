@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from plots.style import THEMES
 from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobState
 from registry.errors import NotFound
@@ -16,7 +17,8 @@ from service.http.auth import Reader, Writer
 from service.http.pages import addresses
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
-from service.http.pages.report import SoupReport, drawn_report, of_job, tables
+from service.http.pages.plot_files import ThemeQuery, svg_response
+from service.http.pages.report import SoupReport, of_job, report_plots, report_values, tables
 from service.http.pages.tables import csv_of
 from service.http.paging import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
@@ -24,6 +26,8 @@ from service.http.schemas.jobs import Job, JobList
 from service.http.schemas.soups import Soup
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL
+from service.keys import Principal
+from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 STATES = get_args(JobState)
@@ -66,10 +70,21 @@ async def job_events(id: str, request: Request, parts: AppParts, who: Reader) ->
 @pages.get(addresses.JOB_CSV)
 def job_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
     """One of the tables of what a cook gave."""
+    return csv_of(tables(_existing_report(id, parts, who)), table)
+
+
+@pages.get(addresses.JOB_SVG)
+def job_svg(id: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+    """One of the plots of what a cook gave."""
+    return svg_response(report_plots(_existing_report(id, parts, who), THEMES[theme]), plot)
+
+
+def _existing_report(id: str, parts: Parts, who: Principal) -> SoupReport:
+    """The report of a job that has cooked; raises NotFound."""
     report = report_of(get_job(id, parts, who))
     if report is None:
         raise NotFound("This job has no report: it did not cook, or has not ended.")
-    return csv_of(tables(report), table)
+    return report
 
 
 @pages.get(addresses.JOB)
@@ -77,10 +92,10 @@ def job_page(request: Request, id: str, parts: AppParts, who: Reader) -> Respons
     """The page."""
     found = get_job(id, parts, who)
     report = report_of(found)
-    drawn: dict[str, Any] = {} if report is None else drawn_report(report)
+    values: dict[str, Any] = {} if report is None else report_values(report)
     return shown(
         request, "job.html", job=found, report=report, is_final=found.state in FINAL, place=f"/jobs/{found.id}",
-        which="", cooks=found.kind in COOKS, **drawn,
+        which="", cooks=found.kind in COOKS, **values,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The losses of a training by its steps: what is read of a stored record, as a chart, a table and a CSV.
+"""The losses of a training by its steps: read from a stored record, as a plot, a table and a CSV.
 
 A record comes with whatever is pushed, and may say anything: what is not as our trainer writes it is not drawn.
 """
@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from service.http.pages.charts import MOST_MARKS
-from service.http.pages.line_charts import Lines, Series, drawn_lines
+from plots.charts import Series, lines
+from plots.style import Plot, Theme
 from service.http.pages.tables import Column, Table
 from service.http.schemas.wire import Wire
 
@@ -81,15 +81,20 @@ def losses_table(found: Losses, *, most: int | None = None) -> Table:
     return Table("losses", f"Mean loss by {found.by}", columns, rows)
 
 
-def drawn_losses(found: Losses | None) -> dict[str, Any]:
+def losses_values(losses: Losses | None) -> dict[str, Any]:
     """What the template of the losses needs."""
-    if found is None:
-        return {"losses": None, "loss_charts": {}, "loss_table": None, "many_marks": False}
-    many = len(found.training) + len(found.held_out) > MOST_MARKS
-    table = losses_table(found, most=TABLED)
-    return {"losses": found, "loss_charts": _charts(found), "loss_table": table, "many_marks": many}
+    table = None if losses is None else losses_table(losses, most=TABLED)
+    return {"losses": losses, "loss_table": table, "has_curve": losses is not None and bool(_curves(losses))}
 
 
-def _charts(found: Losses) -> dict[str, Lines]:
-    series = [Series("held out", found.held_out, marked=found.best), Series("in training", found.training)]
-    return drawn_lines([one for one in series if len(one.points) > 1])
+def losses_plots(losses: Losses | None, theme: Theme) -> dict[str, Plot]:
+    """The curves of the losses by step, named `losses`; none where no series has two points."""
+    series = [] if losses is None else _curves(losses)
+    if losses is None or not series:
+        return {}
+    return {"losses": lines("", series, x_label=losses.by, y_label="mean loss in nats", theme=theme)}
+
+
+def _curves(losses: Losses) -> list[Series]:
+    series = [Series("held out", losses.held_out, marked=losses.best), Series("in training", losses.training)]
+    return [one for one in series if len(one.points) > 1]

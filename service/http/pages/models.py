@@ -17,7 +17,6 @@ from service.engine.served import not_speaking
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, needs
 from service.http.pages import addresses
-from service.http.pages.charts import spark
 from service.http.pages.fields import Text
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.paging import Cursor, Limit
@@ -138,7 +137,7 @@ def models_page(
     """The page."""
     found = models(parts, who, asked, limit, cursor)
     return shown(
-        request, "models.html", found=found, spark=spark, asked=asked, limit=limit, cursor=cursor,
+        request, "models.html", found=found, asked=asked, limit=limit, cursor=cursor,
         bases=sorted(parts.bases),
         methods=sorted(UNION_MEMBERS["config"]), kinds=get_args(Kind),
     )  # fmt: skip

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from plots.charts import Interval, Panel, panels, stacked_bars
+from plots.results import base_differences
+from plots.style import LIGHT, Plot, Theme
 from registry.spec import (
     Evidence,
     Ingredient,
@@ -22,11 +25,12 @@ from registry.spec import (
     Spent,
     WeighedCandidate,
 )
-from service.http.pages.charts import Intervals, Stacked, drawn_intervals, drawn_stacked
 from service.http.pages.tables import Cell, Column, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
-from service.plots.measured import Measured, differences
+
+MAX_SEGMENTS = 200
+"""Segments of the plot of weights by layer; the table has any number."""
 
 
 class SoupReport(Wire):
@@ -123,9 +127,9 @@ def _layers(report: SoupReport) -> Table | None:
     return Table("layers", "How much of each is added at each site", columns, rows)
 
 
-def measured(report: SoupReport) -> list[Measured]:
+def measured(report: SoupReport) -> list[Interval]:
     """Every difference against the base that its evidence has."""
-    return differences(report.evidence.search, report.evidence.verification, abstained=report.abstained)
+    return base_differences(report.evidence.search, report.evidence.verification, abstained=report.abstained)
 
 
 def _differences(report: SoupReport) -> Table:
@@ -180,29 +184,24 @@ def _prices(report: SoupReport) -> Table:
     return Table("efforts", "What spending more would take for the same sample", columns, rows)
 
 
-# --- charts -------------------------------------------------------------------------------------------
+# --- plots --------------------------------------------------------------------------------------------
 
 
-def difference_charts(report: SoupReport) -> dict[str, Intervals]:
-    """The differences with their intervals, as `desk` and `hand` have room for them."""
-    return drawn_intervals(measured(report))
-
-
-def layer_charts(report: SoupReport) -> dict[str, Stacked]:
-    """What is added at each site, likewise."""
+def report_plots(report: SoupReport, theme: Theme) -> dict[str, Plot]:
+    """The plots of a report that have a row: `differences` with their intervals, `layers` with weights by site."""
+    plots: dict[str, Plot] = {}
+    if rows := measured(report):
+        plots["differences"] = panels("", [], [Panel("", rows)], theme=theme)
     table = _layers(report)
-    if table is None:
-        return {}
-    labels = [str(row[0]) for row in table.rows]
-    values = [[float(cell or 0) for cell in row[1:]] for row in table.rows]
-    names = [column.name for column in table.columns[1:]]
-    return drawn_stacked(labels, names, values)
+    if table is not None and len(table.rows) * len(table.columns) <= MAX_SEGMENTS:
+        series = {
+            column.name: [float(row[number] or 0) for row in table.rows]
+            for number, column in enumerate(table.columns[1:], 1)
+        }
+        plots["layers"] = stacked_bars([str(row[0]) for row in table.rows], series, theme=theme)
+    return plots
 
 
-def drawn_report(report: SoupReport) -> dict[str, Any]:
+def report_values(report: SoupReport) -> dict[str, Any]:
     """What the template of a report needs beside it."""
-    return {
-        "tables": {table.name: table for table in tables(report)},
-        "differences": difference_charts(report),
-        "layers": layer_charts(report),
-    }
+    return {"tables": {table.name: table for table in tables(report)}, "plots": list(report_plots(report, LIGHT))}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from registry.errors import NotFound
 from registry.spec import Evidence
@@ -16,7 +17,8 @@ from service.http.auth import Reader
 from service.http.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
-from service.http.pages.report import SoupReport, drawn_report, named, tables
+from service.http.pages.plot_files import ThemeQuery, svg_response
+from service.http.pages.report import SoupReport, named, report_plots, report_values, tables
 from service.http.pages.tables import csv_of
 from service.keys import Principal
 from service.parts import Parts
@@ -31,6 +33,15 @@ def soup_csv(ns: str, name: str, table: str, parts: AppParts, who: Reader, evide
     return csv_of(tables(_report(parts, who, _soup(parts, who, ns, name), evidence)[0]), table)
 
 
+@pages.get(addresses.SOUP_SVG)
+def soup_svg(
+    ns: str, name: str, plot: str, parts: AppParts, who: Reader, evidence: Which = None, theme: ThemeQuery = "light"
+) -> Response:
+    """One of its plots."""
+    report, *_ = _report(parts, who, _soup(parts, who, ns, name), evidence)
+    return svg_response(report_plots(report, THEMES[theme]), plot)
+
+
 @pages.get(addresses.SOUP + addresses.TWIN)
 def soup(ns: str, name: str, parts: AppParts, who: Reader, evidence: Which = None) -> SoupReport:
     """What the page shows."""
@@ -43,7 +54,7 @@ def soup_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader
     row = _soup(parts, who, ns, name)
     report, number, count = _report(parts, who, row, evidence)
     return shown(
-        request, "soup.html", report=report, row=row, number=number, count=count, **drawn_report(report),
+        request, "soup.html", report=report, row=row, number=number, count=count, **report_values(report),
         place=f"/soups/{row.namespace}/{row.name}@{row.version}", which=f"?evidence={number}" if count > 1 else "",
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from fastapi import APIRouter, Request, Response
 
+from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow, JobRow, JobState
 from registry.errors import NotFound, Retired
 from registry.names import parse_ref
@@ -16,8 +17,9 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
-from service.http.pages.losses import Losses, drawn_losses, losses_table, of_record
+from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record
 from service.http.pages.page import PageRoute, shown
+from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.tables import csv_of
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job
@@ -122,13 +124,19 @@ def training_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
     return csv_of([] if losses is None else [losses_table(losses)], table)
 
 
+@pages.get(addresses.TRAINING_SVG)
+def training_svg(id: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+    """Its losses as a plot."""
+    return svg_response(losses_plots(training(id, parts, who).losses, THEMES[theme]), plot)
+
+
 @pages.get(addresses.TRAINING)
 def training_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
     """The page."""
     found = training(id, parts, who)
     return shown(
         request, "training.html", found=found, job=found.job, is_final=found.job.state in FINAL,
-        place=f"/trainings/{found.job.id}", **drawn_losses(found.losses),
+        place=f"/trainings/{found.job.id}", **losses_values(found.losses),
     )  # fmt: skip
 
 

@@ -6,12 +6,14 @@ from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 
+from plots.charts import stacked_bars
+from plots.style import THEMES
 from registry.errors import InvalidParameter
 from service.http.app_parts import AppParts
 from service.http.pages import addresses
-from service.http.pages.charts import MOST_MARKS, drawn_stacked
 from service.http.pages.fields import Text, day, given
 from service.http.pages.page import PageRoute, shown
+from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.paging import Cursor, Limit
 from service.http.routes.usage import Anyone, get_usage
 from service.http.schemas.usage import Group, UsageEntry, UsageList
@@ -19,8 +21,8 @@ from service.http.schemas.usage import Group, UsageEntry, UsageList
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 By = Annotated[str | None, Query(max_length=20)]
 TOLD_APART: dict[Group, str] = {"day": "Day", "model": "Model", "key_id": "Key", "namespace": "Namespace"}
-PARTS = ("read", "written")
-"""Of the tokens of a bar."""
+MAX_BARS = 25
+"""Of the plot."""
 
 
 @pages.get(addresses.USAGE + addresses.CSV)
@@ -44,6 +46,18 @@ def usage(
     return found
 
 
+@pages.get(addresses.USAGE_SVG)
+def usage_svg(
+    parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None, limit: Limit = None,
+    cursor: Cursor = None, theme: ThemeQuery = "light",
+) -> Response:  # fmt: skip
+    """Tokens read and written by the first rows of the page."""
+    rows = usage(parts, who, since, until, by, limit, cursor).data[:MAX_BARS]
+    series = {"tokens read": [row.tokens_in for row in rows], "tokens written": [row.tokens_out for row in rows]}
+    labels = [named(row, _group(by)) for row in rows]
+    return svg_response({"plot": stacked_bars(labels, series, theme=THEMES[theme])} if rows else {})
+
+
 @pages.get(addresses.USAGE)
 def usage_page(
     request: Request, parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None,
@@ -52,14 +66,10 @@ def usage_page(
     """The page."""
     group = _group(by)
     found = usage(parts, who, since, until, by, limit, cursor)
-    shown_rows = found.data[: MOST_MARKS // len(PARTS)]
-    charts = drawn_stacked(
-        [named(one, group) for one in shown_rows], PARTS, [(one.tokens_in, one.tokens_out) for one in shown_rows]
-    )
     asked: dict[str, Any] = {"since": given(since), "until": given(until), "by": group}
     return shown(
-        request, "usage.html", found=found, asked=asked, groups=TOLD_APART, group=group, charts=charts,
-        drawn=len(shown_rows), rows=[(named(one, group), one) for one in found.data], limit=limit, cursor=cursor,
+        request, "usage.html", found=found, asked=asked, groups=TOLD_APART, group=group, most=MAX_BARS,
+        rows=[(named(one, group), one) for one in found.data], limit=limit, cursor=cursor,
     )  # fmt: skip
 
 

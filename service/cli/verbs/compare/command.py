@@ -21,7 +21,7 @@ from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 from service.cli.verbs.compare.cooking import compared, kitchen
 from service.cli.verbs.compare.domains import Draw, draws_of
-from service.cli.verbs.compare.shown import csv_text, markdown, picture, summary, table
+from service.cli.verbs.compare.shown import csv_text, markdown, strategies_plot_of, summary, table
 from service.cli.verbs.compare.strategies import STRATEGIES, strategies_of
 
 
@@ -79,7 +79,7 @@ def compare(
     draws = draws_of(domains or (), what.sample, what.test, number=what.draws, size=what.size)
     found, failed = _compare(remote, draws, what, given, keep=shown.keep)
     _tell(remote, found, shown)
-    save_plot(shown.plot, lambda: picture(found))
+    save_plot(shown.plot, lambda: strategies_plot_of(found))
     for row, error in failed:
         talk(f"{row}: {explain(error)}")
     ended = Failures()

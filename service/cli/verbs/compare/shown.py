@@ -6,11 +6,13 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.cli.output import columns, data_width
-from service.plots import Picture
-from service.plots.results import strategies_picture
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
 
 Json = dict[str, Any]
 
@@ -103,12 +105,14 @@ def csv_text(found: Sequence[Json]) -> str:
     return out.getvalue()
 
 
-def picture(found: Sequence[Json]) -> Picture:
+def strategies_plot_of(found: Sequence[Json]) -> Plot:
     """A heat map of strategies and domains: what each takes off the base's mean NLL per token."""
+    from plots.results import strategies_plot
+
     rows = means(found)
     values = {(one["strategy"], domain): -value for one in rows for domain, value in one["by_domain"].items()}
     domains = list(dict.fromkeys(one["domain"] for one in found))
-    return strategies_picture([one["strategy"] for one in rows], domains, values)
+    return strategies_plot([one["strategy"] for one in rows], domains, values)
 
 
 def _signed(value: float | None) -> str:

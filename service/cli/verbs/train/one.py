@@ -23,9 +23,12 @@ from service.cli.verbs.train import stopping
 from service.cli.verbs.train.evaluation_lines import training_progress
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
-from service.plots import Picture
 from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -114,10 +117,10 @@ def train(
     save_plot(plot, lambda: _drawn(run.domain, trained))
 
 
-def _drawn(domain: str, trained: Trained) -> Picture:
-    from service.plots.results import training_picture
+def _drawn(domain: str, trained: Trained) -> Plot:
+    from plots.results import training_plot
 
-    return training_picture(f"Training on {domain}", trained.record)
+    return training_plot(f"Training on {domain}", trained.record)
 
 
 def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:

@@ -6,6 +6,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 from fastapi.testclient import TestClient
 from httpx2 import Response
@@ -42,6 +43,24 @@ class Signed:
     def send(self, path: str, page: str, **fields: str) -> Response:
         """Send a form of `page` to `path`."""
         return self.client.post(path, data={"form": self.token(page), **fields})
+
+    def plots(self, page: str) -> list[set[str]]:
+        """The texts of every plot that a page shows, the same in light and dark."""
+        texts = []
+        pictures = [attributes for tag, attributes in elements(page) if tag in {"source", "img"}]
+        dark = [attributes["srcset"] for attributes in pictures if "srcset" in attributes]
+        light = [attributes["src"] for attributes in pictures if attributes.get("class") == "plot"]
+        for pair in zip(light, dark, strict=True):
+            answers = [self.get(address) for address in pair]
+            assert [answer.headers["content-type"] for answer in answers] == ["image/svg+xml"] * 2
+            read_texts = [
+                {"".join(one.itertext()) for one in ElementTree.fromstring(answer.text).iter() if "}text" in one.tag}
+                for answer in answers
+            ]
+            assert read_texts[0] == read_texts[1]
+            assert answers[0].text != answers[1].text
+            texts.append(read_texts[0])
+        return texts
 
     def sign_in(self, secret: str, **fields: str) -> Response:
         return self.send("/sign-in", "/sign-in", key=secret, **fields)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.pages.assets import ECHARTS, FILES, VENDORED
+from service.http.pages.assets import FILES, VENDORED
 from tests.service.http.pages.looked_at import AXE
 from tests.service.http.pages.signed import Signed, elements
 from tests.service.servers import World
@@ -19,7 +19,7 @@ MOST = 150_000
 """Bytes of the first page with all that it loads, packed."""
 
 
-@pytest.mark.parametrize("folder", [VENDORED, ECHARTS, AXE])
+@pytest.mark.parametrize("folder", [VENDORED, AXE])
 def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
     told = json.loads((folder / "VENDORED.json").read_text())
     found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
@@ -30,7 +30,7 @@ def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
 def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(world: World) -> None:
     browser = Signed(world, world.key(["read", "write"], ["acme"]))
     places = {at.get("href") or at["src"] for tag, at in elements(browser.page("/push")) if tag in {"link", "script"}}
-    assert {re.split(r"[/?]", place)[2] for place in places} == set(FILES) - {"echarts.min.js", "charts.js"}
+    assert {re.split(r"[/?]", place)[2] for place in places} == set(FILES)
     for place in places:
         answer = browser.get(place)
         assert answer.status_code == 200

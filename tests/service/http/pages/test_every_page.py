@@ -23,6 +23,7 @@ UNKNOWN = {
     "id": "job-0000000000000000",
     "file": "README.md",
     "table": "weights",
+    "plot": "lineage",
 }
 OPEN = {("GET", addresses.SIGN_IN), ("POST", addresses.SIGN_IN), ("GET", addresses.ASSET)}
 ANYBODY = {("POST", addresses.SIGN_OUT)}
@@ -32,7 +33,7 @@ OWN = {("POST", addresses.PUSH_UPLOADS)}
 ASKING = {
     addresses.HOME,
     *(addresses.PLAYGROUND, addresses.PLAYGROUND + addresses.TWIN, addresses.PLAYGROUND_EVENTS),
-    *(addresses.USAGE, addresses.USAGE + addresses.TWIN, addresses.USAGE + addresses.CSV),
+    *(addresses.USAGE, addresses.USAGE + addresses.TWIN, addresses.USAGE + addresses.CSV, addresses.USAGE_SVG),
 }
 """For keys with the scope `infer`, too; all others take another."""
 
@@ -129,7 +130,7 @@ def test_whoever_is_not_signed_in_sees_nothing(
         if (method, path) in OPEN:
             continue
         here, nowhere = (asked(browser, method, filled(path, one), **headers) for one in (there, UNKNOWN))
-        for_programs = path.endswith((".json", ".csv", "/events")) or path.startswith("/push/")
+        for_programs = path.endswith((".json", ".csv", ".svg", "/events")) or path.startswith("/push/")
         for answer in (here, nowhere):
             assert answer.status_code == (401 if for_programs else 303), (kind, method, path)
             assert for_programs or answer.headers["location"].startswith("/sign-in")

@@ -344,7 +344,7 @@ def test_models_are_compared_and_measured_on_a_text(page: Page, cooked: str) -> 
     assert "What is in them, by weight" in page.text("main")
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#predict ~ form button")
-    page.until("document.querySelector('#predict ~ figure svg') !== null && document.readyState === 'complete'")
+    page.until("document.querySelector('#predict ~ figure img') !== null && document.readyState === 'complete'")
     assert "Perplexity on 6 passages" in page.text("main")
     assert "onions" in page.evaluate("document.querySelector('#text').value")
     for width in (1280, 320):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from registry.domain_map import plane
-from service.http.pages.charts import LETTER, RADIUS, ROOMS, Spot, scatter
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -32,7 +31,7 @@ def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
     browser = Signed(stocked, stocked.key(["read"], ["acme"]))
     page = browser.page("/map")
     assert "No posterior selector that this key sees was fitted yet" in read(page)
-    assert "<svg" not in page
+    assert "plot.svg" not in page
     assert browser.get("/map.json").status_code == 404
 
 
@@ -55,7 +54,7 @@ def test_every_domain_has_its_place(browser: Signed) -> None:
     assert found["text"] is None
     assert 0 < found["explained"] <= 1 + 1e-9
     page = browser.page("/map")
-    assert page.count("<circle") == 2 * 3  # for wide screens and for narrow ones
+    assert browser.plots(page) == [{"code", "food", "law"}]
     assert not active(page)
     rows = list(csv.DictReader(browser.get("/map/places.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
@@ -73,7 +72,7 @@ def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Sig
     assert {row["Adapter"]: float(row["Posterior"]) for row in rows} == pytest.approx(scores)
     page = browser.send("/map", "/map", text="\n\n".join(texts)).text
     assert "It is most like" in read(page)
-    assert page.count("dot mine") == 2
+    assert browser.plots(page) == [{"code", "food", "law", "your text"}]
     assert not active(page)
 
 
@@ -138,24 +137,3 @@ def test_few_places_have_a_plane_as_well(count: int) -> None:
     assert (to_plane(places + 1)[:, 1] == 0).all()  # there is no second direction
     assert np.isfinite(to_plane(places)).all()
     assert explained == pytest.approx(1.0)
-
-
-def test_both_axes_of_the_chart_have_one_scale_and_nothing_leaves_it() -> None:
-    places = np.random.default_rng(1).normal(size=(30, 2)) * [9, 2]
-    spots = [Spot(f"domain-{number}", *place) for number, place in enumerate(places)]
-    for room in ROOMS.values():
-        chart = scatter(spots, room)
-        assert chart is not None
-        drawn = np.array([(dot.x, -dot.y) for dot in sorted(chart.dots, key=lambda dot: dot.number)])
-        scale = np.ptp(drawn, axis=0) / np.ptp(places, axis=0)
-        assert scale[0] == pytest.approx(scale[1])
-        for dot in chart.dots:
-            assert RADIUS <= dot.x <= chart.width - RADIUS
-            assert RADIUS <= dot.y <= chart.height - RADIUS
-            begin = dot.label_x - LETTER * len(dot.label) * dot.before
-            assert not dot.label or 0 <= begin <= chart.width - LETTER * len(dot.label)
-    assert scatter([]) is None
-    assert scatter([Spot("x", 0, 0)] * 51) is None
-    alone = scatter([Spot("x", 3, 3)])
-    assert alone is not None
-    assert (alone.dots[0].x, alone.dots[0].y) == (alone.width / 2, alone.height / 2)

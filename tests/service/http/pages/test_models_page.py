@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from registry.names import parse_ref
-from service.http.pages.charts import spark
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -168,16 +167,4 @@ def test_the_gains_of_a_soup_are_in_its_row(stocked: World, browser: Signed) -> 
     assert found["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])
     page = browser.page("/models?kind=soup")
     assert "4.9 % lower perplexity" in read(page)
-    assert page.count('class="bar') == 2
     assert browser.get("/models.json?kind=adapter").json()["data"][0]["gains"] == []
-
-
-def test_a_spark_points_up_above_zero_and_down_below() -> None:
-    chart = spark([0.1, -0.05, 0.02])
-    up, down, *_ = chart.bars
-    assert up.y + up.height == pytest.approx(chart.zero)
-    assert down.y == pytest.approx(chart.zero)
-    assert up.height == pytest.approx(2 * down.height)
-    assert [bar.last for bar in chart.bars] == [False, False, True]
-    assert max(bar.y + bar.height for bar in chart.bars) <= chart.height
-    assert spark([0.0]).bars[0].height > 0

@@ -224,7 +224,9 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     assert [float(cell) for cell in second[1:]] == pytest.approx(
         [same["perplexity"], same["baseline"]["difference"], *same["baseline"]["interval"]]
     )
-    assert "<circle" in page.text
+    (texts,) = browser.plots(page.text)
+    reach = (same["baseline"]["interval"][1] - same["baseline"]["interval"][0]) / 2
+    assert f"{same['baseline']['difference']:+.4f} ± {reach:.4f}" in texts
     assert not active(page.text)
 
 

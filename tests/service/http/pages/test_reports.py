@@ -7,17 +7,15 @@ import io
 import math
 import re
 from html import unescape
-from typing import Any
 
 import pytest
 
 from registry.spec import Recipe, RecipeIngredient
-from service.http.pages.charts import IN_HAND, MOST_MARKS, ON_DESK, Measured, intervals, stacked
-from service.http.pages.report import SoupReport, difference_charts, drawn_report, layer_charts, measured, named, tables
+from service.http.pages.report import MAX_SEGMENTS, SoupReport, measured, named, report_values, tables
 from service.http.pages.tables import csv_of
 from service.http.pages.templates import environment
 from tests.service.http.pages.cooked import DIGESTS, evidence
-from tests.service.http.pages.signed import Signed, active, elements, read
+from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
 HOSTILE = '=cmd|"><script>alert(1)</script>'
@@ -41,7 +39,7 @@ def report(
 
 def drawn(one: SoupReport) -> str:
     template = environment().get_template("report.html")
-    return template.render(report=one, place="/soups/acme/mix@1", which="", **drawn_report(one))
+    return template.render(report=one, place="/soups/acme/mix@1", which="", **report_values(one))
 
 
 def test_an_answer_is_said_in_words_and_numbers() -> None:
@@ -73,57 +71,17 @@ def test_weights_by_layer_are_what_is_added_there() -> None:
     (table,) = [one for one in tables(report()) if one.name == "layers"]
     assert [column.name for column in table.columns] == ["Site", "acme/law@1", "acme/food@1"]
     assert table.rows[0] == ("layers.0.ffn", 0.4, 0.05)
-    assert set(layer_charts(report())) == {"desk", "hand"}
-    assert layer_charts(report(sites=MOST_MARKS)) == {}  # the table has it
-    assert "<rect" not in drawn(report(sites=MOST_MARKS))
+    assert report_values(report())["plots"] == ["differences", "layers"]
+    assert report_values(report(sites=MAX_SEGMENTS))["plots"] == ["differences"]  # the table has them
 
 
 def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
-    """Student's t of five degrees leaves a twentieth beyond 2.015 standard errors."""
+    """The verification's interval of ±.01 is two of its standard errors wide, and so are the others."""
     rows = {one.label: one for one in measured(report())}
-    assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(
-        2.015 * 0.005, rel=1e-3
-    )
+    assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(2 * 0.005)
     assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
     assert "Adapters of noise (control)" in rows
     assert rows["acme/law@1, by itself"].value == -0.02
-
-
-def test_a_chart_has_a_mark_for_each_row_of_its_table() -> None:
-    one = report()
-    (table,) = [found for found in tables(one) if found.name == "differences"]
-    for chart in difference_charts(one).values():
-        assert [mark.label for mark in chart.marks] == [row[0] for row in table.rows]
-    page = drawn(one)
-    figures = [at for tag, at in elements(page) if tag == "svg" and at.get("role") == "img"]
-    assert len(figures) == 4
-    assert all(at["aria-label"] for at in figures)
-    assert active(page) == []
-
-
-@pytest.mark.parametrize("room", [ON_DESK, IN_HAND])
-@pytest.mark.parametrize("scale", [1e-9, 0.001, 1.0, 12345.0])
-def test_a_chart_has_everything_within_and_zero_among_it(room: Any, scale: float) -> None:
-    rows = [Measured("a", -scale, -2 * scale, 0.5 * scale), Measured("b", 3 * scale, 2 * scale, 4 * scale)]
-    chart = intervals(rows, room)
-    assert chart is not None
-    places = [x for mark in chart.marks for x in (mark.low, mark.x, mark.high)]
-    assert 0 <= min(places) <= chart.zero <= max(places) <= chart.width
-    assert all(mark.low <= mark.x <= mark.high for mark in chart.marks)
-    assert 2 <= len(chart.ticks) <= 13
-    assert "0" in {tick.text for tick in chart.ticks}
-    assert all(0 <= mark.y <= chart.height for mark in chart.marks)
-
-
-def test_charts_of_nothing_and_of_too_much_are_not_drawn() -> None:
-    assert intervals([]) is None
-    assert intervals([Measured("a", 0, 0, 0)] * (MOST_MARKS + 1)) is None
-    assert intervals([Measured("a", 0, 0, 0)]) is not None
-    assert stacked([], [], []) is None
-    assert stacked(["a"] * 26, ["b", "c"], [[1, 2]] * 26) is None
-    empty = stacked(["a"], ["b"], [[0.0]])
-    assert empty is not None
-    assert empty.rows[0].bars == ()
 
 
 def test_nothing_in_a_report_is_markup_or_a_formula() -> None:
@@ -184,7 +142,7 @@ def test_names_of_namespaces_that_the_key_does_not_see_are_left_out(stocked: Wor
         assert outside.get(path).status_code == 404
 
 
-def test_every_table_is_a_csv(browser: Signed) -> None:
+def test_every_table_is_a_csv_and_the_plot_has_a_mark_for_each_row(browser: Signed) -> None:
     page = browser.page("/soups/acme/mix@1?evidence=2")
     names = set(re.findall(r'href="/soups/acme/mix@1/([a-z-]+)\.csv\?evidence=2"', page))
     assert {"weights", "differences", "candidates", "left-out"} <= names
@@ -195,6 +153,9 @@ def test_every_table_is_a_csv(browser: Signed) -> None:
         rows = list(csv.reader(io.StringIO(answer.text)))
         assert len(rows) > 1
         assert len({len(row) for row in rows}) == 1
+    (differences,) = browser.plots(page)
+    rows = list(csv.DictReader(io.StringIO(browser.get("/soups/acme/mix@1/differences.csv?evidence=2").text)))
+    assert {row["What was tried"] for row in rows} <= differences
     missing = browser.get("/soups/acme/mix@1/nothing.csv")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 

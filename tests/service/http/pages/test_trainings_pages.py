@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from typing import Any
 
 import pytest
 
 from registry.base_model import LoadedBase
 from registry.names import parse_ref, sha256_digest
-from service.http.pages.line_charts import MOST_POINTS, Series, lines
 from service.http.pages.losses import TABLED, losses_table, of_record, of_tuning
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import look_at, signed_in
@@ -84,7 +82,8 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     assert found["losses"]["best"] == record["best_step"]
     assert found["asked"]["spec"]["recipe"]["steps"] == 4
     page = browser.page(f"/trainings/{trained}")
-    assert page.count('class="line line-0" d="M') == 3  # on wide screens, on narrow ones, and in the legend
+    (texts,) = browser.plots(page)
+    assert {"held out", "in training", "step"} <= texts
     assert f'href="/jobs/{trained}"' in page
     assert not active(page)
     rows = list(csv.DictReader(browser.get(f"/trainings/{trained}/losses.csv").text.splitlines()))
@@ -164,7 +163,7 @@ def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(sto
     assert (found["held_out"], found["best"]) == (HISTORY["valid_history"], 20)
     page = browser.page(f"/trainings/{id}")
     assert "It failed after step 30 of 100, and nothing was pushed: Training diverged at step 31." in read(page)
-    assert page.count('class="line line-0" d="M') == 3
+    assert len(browser.plots(page)) == 1
     assert not active(page)
     assert browser.get(f"/trainings/{id}/losses.csv").text.count("\n") == 5
     hidden = failed(["acme", "other"], "Not for this key.")
@@ -244,28 +243,6 @@ def test_evidence_of_before_says_what_it_knows() -> None:
     assert found is not None
     assert (found.training, found.held_out, found.best) == ([], [(0, 3.5), (1, 3.6)], 0)
     assert of_tuning([{"search": {}}]) is None
-
-
-def test_lines_lie_where_their_values_are() -> None:
-    chart = lines([Series("a", [(0, 4.0), (50, 3.0), (100, 2.0)], marked=50), Series("b", [(0, 2.0), (100, 4.0)])])
-    assert chart is not None
-    first, middle, last = (tuple(map(float, one.split())) for one in chart.lines[0].path.removeprefix("M").split("L"))
-    assert (
-        middle
-        == chart.lines[0].mark
-        == (pytest.approx((first[0] + last[0]) / 2), pytest.approx((first[1] + last[1]) / 2))
-    )
-    assert first[1] < last[1]  # less is lower
-    assert chart.below[0].text == "0"
-    for tick in (*chart.below, *chart.beside):
-        assert tick.text
-    assert lines([]) is None
-    flat = lines([Series("flat", [(5, 1.0), (6, 1.0)])])
-    assert flat is not None
-    assert math.isfinite(flat.beside[-1].y)
-    long = lines([Series("long", [(step, 1.0 + step % 7) for step in range(5000)])])
-    assert long is not None
-    assert long.lines[0].path.count("L") <= MOST_POINTS
 
 
 # --- selectors --------------------------------------------------------------------------------------------

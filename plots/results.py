@@ -1,0 +1,205 @@
+"""Figures of results: cooks, selections, scores, fits, evaluations, trainings and comparisons of strategies."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plots.charts import Bar, Interval, Panel, Series, heat_map, lines, panels
+from plots.style import Plot
+from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
+from registry.spec.search import WAYS
+
+CONFIDENCE = "90% interval"
+AGAINST_BASE = f"Mean NLL a token against the base, {CONFIDENCE}; left is better"
+MAX_BINS = 12
+FIT_SHARES = {
+    "held_out_accuracy": "held-out text told apart",
+    "held_out_posterior": "mean posterior of its own domain",
+    "domains_passing": "domains that pass the threshold",
+    "training_purity": "purity of the clusters",
+    "explained_variance": "variance that the dimensions keep",
+}
+"""The fractions of a fit's report, and their labels."""
+
+
+def soup_plot(
+    model: str, reason: str, *, abstained: bool, recipe: Recipe | None, selection: Selection | None,
+    search: Search | None, verification: Verification | None,
+) -> Plot:  # fmt: skip
+    """The result of a cook: ingredients, differences against the base, and the adapters that were weighed."""
+    candidates = search.candidates if search else ()
+    refs = {one.digest: one.ref for one in (selection.selected if selection else ())}
+    refs |= {candidate.digest: candidate.ref for candidate in candidates}
+    ingredients = sorted(recipe.ingredients if recipe else (), key=lambda one: (-float(one.weight), one.digest))
+    weights = [
+        Bar(refs.get(one.digest, one.digest), float(one.weight), f"{float(one.weight):.3f}") for one in ingredients
+    ]
+    passages = ""
+    if verification:
+        kind = "held-out passages" if verification.held_out else "passages of the sample itself"
+        passages = f" on {verification.passages} {kind}"
+    weighed = [
+        Interval.around(one.ref, one.score, one.standard_error or 0.0, chosen=one.coefficient is not None)
+        for one in candidates
+    ]
+    return panels(
+        f"Abstained: {model}" if abstained else model,
+        [reason] if reason else [],
+        [
+            Panel("Ingredients by weight", weights),
+            Panel(
+                f"Mean NLL a token against the base{passages}, {CONFIDENCE}; left is better",
+                base_differences(search, verification, abstained=abstained),
+            ),
+            Panel("Gain of each candidate from the screen, ± its standard error; filled: in the weighed soup", weighed),
+        ],
+    )
+
+
+def base_differences(search: Search | None, check: Verification | None, *, abstained: bool) -> list[Interval]:
+    """Every difference of mean NLL against the base that a cook measured, in nats a token with its interval."""
+    differences: list[Interval] = []
+    if search is not None and search.held_out > 1:
+        errors = _errors_in_interval(check)
+        for trial in search.trials:
+            chosen = check is not None and trial.difference == check.difference
+            differences.append(
+                Interval.around(WAYS[trial.way], trial.difference, errors * trial.standard_error, chosen=chosen)
+            )
+        for label, control in (
+            (f"{search.single.ref}, by itself" if search.single else "", search.single),
+            ("Adapters of noise (control)", search.noise),
+        ):
+            if control is not None:
+                differences.append(Interval.around(label, control.difference, errors * control.standard_error))
+    if check is not None and not any(one.chosen for one in differences) and check.interval is not None:
+        label = "The soup that was not good enough" if abstained else "The soup"
+        differences.append(Interval(label, check.difference, *check.interval, chosen=True))
+    return differences
+
+
+def _errors_in_interval(check: Verification | None) -> float:
+    """Half the width of the verification's interval in standard errors; all trials share its passages."""
+    if check is None or check.interval is None or not check.standard_error:
+        return 0.0
+    return (check.interval[1] - check.difference) / check.standard_error
+
+
+def selection_plot(selection: Selection) -> Plot:
+    """The ranking of a selection by score: the adapters chosen, then those left out."""
+    chosen = [
+        Bar(one.ref, one.score or 0.0, _score_text(one.score, f"weight {float(one.weight):.2f}"))
+        for one in selection.selected
+    ]
+    others = [
+        Bar(one.ref, one.score, _score_text(one.score), chosen=False)
+        for one in selection.left_out
+        if one.score is not None
+    ]
+    thresholds = [
+        f"{name.removeprefix('min_')} of at least {value:.3g}" for name, value in selection.thresholds.items()
+    ]
+    caption = "Score; filled: chosen" + (f" ({', '.join(thresholds)})" if thresholds else "")
+    total = len(chosen) + len(selection.left_out) + sum(selection.more_left_out.values())
+    title = "Abstained: no adapter fits" if selection.abstained else f"{len(chosen)} chosen of {total}"
+    return panels(title, [selection.reason, *selection.warnings], [Panel(caption, [*chosen, *others])])
+
+
+def _score_text(score: float | None, more: str = "") -> str:
+    return ", ".join(filter(None, ("" if score is None else f"{score:.3f}", more)))
+
+
+def perplexity_plot(model: str, report: PerplexityReport, *, against: str | None) -> Plot:
+    """Perplexity of a model, beside the model `against` with their difference, and a histogram over the texts."""
+    bars = [_perplexity_bar(model, report.perplexity)]
+    rows = [Panel("Perplexity", bars)]
+    if report.baseline is not None:
+        bars.append(_perplexity_bar(against or "baseline", report.baseline.perplexity, chosen=False))
+        caption = f"Mean NLL a token against {against or 'the baseline'}, {CONFIDENCE}; left is better"
+        rows.append(Panel(caption, [_baseline_interval(model, report.baseline)]))
+    rows.append(Panel("Texts by their mean NLL a token", _histogram(report)))
+    texts = f"{len(report.texts)} {'text' if len(report.texts) == 1 else 'texts'}"
+    return panels(f"{model} on {texts}, {report.tokens} tokens", [], rows)
+
+
+def _perplexity_bar(label: str, perplexity: float, *, chosen: bool = True) -> Bar:
+    return Bar(label, perplexity, f"{perplexity:.2f}", chosen=chosen)
+
+
+def _baseline_interval(model: str, baseline: BaselineReport) -> Interval:
+    low, high = baseline.interval or (baseline.difference, baseline.difference)
+    return Interval(model, baseline.difference, low, high, chosen=True)
+
+
+def _histogram(report: PerplexityReport) -> list[Bar]:
+    """The number of texts by mean NLL, in bins of equal width; texts without tokens are left out."""
+    values = [text.nll / text.tokens for text in report.texts if text.tokens]
+    if len(values) < 2 or min(values) == max(values):
+        return []
+    bins = min(MAX_BINS, math.ceil(math.sqrt(len(values))))
+    low, width = min(values), (max(values) - min(values)) / bins
+    counts = Counter(min(bins - 1, int((value - low) / width)) for value in values)
+    return [
+        Bar(f"{low + width * number:.2f} to {low + width * (number + 1):.2f}", counts[number], str(counts[number]))
+        for number in range(bins)
+    ]
+
+
+def fit_plot(selector: str, domains: int, report: Mapping[str, Any]) -> Plot:
+    """How well a fitted selector tells domains apart, from its report, and its scores by domain or cluster."""
+    shares = [
+        Bar(label, report[name], f"{report[name]:.1%}")
+        for name, label in FIT_SHARES.items()
+        if isinstance(report.get(name), int | float)
+    ]
+    scores = [Bar(domain, score, f"{score:.3f}") for domain, score in (report.get("own_scores") or {}).items()]
+    clusters = [
+        Bar(f"{one['cluster']}: {', '.join(one['domains']) or 'no domain'}", one["units"], str(one["units"]))
+        for one in report.get("clusters") or ()
+    ]
+    threshold = f" (threshold {report['threshold']:.3f})" if isinstance(report.get("threshold"), float) else ""
+    rows = [
+        Panel("Shares", shares), Panel(f"Mean score of a domain's own text{threshold}", scores),
+        Panel("Units of the samples by cluster", clusters),
+    ]  # fmt: skip
+    return panels(f"{selector} over {domains} domains", list(report.get("warnings") or ()), rows)
+
+
+def evaluation_plot(title: str, figures: Mapping[str, float]) -> Plot:
+    """The figures of an adapter on a task's data; for language modelling beside the base model's."""
+    if "base_perplexity" not in figures:
+        rates = [
+            Bar(name.replace("_", " "), value, f"{value:.4g}")
+            for name, value in figures.items()
+            if isinstance(value, float)
+        ]
+        return panels(title, [], [Panel("Rates as fractions, losses in nats", rates)])
+    difference = figures["difference"]
+    low, high = figures.get("difference_low", difference), figures.get("difference_high", difference)
+    bars = [
+        _perplexity_bar("with the adapter", figures["perplexity"]),
+        _perplexity_bar("the base model", figures["base_perplexity"], chosen=False),
+    ]
+    interval = Interval("with the adapter", difference, low, high, chosen=True)
+    texts = f"{int(figures['texts'])} texts"
+    return panels(title, [texts], [Panel("Perplexity", bars), Panel(AGAINST_BASE, [interval])])
+
+
+def training_plot(title: str, record: Mapping[str, Any]) -> Plot:
+    """Training and validation loss over steps, from the record of a training."""
+    histories: dict[str, Sequence[Sequence[float]]] = {
+        "validation": record["valid_history"], "training": record["train_history"],
+    }  # fmt: skip
+    series = [Series(name, [(step, loss) for step, loss in points]) for name, points in histories.items() if points]
+    return lines(title, series, x_label="step", y_label="mean loss in nats")
+
+
+def strategies_plot(strategies: Sequence[str], domains: Sequence[str], gains: Mapping[tuple[str, str], float]) -> Plot:
+    """A heat map of what strategies take off the base's mean NLL, by (strategy, domain)."""
+    return heat_map(
+        "Decrease of mean NLL a token against the base", rows=strategies, columns=domains, values=gains,
+        y_label="strategy", x_label="domain; blue is better than the base, orange worse",
+    )  # fmt: skip
