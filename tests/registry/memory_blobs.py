@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
-from registry.blobs.contract import Check, damaged, hex_of, missing
-from registry.errors import DamagedBlob, Internal
+from registry.blobs.contract import damaged, hex_of, missing
+from registry.errors import DamagedBlob
 from registry.names import sha256_digest
 
 
 class MemoryBlobs:
-    """A BlobStore over a dictionary."""
+    """What the verbs need of a BlobStore, over a dictionary."""
 
     def __init__(self) -> None:
         self._stored: dict[str, bytes] = {}
@@ -22,10 +22,6 @@ class MemoryBlobs:
         digest = sha256_digest(data)
         self._stored[digest] = bytes(data)
         return digest
-
-    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> MemoryWriter:
-        """A writer of the blob with this digest."""
-        return MemoryWriter(self._stored, digest, Check(digest, max_bytes, length))
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
@@ -47,10 +43,6 @@ class MemoryBlobs:
     def size(self, digest: str) -> int:
         """Its size in bytes; raises DamagedBlob."""
         return len(self.read(digest))
-
-    def size_there(self, digest: str) -> int:
-        """Its size."""
-        return self.size(digest)
 
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
@@ -87,41 +79,3 @@ class MemoryBlobs:
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
         return iter(list(self._stored))
-
-
-class MemoryWriter:
-    """A BlobWriter into a dictionary."""
-
-    def __init__(self, stored: dict[str, bytes], digest: str, check: Check) -> None:
-        self._stored = stored
-        self._digest = digest
-        self._check = check
-        self._chunks: list[bytes] = []
-        self._is_open = False
-
-    def write(self, chunk: bytes) -> None:
-        """Append; raises TooLarge beyond the limit."""
-        self._check_open()
-        self._check.add(chunk)
-        self._chunks.append(bytes(chunk))
-
-    def commit(self) -> None:
-        """Verify and make visible; raises DigestMismatch."""
-        self._check_open()
-        self._check.verify()
-        self._is_open = False
-        self._stored[self._digest] = b"".join(self._chunks)
-
-    def __enter__(self) -> Self:
-        """The writer itself."""
-        self._is_open = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Drop what was not committed."""
-        self._is_open = False
-        self._chunks.clear()
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise Internal("a blob is written inside 'with' and before its commit")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -112,17 +111,6 @@ def test_small_updates_survive_in_bf16_because_the_adapter_computes_in_fp32(mode
     exact = layer.double()(hidden.double(), hidden.double())
     layer.float()
     assert torch.equal(layer(hidden, hidden), exact.to(torch.bfloat16))
-
-
-def test_other_thread_sees_the_adapter_so_only_one_may_run_the_model(model):
-    """Hooks are on the model, not on the thread: the reason why the engine's thread is the only caller."""
-    adapter, seen = adapter_for("bapna_firat", model), []
-    with torch.no_grad(), attached(model, adapter):
-        inside = model(IDS).logits
-        thread = threading.Thread(target=lambda: seen.append(model(IDS).logits.detach()))
-        thread.start()
-        thread.join()
-    assert torch.equal(seen[0], inside)
 
 
 @pytest.mark.parametrize(("layers", "hidden"), [(3, 32), (2, 16)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -141,14 +140,6 @@ def by_hand(base: LoadedBase, tensors: dict[str, Tensor]) -> Iterator[None]:
 
 
 class TestUnions:
-    @pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
-    def test_the_count_is_the_sum_of_the_members(self, base: LoadedBase, structure: str) -> None:
-        bottleneck = paper_config(structure, bottleneck=5)  # type: ignore[arg-type]
-        members = (bottleneck, lora(base), PrefixConfig(length=3), LABELS)
-        counts = [count(expected_tensors(one, base.shape)) for one in (*members, UnionConfig(members=members))]
-        assert counts[-1] == sum(counts[:-1])
-        assert counts[2:4] == [3 * 2 * 2 * math.prod(base.shape.kv or ()), 3 * 32 + 3]
-
     @pytest.mark.parametrize("init", INITS)
     def test_each_member_starts_as_it_starts_alone(self, base: LoadedBase, init: str) -> None:
         members = (paper_config("houlsby", bottleneck=3), lora(base), PrefixConfig(length=2), LABELS)
@@ -208,10 +199,6 @@ class TestUnions:
             for head in (LABELS, other)
         }
         assert len(digests) == 2
-
-
-def count(shapes: dict[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(size) for size in shapes.values())
 
 
 class TestHeads:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
@@ -23,7 +19,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.likelihood import score_windows, token_log_probs
-from registry.spec import BaseEntry, BaseShape, PrefixConfig
+from registry.spec import BaseEntry, PrefixConfig
 from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
 
 LENGTH = 5
@@ -188,35 +184,6 @@ def test_gradients_reach_the_prefix_and_nothing_else(base):
     columns = adapter.prompt_embeddings.grad.view(2, base.shape.num_layers, 2, -1)
     assert (columns.abs().amax(-1) > 0).all(), "of every layer, of keys and of values"
     assert all(parameter.grad is None for parameter in base.model.parameters())
-
-
-def test_a_finite_difference_is_the_gradient(gpt2):
-    adapter = prefix_of(gpt2, length=2)
-
-    def loss() -> Tensor:
-        with attached(gpt2.model, adapter):
-            return -token_log_probs(gpt2.model, IDS, torch.ones_like(IDS)).double().sum()
-
-    loss().backward()
-    weight = adapter.prompt_embeddings
-    place = divmod(int(weight.grad.abs().argmax()), weight.shape[1])
-    with torch.no_grad():
-        values = []
-        for step in (1e-2, -1e-2):
-            weight[place] += step
-            values.append(float(loss()))
-            weight[place] -= step
-    assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(weight.grad[place]), rel=2e-2)
-
-
-@given(length=st.integers(1, 12), layers=st.integers(1, 4), heads=st.integers(1, 4), size=st.integers(1, 16))
-def test_the_count_is_the_formula(length, layers, heads, size):
-    shape = BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type="any", hidden_size=32, num_layers=layers, context=64,
-        vocab_size=300, kv=(heads, size),
-    )  # fmt: skip
-    shapes = expected_tensors(PrefixConfig(length=length), shape)
-    assert {name: math.prod(dims) for name, dims in shapes.items()} == {PROMPT: length * 2 * layers * heads * size}
 
 
 def test_starts(gpt2):

@@ -25,7 +25,17 @@ from registry.likelihood import hidden_states
 from registry.push import push
 from registry.spec import AdapterConfig, AverageMixing, BaseShape, ConcatMixing, FileSource, Pruned
 from registry.spec.structures.structure import Structure
-from tests.registry.toy_registry import CONFIG, OTHER_INIT, SHAPE, WEIGHTS, ToyRegistry, inline, passages, weights
+from tests.registry.toy_registry import (
+    CONFIG,
+    OTHER_INIT,
+    SHAPE,
+    WEIGHTS,
+    ToyRegistry,
+    by_hand,
+    inline,
+    passages,
+    weights,
+)
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
 
@@ -90,10 +100,6 @@ def pushed(verbs: ToyRegistry, domain: str, *, seed: int, config: ShiftConfig = 
     files = {WEIGHTS: FileSource(**inline(weights(seed, config)))}
     row = push(verbs.registry, verbs.caller(), manifest.model_copy(update={"config": config, "files": files})).row
     return verbs.embed(row)
-
-
-def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
-    return {"ingredients": [{"ref": ref} for ref in refs]}
 
 
 def test_it_is_pushed_with_its_configuration_and_digest(shifts: ToyRegistry) -> None:

@@ -18,9 +18,8 @@ from registry.errors import DamagedBlob, DigestMismatch, Internal, InvalidName, 
 from registry.names import sha256_digest
 from tests.object_store import ObjectStore, object_blobs
 from tests.registry.damaged_files import overwrite
-from tests.registry.memory_blobs import MemoryBlobs
 
-STORES = ("local", "memory", "objects", "objects in a folder")
+STORES = ("local", "objects", "objects in a folder")
 HELLO = sha256_digest(b"hello")
 NO_DIGESTS = [
     "",
@@ -43,8 +42,6 @@ NO_DIGESTS = [
 
 
 def make(name: str, folder: Path, request: pytest.FixtureRequest) -> BlobStore:
-    if name == "memory":
-        return MemoryBlobs()
     if name == "local":
         return LocalBlobs(folder / "blobs")
     server: ObjectStore | None = request.getfixturevalue("object_store") if name == "objects" else None
@@ -65,9 +62,7 @@ def write(store: BlobStore, data: bytes, *, digest: str | None = None, max_bytes
 
 def damage(store: BlobStore, digest: str, data: bytes) -> None:
     """Have other bytes where a blob is stored."""
-    if isinstance(store, MemoryBlobs):
-        store.damage(digest, data)
-    elif isinstance(store, ObjectBlobs):  # and what this server has of it is gone, else that would do
+    if isinstance(store, ObjectBlobs):  # and what this server has of it is gone, else that would do
         store._bucket.put(f"{digest[7:9]}/{digest[7:]}", data, len(data))
         store._cache.remove(digest)
     else:

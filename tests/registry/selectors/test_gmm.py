@@ -15,19 +15,20 @@ from sklearn.mixture import GaussianMixture
 
 from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
-from registry.selectors.clusters import Clusters
 from registry.selectors.contract import STATE_VERSION
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.gaussian_mixture import Mixture, fit_mixture
 from registry.selectors.gmm import GmmSelector
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
-from registry.selectors.projection import Projection, fit_projection
-from registry.selectors.ranking import Member
+from registry.selectors.projection import fit_projection
 from registry.spec import GmmSpec, SelectOptions
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 COVARIANCES: list[Covariance] = ["full", "tied", "diag", "spherical"]
+SHARED = [[6, 0, 4], [0, 7, 3], [0, 0, 0]]
+"""Domain 2 shares the first two clusters, and is the majority of none."""
+APART = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
 QUIET = Steps(None, 1)
 
 
@@ -42,14 +43,14 @@ def paper_domains() -> list[Any]:
     return [domain(f"d{i}", nuisance(c, 150, i)) for i, c in enumerate([(0, 9), (9, 0), (-9, -9)])]
 
 
-def handmade(table: list[list[int]], means: list[list[float]]) -> GmmSelector:
+def handmade(table: list[list[int]], means: list[list[float]] | None = None) -> GmmSelector:
     """A selector in the plane with unit covariance, without fitting: what it answers can be worked out by hand."""
     k = len(table)
+    where = np.array(means or [[0, 0], [10, 0], [0, 10]][:k], dtype=np.float64)
     arrays = {
         "projection_mean": np.zeros(2), "projection_components": np.eye(2), "weights": np.full(k, 1 / k),
-        "means": np.array(means, dtype=np.float64), "precisions_cholesky": np.eye(2),
-        "table": np.array(table, dtype=np.int64), "domain_means": np.array(means, dtype=np.float64),
-        "whiten": np.eye(2), "own_distances": np.arange(1.0, 101.0),
+        "means": where, "precisions_cholesky": np.eye(2), "table": np.array(table, dtype=np.int64),
+        "domain_means": where, "whiten": np.eye(2), "own_distances": np.arange(1.0, 101.0),
     }  # fmt: skip
     members = [{"ref": f"t/d{i}@1", "digest": digest_for(f"d{i}"), "domain": f"d{i}"} for i in range(k)]
     meta = {"version": STATE_VERSION, "kind": "gmm", "spec": {}, "members": members, "report": {"warnings": []}}
@@ -168,13 +169,18 @@ class TestPaperMode:
 
 class TestOwnership:
     def test_majority_and_the_domain_that_is_majority_nowhere(self) -> None:
-        clusters = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]]).clusters_
-        assert clusters.majority == [0, 1, None]
-        assert clusters.owners == [[0, 2], [1], []]
-        assert clusters.purity == 13 / 20
+        selector = handmade(SHARED)
+        assert selector.clusters_.majority == [0, 1, None]
+        assert selector.clusters_.owners == [[0, 2], [1], []]
+        assert selector.clusters_.purity == 13 / 20
+        # an empty cluster stands for no domain and takes nothing
+        assert selector.rank(points((1, 10, 5))).selection().counts == {"0": 5}
+        # a shared cluster stays while one of its domains does
+        selection = selector.rank(points((0, 0, 10)), exclude={digest_for("d0"): "Retired."}).selection()
+        assert [(s.domain, s.score) for s in selection.selected] == [("d2", 1.0)]
 
     def test_one_domain_may_own_two_clusters(self) -> None:
-        selector = handmade([[5, 0, 0], [5, 0, 2], [0, 9, 1]], [[0, 0], [10, 0], [0, 10]])
+        selector = handmade([[5, 0, 0], [5, 0, 2], [0, 9, 1]])
         assert selector.clusters_.owners == [[0], [0, 2], [1]]
         selection = selector.rank(points((0, 0, 3), (10, 0, 3), (0, 10, 4))).selection()
         assert selection.scores == {"d0": 0.6, "d1": 0.4, "d2": 0.3}
@@ -182,19 +188,14 @@ class TestOwnership:
 
     def test_a_shared_cluster_counts_for_both_the_majority_first(self) -> None:
         # d0 and d2 share cluster 0, and d0 makes up less of it
-        selector = handmade([[4, 0, 6], [1, 9, 0], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
+        selector = handmade([[4, 0, 6], [1, 9, 0], [0, 0, 0]])
         assert selector.clusters_.owners == [[2, 0], [1], []]
         selection = selector.rank(points((0, 0, 10))).selection()
         assert [s.domain for s in selection.selected] == ["d2", "d0"]
         assert selection.scores["d0"] == selection.scores["d2"] == 1.0
 
-    def test_an_empty_cluster_stands_for_nobody_and_takes_nothing(self) -> None:
-        selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
-        selection = selector.rank(points((1, 10, 5))).selection()
-        assert selection.counts == {"0": 5}
-
     def test_units_of_an_excluded_domain_go_to_the_next_best_before_the_threshold(self) -> None:
-        selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
+        selector = handmade(APART)
         sample = points((2, 0, 19), (0, 9, 1))
         assert [s.domain for s in selector.rank(sample).selection().selected] == ["d0"]
         selection = selector.rank(sample, exclude={digest_for("d0"): "Retired."}).selection()
@@ -203,28 +204,18 @@ class TestOwnership:
             ("d2", "1 of the sample's 20 units, below 10 %."), ("d0", "Retired."),
         ]  # fmt: skip
 
-    def test_a_shared_cluster_stays_while_one_of_its_domains_does(self) -> None:
-        selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
-        selection = selector.rank(points((0, 0, 10)), exclude={digest_for("d0"): "Retired."}).selection()
-        assert [(s.domain, s.score) for s in selection.selected] == [("d2", 1.0)]
-
-    def test_nobody_is_chosen_for_no_unit_even_without_a_minimum(self) -> None:
-        selector = handmade([[9, 0], [0, 9]], [[0, 0], [10, 0]])
-        selection = selector.rank(points((0, 0, 4)), options=SelectOptions(min_share=0)).selection()
-        assert [s.domain for s in selection.selected] == ["d0"]
-
-    def test_order_is_by_count_then_label(self) -> None:
-        selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
+    def test_order_is_by_count_then_label_and_no_unit_is_too_few_without_a_minimum_too(self) -> None:
+        selector = handmade(APART)
         selection = selector.rank(points((0, 10, 4), (10, 0, 4), (0, 0, 3))).selection()
         assert [s.domain for s in selection.selected] == ["d1", "d2", "d0"]
+        none = selector.rank(points((0, 0, 4)), options=SelectOptions(min_share=0)).selection()
+        assert [s.domain for s in none.selected] == ["d0"]
 
 
 class TestNovelty:
-    def test_percentile_counts_ties_by_half(self) -> None:
-        own = np.array([1.0, 2.0, 2.0, 3.0])
+    def test_it_is_the_percentile_of_the_median_distance_to_the_nearest(self) -> None:
+        own = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
         assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
-
-    def test_it_is_the_median_of_the_distance_to_the_nearest(self) -> None:
         distances = np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]])
         assert novelty(distances, np.arange(1.0, 101.0)) == 30
 
@@ -286,8 +277,7 @@ class TestProof:
 
     def test_em_that_has_not_settled_is_a_warning_of_the_report(self) -> None:
         report = GmmSelector(GmmSpec(max_iter=1)).fit(gaussian_domains(apart=1)).report_
-        assert report["iterations"] == 1
-        assert not report["converged"]
+        assert (report["iterations"], report["converged"]) == (1, False)
         assert any("not settled after 1 iterations" in warning for warning in report["warnings"])
 
     def test_duplicates_are_a_warning_of_the_report(self) -> None:
@@ -351,13 +341,6 @@ def test_log_joint_of_one_gaussian_by_hand() -> None:
     )
     expected = -np.log(2 * np.pi) + np.log(0.5) - 0.5 * (9 + 4)
     assert mixture.log_joint(np.array([[3.0, 4.0]])) == pytest.approx(np.array([[expected]]))
-
-
-def test_members_are_kept_in_canonical_order() -> None:
-    selector = GmmSelector(GmmSpec()).fit(gaussian_domains()[::-1])
-    assert selector.members_[0] == Member(ref="team/d0@1", digest=digest_for("d0"), domain="d0")
-    assert isinstance(selector.clusters_, Clusters)
-    assert isinstance(selector.clusters_.projection, Projection)
 
 
 def test_points_that_carry_no_mixture_are_refused_in_one_sentence() -> None:

@@ -50,6 +50,10 @@ MAM = {"method": "union", "members": [PREFIX, PFEIFFER]}
         ({"method": "adamix", "expert": MAM}, "with or without a head"),
         ({"method": "adamix", "expert": {"method": "union", "members": [PFEIFFER, LORA]}}, "with or without a head"),
         ({"method": "adamix", "expert": {"method": "adamix", "expert": PFEIFFER}}, "'adamix'"),
+        ({"method": "adamix", "expert": {"method": "union", "members": [PREFIX, HEAD]}}, "experts of a bank"),
+        ({"method": "adamix", "expert": {"method": "union", "members": [PFEIFFER | {"pruned": PRUNED}, HEAD]}},
+         "experts of a bank"),
+        ({"method": "adamix", "expert": PFEIFFER, "experts": 1}, "greater than or equal to 2"),
         (PFEIFFER | {"pruned": PRUNED | {"score": "best"}}, "'random'"),
     ],
 )  # fmt: skip
