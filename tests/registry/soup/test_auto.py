@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from registry.errors import Incompatible
-from registry.soup import MIXINGS
 from registry.soup.auto import apart, best_unranked, settle, within_width
-from registry.soup.report import ExactMixture, relative_cost, report_of
+from registry.soup.report import ExactMixture, relative_cost
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -18,8 +17,6 @@ from registry.spec import (
     BottleneckConfig,
     ConcatMixing,
     MixReport,
-    Recipe,
-    RecipeIngredient,
 )
 from tests.registry.random_adapters import (
     BASE,
@@ -34,6 +31,7 @@ from tests.registry.random_adapters import (
     updates,
     weighted,
 )
+from tests.registry.soup.test_structures import reported
 
 AUTO, AVERAGE, EXACT = AutoMixing(), AverageMixing(), ConcatMixing()
 PFEIFFER, WIDE = bottleneck("pfeiffer"), bottleneck("pfeiffer", 300)
@@ -227,16 +225,7 @@ def test_the_lowest_ranked_leave_until_it_is_narrow_enough():
 
 
 def report(parts, mixing) -> MixReport:
-    recipe = Recipe(
-        base_fingerprint=BASE,
-        ingredients=tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in parts),
-        mixing=mixing,
-    )
-    method = MIXINGS[mixing.method]
-    config, exact = method.result(parts, mixing), ExactMixture(parts[0].config, SHAPE, mixing)
-    tensors = method.mix([exact.watched(one) for one in parts], mixing)
-    residual = exact.residual(config, tensors)
-    return report_of(parts, recipe, config, tensors, shape=SHAPE, residual=residual)
+    return reported(parts, mixing)[1]
 
 
 @pytest.mark.parametrize("kind", sorted(STRUCTURES))
@@ -286,7 +275,7 @@ def test_ingredients_that_cancel_out_have_no_residual():
 def test_a_lora_of_more_rank_than_its_modules_have_sizes():
     parts = weighted([lora(40), lora(30)], [1, 1])
     found = report(parts, EXACT)
-    assert (found.width_in, found.width_out) == ((40, 30), 70)
+    assert (set(found.width_in), found.width_out) == ({40, 30}, 70)
     assert found.residual < 1e-6
     assert found.relative_cost > 1
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from registry.adapters import expected_tensors
 from registry.adapters.masks import is_mask
@@ -99,22 +97,6 @@ def test_the_average_is_that_of_every_tensor(name: str) -> None:
         assert torch.equal(tensor, wanted), key
     assert (report.relative_cost, report.members) == (1.0, 2)
     assert report.parameters == sum(tensor.numel() for tensor in tensors.values())
-
-
-@pytest.mark.parametrize("name", AVERAGED)
-@given(order=st.permutations(range(4)))
-def test_the_order_of_ingredients_changes_no_bit(name: str, order: list[int]) -> None:
-    parts = parts_of(AVERAGED[name], 4)
-    straight = MIXINGS["average"].mix(parts, AverageMixing())
-    other = MIXINGS["average"].mix([parts[i] for i in order], AverageMixing())
-    assert all(torch.equal(tensor, other[key]) for key, tensor in straight.items())
-
-
-@pytest.mark.parametrize("name", ["prefix", "head", "mam", "task"])
-def test_auto_averages_them_and_says_why(name: str) -> None:
-    choice = settle(parts_of(AVERAGED[name]), AutoMixing(), max_width=512)
-    assert choice.mixing == AverageMixing()
-    assert choice.why == "structure, scale and initialisation agree"
 
 
 def test_what_a_prefix_adds_has_no_exact_mixture() -> None:
@@ -258,16 +240,6 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
     for key, tensor in whole.items():
         up = ".up." in key
         assert torch.equal(half[key], tensor * 0.5 if up else tensor), key
-
-
-@pytest.mark.parametrize("config", [*AVERAGED.values(), FUSION], ids=[*AVERAGED, "fusion"])
-def test_one_alone_is_itself(config: AdapterConfig) -> None:
-    parts = parts_of(config, 1)
-    mixing = settle(parts, AutoMixing(), max_width=512).mixing
-    assert mixing == AverageMixing()
-    tensors, report = reported(parts, mixing)
-    assert all(torch.equal(tensor, tensors_of(config, 0)[key]) for key, tensor in tensors.items())
-    assert report.relative_cost == 1.0
 
 
 # --- mixed pools ----------------------------------------------------------------------------------
