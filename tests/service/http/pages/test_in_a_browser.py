@@ -397,7 +397,7 @@ def test_a_text_is_placed_on_the_map(page: Page, stocked: Live) -> None:
     look_at(page, "/map")
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#place ~ form button")
-    page.until("document.querySelector('.dot.mine') !== null && document.readyState === 'complete'")
+    page.until("document.querySelector('img.plot[src*=\"&x=\"]') !== null && document.readyState === 'complete'")
     assert "It is most like acme/food@1" in page.text(".answer")
     for width, dark in ((1280, False), (320, True)):
         page.look(width=width, dark=dark)

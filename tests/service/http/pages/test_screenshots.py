@@ -25,7 +25,7 @@ from tests.service.without_processes import trains_here
 
 pytestmark = pytest.mark.slow
 
-MOST = 120_000
+MOST = 140_000
 """Bytes of a picture."""
 PICTURES = REPOSITORY / "docs" / "how-to" / "pictures"
 WORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -143,7 +143,7 @@ def test_map(page: Page, taken: Callable[..., None]) -> None:
     page.open("/map")
     page.fill("#text", "\n\n".join(NOVEL[:8]))
     page.click("#place ~ form button")
-    page.until("document.querySelector('.dot.mine') !== null && document.readyState === 'complete'")
+    page.until("document.querySelector('img.plot[src*=\"&x=\"]') !== null && document.readyState === 'complete'")
     taken("map", high=1000)
 
 
