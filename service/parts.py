@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from registry.registry import Registry
 from registry.upload_sessions import UploadSessions
@@ -15,8 +16,10 @@ from service.job_board import JobBoard
 from service.rates import Rates
 from service.settings import Settings
 from service.shared_rates import SharedRates
-from service.traces import Traces
 from service.usage import UsageCounts
+
+if TYPE_CHECKING:
+    from service.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -38,5 +41,5 @@ class Parts:
     usage: UsageCounts
     signed_url: Callable[[str], str] | None = None
     """The URL of the store that a download of a blob is sent to; None where the server sends it."""
-    traces: Traces = field(default_factory=Traces)
+    tracing: Tracing | None = None
     grammars: Grammars = field(default_factory=Grammars)

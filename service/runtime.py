@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
@@ -41,8 +41,10 @@ from service.presence import Presence
 from service.rates import Rates
 from service.settings import Settings
 from service.shared_rates import SharedRates
-from service.traces import Traces
 from service.usage import UsageCounts, UsageWriter
+
+if TYPE_CHECKING:
+    from service.tracing import Tracing
 
 log = logging.getLogger("soup.runtime")
 
@@ -78,7 +80,7 @@ class Runtime:
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
-        self.traces = traces_of(settings)
+        self.tracing = tracing_of(settings)
         self.presence: Presence | None = None
         """Its place among the servers of a database that servers share, which it takes by `join`."""
         self._open = ExitStack()
@@ -109,15 +111,16 @@ class Runtime:
         self._started = True
         with ExitStack() as stack:
             stack.enter_context(storage.owned(self.settings.data))
-            stack.callback(self._stop_traces)
+            stack.callback(self._stop_tracing)
             stack.callback(self.database.close)
             blobs = self._prepare_data()
             one_each(self.settings.threads)
             self._check_bases()
             if self.identities is not None:
                 self.identities.begin()
-            if self.settings.otel_endpoint is not None:
-                self.database.watch(self.traces)
+            if self.tracing is not None:
+                self.database.traceparent = self.tracing.traceparent
+                self.tracing.instrument_database(self.database.engine)
             self.parts = self._parts(blobs)
             self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
@@ -188,8 +191,9 @@ class Runtime:
     def _stop_rates(self, rates: SharedRates) -> None:
         rates.stop(seconds=1.0)
 
-    def _stop_traces(self) -> None:
-        self.traces.close(max(1.0, min(2.0, self._left())))
+    def _stop_tracing(self) -> None:
+        if self.tracing is not None:
+            self.tracing.close(max(1.0, min(2.0, self._left())))
 
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
@@ -212,7 +216,7 @@ class Runtime:
             uploads=UploadSessions(registry, blobs.uploads(), upload_limits_of(settings)),
             rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
-            traces=self.traces,
+            tracing=self.tracing,
             signed_url=_signing(blobs, settings.blobs_presigned_seconds),
         )
 
@@ -305,17 +309,17 @@ def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:
     return partial(blobs.signed_url, seconds=seconds)
 
 
-def traces_of(settings: Settings) -> Traces:
-    """Where spans go; raises Unavailable where a setting asks for a collector and the packages for it are missing."""
+def tracing_of(settings: Settings) -> Tracing | None:
+    """The traces for the settings' collector, if any; raises Unavailable where the packages for it are missing."""
     if settings.otel_endpoint is None:
-        return Traces()
+        return None
     try:
-        from service.open_telemetry import sending
+        from service.tracing import Tracing
     except ModuleNotFoundError:
         raise Unavailable(
             "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.", param="otel_endpoint"
         ) from None
-    return sending(settings.otel_endpoint)
+    return Tracing(settings.otel_endpoint)
 
 
 def limits_of(settings: Settings) -> Limits:

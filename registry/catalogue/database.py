@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -47,8 +47,6 @@ from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavail
 
 BUSY_SECONDS = 30
 RETRY_AFTER = 5
-STATEMENT = "soup_statement"
-"""Of a connection: who is told of its statements."""
 
 
 class Backend(Protocol):
@@ -79,20 +77,13 @@ BACKENDS: dict[str, Backend] = {
 """By the beginning of the URL: other drivers are not installed, or not for threads."""
 
 
-class Watch(Protocol):
-    """Who is told of transactions, and knows where a job is asked for, for whoever runs it."""
-
-    def transaction(self, mode: str) -> AbstractContextManager[Callable[[], None] | None]:
-        """Open for as long as a transaction takes, its turn to come included; what it gives is told of statements."""
-
-    def here(self) -> str | None:
-        """Where this is asked for."""
-
-
 class Catalogue:
-    """Everything that is known, within one transaction, which is asked for at `asked`. No method commits."""
+    """Everything that is known, within one transaction. No method commits.
 
-    def __init__(self, connection: Connection, asked: str | None = None) -> None:
+    Jobs get the `traceparent` of the trace that they are enqueued in.
+    """
+
+    def __init__(self, connection: Connection, traceparent: str | None = None) -> None:
         self.adapters = Adapters(connection)
         self.aliases = Aliases(connection)
         self.samples = Samples(connection)
@@ -100,7 +91,7 @@ class Catalogue:
         self.soups = Soups(connection)
         self.statistics = Statistics(connection)
         self.evaluations = Evaluations(connection)
-        self.jobs = Jobs(connection, asked)
+        self.jobs = Jobs(connection, traceparent)
         self.curves = Curves(connection)
         self.keys = Keys(connection)
         self.sessions = Sessions(connection)
@@ -138,19 +129,14 @@ class Database:
         )
         self._check_same = self._backend.prepare(self.engine, busy_seconds)
         self._turn = _Turn(busy_seconds)
-        self._watch: Watch | None = None
-
-    def watch(self, by: Watch) -> None:
-        """Have `by` told of every transaction from now on."""
-        if self._watch is None:
-            event.listen(self.engine, "before_cursor_execute", _told_of_statement)
-        self._watch = by
+        self.traceparent: Callable[[], str | None] = lambda: None
+        """The current span, for the jobs that are enqueued in it."""
 
     @contextmanager
     def read(self) -> Iterator[Catalogue]:
         """A transaction that only reads: one consistent state of everything. What it writes is refused or dropped."""
-        with self._told("read") as told, self._transaction("read", told) as connection:
-            yield self._catalogue(connection)
+        with self._transaction("read") as connection:
+            yield Catalogue(connection, self.traceparent())
             connection.rollback()
 
     @contextmanager
@@ -159,15 +145,15 @@ class Database:
 
         No transaction is begun and ended there, which are two of three messages to the database.
         """
-        with self._told("read") as told, self._transaction("glance", told) as connection:
-            yield self._catalogue(connection)
+        with self._transaction("glance") as connection:
+            yield Catalogue(connection, self.traceparent())
             connection.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Catalogue]:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
-        with self._told("write") as told, self._turn, self._transaction("write", told) as connection:
-            yield self._catalogue(connection)
+        with self._turn, self._transaction("write") as connection:
+            yield Catalogue(connection, self.traceparent())
             self._check_same()  # what goes into a file that was removed meanwhile is not kept
             with self.telling("commit"):
                 connection.commit()
@@ -180,23 +166,16 @@ class Database:
         Who changes the same row waits for some seconds at most (Busy). What a crash of the database loses is no more
         than the last second's.
         """
-        with self._told("beside") as told, self._transaction("beside", told) as connection:
-            yield self._catalogue(connection)
+        with self._transaction("beside") as connection:
+            yield Catalogue(connection, self.traceparent())
             with self.telling("commit"):
                 connection.commit()
 
-    def _told(self, mode: Mode) -> AbstractContextManager[Callable[[], None] | None]:
-        return nullcontext() if self._watch is None else self._watch.transaction(mode)
-
-    def _catalogue(self, connection: Connection) -> Catalogue:
-        return Catalogue(connection, None if self._watch is None else self._watch.here())
-
     @contextmanager
-    def _transaction(self, mode: Mode, told: Callable[[], None] | None) -> Iterator[Connection]:
+    def _transaction(self, mode: Mode) -> Iterator[Connection]:
         """A connection whose transaction has begun; what is not committed in it is rolled back."""
         self._check_same()
         with self.telling(mode), self.engine.connect() as connection:
-            connection.info[STATEMENT] = told
             connection.execution_options(soup_mode=mode, **self._backend.transaction_options(mode)).begin()
             yield connection
 
@@ -232,13 +211,6 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
-
-
-def _told_of_statement(connection: Connection, *_: object) -> None:
-    """A statement is executed: SQLAlchemy's event."""
-    told = connection.info.get(STATEMENT)
-    if told is not None:
-        told()
 
 
 class _Turn:

@@ -44,9 +44,9 @@ class Jobs(Repository[JobRow]):
 
     values = TypeAdapter(JobRow)
 
-    def __init__(self, connection: Connection, asked: str | None = None) -> None:
+    def __init__(self, connection: Connection, traceparent: str | None = None) -> None:
         super().__init__(connection)
-        self._asked = asked
+        self._traceparent = traceparent
 
     def enqueue(
         self, kind: str, arguments: Mapping[str, Any], *, namespace: str, created_by: str,
@@ -75,7 +75,7 @@ class Jobs(Repository[JobRow]):
             arguments=dict(arguments),
             progress={},
             attempts=0,
-            traceparent=self._asked,
+            traceparent=self._traceparent,
             dedupe_key=dedupe_key,
             run_after=due,
             created_at=moment,

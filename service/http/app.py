@@ -107,7 +107,11 @@ def create_app(runtime: Runtime) -> FastAPI:
     )  # fmt: skip
     if settings.cors_origins:
         app.add_middleware(CrossOrigin, origins=settings.cors_origins)
-    app.add_middleware(Observe, metrics=metrics, traces=runtime.traces)
+    if runtime.tracing is None:
+        app.add_middleware(Observe, metrics=metrics)
+    else:
+        app.add_middleware(Observe, metrics=metrics, traceparent=runtime.tracing.traceparent)
+        runtime.tracing.instrument_app(app)
     return app
 
 

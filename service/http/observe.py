@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from opentelemetry.trace import get_current_span
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
@@ -23,7 +24,6 @@ from registry.errors import Unavailable
 from service.engine.tally import Figures
 from service.http import problems
 from service.logs import describe, request_id_now
-from service.traces import Traces
 
 log = logging.getLogger("service.request")
 
@@ -161,24 +161,20 @@ def route_of(scope: Scope) -> str:
 class Observe:
     """ASGI layer: gives the request its id, answers unexpected errors with 500, counts and logs."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, traceparent: Callable[[], str | None] = lambda: None) -> None:
         self._app = app
         self._metrics = metrics
-        self._traces = traces or Traces()
+        self._traceparent = traceparent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on; everything but HTTP goes through untouched."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        with self._traces.request(_method(scope), headers):
-            await self._answer(scope, receive, send, request_id_of(headers))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_now.set(request_id)
-        sent = _Sent(send, {"x-request-id": request_id, "traceresponse": self._traces.here()})
+        sent = _Sent(scope, send, {"x-request-id": request_id, "traceresponse": self._traceparent()})
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
@@ -207,7 +203,6 @@ class Observe:
         if "over_limit" in scope["state"]:
             self._metrics.over_limit.labels(scope["state"]["over_limit"]).inc()
         principal = scope["state"].get("principal")
-        self._trace(scope, status, f"{method} {route}", getattr(principal, "key_id", None))
         fields = {
             "method": method,
             "route": route,
@@ -217,25 +212,24 @@ class Observe:
         }
         log.info("request", extra={"fields": fields})
 
-    def _trace(self, scope: Scope, status: int | None, name: str, key_id: str | None) -> None:
-        """Say of a request's span what the log says of the request."""
-        state = scope["state"]
-        found = {
-            "http.route": route_of(scope), "http.response.status_code": status, "soup.request_id": state["request_id"],
-            "soup.key": key_id, "error.type": state.get("error_code"),
-        }  # fmt: skip
-        told = {key: value for key, value in found.items() if value is not None}
-        self._traces.note(told, name=name, failed=status is None or status >= 500)
-
 
 def _method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in HTTP_METHODS else "OTHER"
 
 
+def _trace(scope: Scope) -> None:
+    """Name request id, key and error code in the request's span, which ends with the last byte."""
+    state = scope["state"]
+    key_id = getattr(state.get("principal"), "key_id", None)
+    found = {"soup.request_id": state["request_id"], "soup.key": key_id, "error.type": state.get("error_code")}
+    get_current_span().set_attributes({name: value for name, value in found.items() if value is not None})
+
+
 class _Sent:
     """`send` that adds headers (those that are None left out) and the basic ones, and remembers the status."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str | None]) -> None:
+    def __init__(self, scope: Scope, send: Send, headers: Mapping[str, str | None]) -> None:
+        self._scope = scope
         self._send = send
         self._headers = {name: value for name, value in headers.items() if value is not None}
         self.status: int | None = None
@@ -247,4 +241,6 @@ class _Sent:
             headers.update(self._headers)
             for name, value in BASIC_HEADERS.items():
                 headers.setdefault(name, value)
+        if not message.get("more_body"):
+            _trace(self._scope)
         await self._send(message)

@@ -12,10 +12,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+
+from opentelemetry.trace import StatusCode, get_current_span
 
 from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
@@ -155,7 +157,9 @@ class JobRunner:
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         began = time.monotonic()
-        with self._board.runs(row.id) as cancelled, self.parts.traces.job(row.kind, row.id, row.traceparent):
+        tracing = self.parts.tracing
+        span = nullcontext() if tracing is None else tracing.job(row.kind, row.id, row.traceparent)
+        with self._board.runs(row.id) as cancelled, span:
             ended = self._attempt(row, self._progress(row, cancelled))
         self._board.tally.took(row.kind, time.monotonic() - began)
         try:
@@ -203,8 +207,10 @@ class JobRunner:
     def _ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
         """Count how a try ended, and say so of its span."""
         self._board.tally.ended(kind, outcome, code)
-        told = {"soup.job.outcome": outcome} | ({} if code is None else {"error.type": code})
-        self.parts.traces.note(told, failed=outcome == "failed")
+        span = get_current_span()
+        span.set_attributes({"soup.job.outcome": outcome} | ({} if code is None else {"error.type": code}))
+        if outcome == "failed":
+            span.set_status(StatusCode.ERROR)
 
     def _crashes(self, row: JobRow) -> int:
         """How often its process ended under a job without that it came further: those before are no fault of its."""

@@ -37,7 +37,7 @@ NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
 OPTIONS = {
     "oidc": ["service.oidc.tokens"],
-    "otel": ["service.open_telemetry"],
+    "otel": ["service.tracing"],
     "hub": ["service.client.hub_download"],
     "gguf": ["registry.adapters.lora_gguf"],
     "ray": [

@@ -29,7 +29,6 @@ from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL, JobRunner, cancel, result_of
 from service.logs import JsonFormatter
 from service.settings import Settings
-from service.traces import Traces
 from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs
 
@@ -64,7 +63,7 @@ class Stage:
     def runner(self, *, start: bool = True, sole_owner: bool = True, **settings: Any) -> JobRunner:
         parts = SimpleNamespace(
             settings=self.settings.model_copy(update=settings), registry=Registry(self.database, MemoryBlobs()),
-            jobs=JobBoard(), traces=Traces(),
+            jobs=JobBoard(), tracing=None,
         )  # fmt: skip
         runner = JobRunner(parts, sole_owner=sole_owner)  # type: ignore[arg-type]
         self.runners.append(runner)

@@ -1,0 +1,113 @@
+"""Traces over OTLP/HTTP of requests, statements, jobs and the engine: the only user of OpenTelemetry's SDK.
+
+FastAPI and SQLAlchemy are traced by their instrumentation packages. Spans leave with the attributes of ALLOWED alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from opentelemetry.context import Context, get_current
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+from opentelemetry.instrumentation.sqlalchemy.engine import EngineTracer
+from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator as W3C
+
+from service.engine.life import Life, watching
+
+ALLOWED = {
+    "db.system", "db.system.name", "error.type", "http.method", "http.request.method", "http.status_code",
+    "http.response.status_code", "http.route", "soup.request_id", "soup.key", "soup.job", "soup.job.kind",
+    "soup.job.outcome", "soup.base_model", "soup.adapter", "soup.end", "soup.queue_seconds",
+    "soup.first_token_seconds", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens",
+}  # fmt: skip
+
+
+class AllowedExporter(OTLPSpanExporter):
+    """Exports no path, query, statement, message or header, and no database span outside of a request or job."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export what is allowed of spans."""
+        return super().export([_allowed(span) for span in spans if span.parent or span.kind != SpanKind.CLIENT])
+
+
+def _allowed(span: ReadableSpan) -> ReadableSpan:
+    return ReadableSpan(
+        span.name.partition(" ")[0] if span.kind == SpanKind.CLIENT else span.name,  # of a statement its first word
+        _stateless(span.context), _stateless(span.parent), kind=span.kind, links=span.links, resource=span.resource,
+        attributes={name: value for name, value in (span.attributes or {}).items() if name in ALLOWED},
+        status=Status(span.status.status_code), start_time=span.start_time, end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )  # fmt: skip
+
+
+def _stateless(context: SpanContext | None) -> SpanContext | None:
+    return context and SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags)
+
+
+class Tracing:
+    """The traces of one server. Its provider is not the global one, which other packages would send to."""
+
+    def __init__(self, endpoint: str) -> None:
+        resource = Resource({"service.name": "adaptersoup"}).merge(OTELResourceDetector().detect())
+        self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = AllowedExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("adaptersoup")
+
+    def instrument_app(self, app: Any) -> None:
+        """Trace the requests of a FastAPI application."""
+        FastAPIInstrumentor.instrument_app(
+            app, lambda *_: watching.set(partial(self._record, get_current())), tracer_provider=self.provider,
+            meter_provider=NoOpMeterProvider(), exclude_spans=["receive", "send"],
+        )  # fmt: skip
+
+    def instrument_database(self, engine: Any) -> None:
+        """Trace the statements of an SQLAlchemy engine."""
+        EngineTracer(self._tracer, engine, NoOpMeter("").create_up_down_counter("connections"))
+
+    def traceparent(self) -> str | None:
+        """The current span."""
+        carrier: dict[str, str] = {}
+        W3C().inject(carrier)
+        return carrier.get("traceparent")
+
+    @contextmanager
+    def job(self, kind: str, id: str, traceparent: str | None) -> Iterator[None]:
+        """A span in a trace of its own, linked to the request that asked for the job."""
+        asking = get_current_span(W3C().extract({"traceparent": traceparent or ""}, Context())).get_span_context()
+        about, links = {"soup.job": id, "soup.job.kind": kind}, [Link(asking)] if asking.is_valid else []
+        with self._tracer.start_as_current_span(f"job {kind}", Context(), SpanKind.CONSUMER, about, links):
+            watching.set(partial(self._record, get_current()))
+            yield
+
+    def _record(self, context: Context, life: Life) -> None:
+        """Record a request to the engine when it has ended, with what Life says of it."""
+        behind = time.time_ns() - time.monotonic_ns()
+        about = {
+            "soup.base_model": life.base_id, "soup.adapter": life.adapter, "soup.end": life.end,
+            "soup.queue_seconds": life.began and life.began - life.came,
+            "soup.first_token_seconds": life.first and life.first - life.came,
+            "gen_ai.usage.input_tokens": life.read, "gen_ai.usage.output_tokens": life.written,
+        }  # fmt: skip
+        attributes = {name: value for name, value in about.items() if value is not None}
+        span = self._tracer.start_span(
+            "engine", context, attributes=attributes, start_time=behind + int(life.came * 1e9)
+        )
+        span.end(behind + int(life.ended * 1e9))
+
+    def close(self, seconds: float) -> None:
+        """Send what is left; the SDK would wait longer for its collector."""
+        closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(seconds)
