@@ -8,8 +8,6 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `select_<kind>_ms`: from a sample's 100 embeddings to the selection, in the large pool, the selector being in memory.
 - `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
   both find the nearest update of the rank, which is looked at.
-- `lora_svd_by_lapack`: the same with LAPACK's eigenvectors in the place of ours. What that is ahead is the price of the
-  same bits on every machine.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,8 +29,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.peft_mixing import PeftMixer, error, mixed, parts_of, updates
 from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
 from demo.results import Figure
-from registry.adapters import lora_narrowing
-from registry.adapters.fixed_order import Array
 from registry.base_model.architecture import shape_from
 from registry.errors import Internal
 from registry.names import sha256_digest
@@ -140,30 +135,16 @@ def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int)
     peft = PeftMixer(LlamaForCausalLM(base), config, loaded)
     theirs = partial(peft.mix, WEIGHTS, combination_type="svd", svd_rank=RANK)
     ours = partial(mixed, parts, RecompressMixing())
-
-    def by_lapack() -> None:
-        with patch.object(lora_narrowing, "eigen", _lapack):
-            ours()
-
-    times = interleaved({"peft": theirs, "ours": ours, "lapack": by_lapack}, repeats=repeats)
+    times = interleaved({"peft": theirs, "ours": ours}, repeats=repeats)
     soup, tensors = ours()
     apart = error(updates(soup, tensors, 1.0), peft.updates())
     if apart > SAME:
         raise Internal(f"ours and PEFT's truncated soups differ by {apart:.2g} of their size")
     note = f"{len(WEIGHTS)} LoRAs of rank {RANK} on {len(config.modules())} modules; they differ by {apart:.1g}"
     result.figures["lora_svd_vs_peft"] = repeated(ratios(times["peft"], times["ours"]), "ratio", goal=50.0, note=note)
-    result.figures["lora_svd_by_lapack"] = repeated(
-        ratios(times["peft"], times["lapack"]), "ratio", note="not the same bits everywhere"
-    )
     result.rows.append(
         {"modules": len(config.modules()), **{f"{name}_s": median(found) for name, found in times.items()}}
     )
-
-
-def _lapack(matrices: Array) -> tuple[Array, Array]:
-    """As `eigen` answers."""
-    values, vectors = np.linalg.eigh(matrices)
-    return values[:, ::-1], vectors[:, :, ::-1]
 
 
 def parts(

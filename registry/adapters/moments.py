@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from registry.adapters.fixed_order import Array
 from registry.adapters.lora import LORA_B
 from registry.adapters.masks import projections
 from registry.spec import AdapterConfig
@@ -31,13 +29,12 @@ def packed(moments: Tensor) -> Tensor:
     return moments[rows, columns].to(torch.float32)
 
 
-def unpacked(values: Tensor, size: int) -> Array:
+def unpacked(values: Tensor, size: int) -> Tensor:
     """The symmetric matrix (size, size) of `packed`, float64."""
-    found, flat = np.zeros((size, size)), values.numpy()
-    ends = np.cumsum(np.arange(size, 0, -1))
-    for row, own in enumerate(np.split(flat, ends[:-1])):  # not by lists of indices, which take more than the matrix
-        found[row, row:] = found[row:, row] = own
-    return found
+    rows, columns = torch.triu_indices(size, size)
+    moments = torch.zeros(size, size, dtype=torch.float64)
+    moments[rows, columns] = moments[columns, rows] = values.double()
+    return moments
 
 
 def matrix_size(entries: int) -> int:

@@ -28,18 +28,18 @@ class Soups(Repository[RecipeRow]):
         return self._one(select(recipes).where(recipes.c.digest == digest))
 
     def add_recipe(self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport) -> None:
-        """Remember what a recipe gave; the same recipe again changes nothing."""
-        if self.recipe(recipe.digest) is not None:
+        """Remember what a recipe gave: of a mixture that is made again with other bytes, what it gives now."""
+        known = self.recipe(recipe.digest)
+        gave = {
+            "adapter_digest": adapter_digest, "weights_blob": weights_blob, "report": report.model_dump(mode="json")
+        }  # fmt: skip
+        if known is not None:
+            if known.adapter_digest != adapter_digest and recipe.tuning is None:
+                self._connection.execute(recipes.update().where(recipes.c.digest == recipe.digest).values(gave))
             return
         self._insert(
-            recipes,
-            digest=recipe.digest,
-            recipe=recipe.model_dump(mode="json"),
-            adapter_digest=adapter_digest,
-            weights_blob=weights_blob,
-            report=report.model_dump(mode="json"),
-            created_at=now(),
-        )
+            recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **gave, created_at=now()
+        )  # fmt: skip
         for one in recipe.ingredients:
             self._insert(
                 recipe_ingredients, recipe_digest=recipe.digest, adapter_digest=one.digest, weight=one.weight,

@@ -34,7 +34,7 @@ class MixingMethod:
     have the residual `by_site` where a method says so. `too_wide` says why the parts would be too many, or the soup
     wider than a width: of a ranking the last ones are left out until it says nothing. `resolved` is the mixing as
     recipes have it, with what a request may leave open. `statistic` says what has to be known of each of
-    several parts beside its tensors: `mix` reads it.
+    several parts beside its tensors: `mix` reads it. What is computed by LAPACK has the same bytes on one machine only.
     """
 
     check: Callable[[Sequence[SoupPart], Any], list[str]]
@@ -42,6 +42,7 @@ class MixingMethod:
     mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
     too_wide: Callable[[Sequence[SoupPart], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
     by_site: bool = False
+    by_lapack: bool = False
     resolved: Callable[[Sequence[SoupPart], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
     statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
 
@@ -55,9 +56,10 @@ MIXINGS = {
         recompress.mix,
         too_wide=recompress.too_wide,
         by_site=True,
+        by_lapack=True,
         statistic=recompress.statistic,
     ),
-    "align": MixingMethod(align.check, align.result, align.mix),
+    "align": MixingMethod(align.check, align.result, align.mix, by_lapack=True),
     "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix),
     "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix),
     "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many),
@@ -70,7 +72,12 @@ MIXINGS = {
     ),
     "fisher": MixingMethod(fisher.check, entrywise.result, fisher.mix, statistic=lambda _: "fisher"),
     "regmean": MixingMethod(
-        regmean.check, regmean.result, regmean.mix, too_wide=regmean.too_wide, statistic=lambda _: "inputs"
+        regmean.check,
+        regmean.result,
+        regmean.mix,
+        too_wide=regmean.too_wide,
+        by_lapack=True,
+        statistic=lambda _: "inputs",
     ),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }

@@ -3,7 +3,7 @@
 Bottlenecks of different initialisations have their neurons in different places: those of every ingredient are brought
 into the order of the one of the largest weight (of equal weights the lowest digest), and then averaged with the
 weights. How neurons are matched is the structure's affair (`adapters.bottleneck_alignment`). As wide as one ingredient,
-fp32, and the same bytes on every machine. One ingredient at scale 1 is that adapter, bit for bit.
+and fp32. One ingredient at scale 1 is that adapter, bit for bit.
 """
 
 from __future__ import annotations

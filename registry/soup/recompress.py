@@ -3,20 +3,18 @@
 Of `concat`'s neurons or ranks the ones that say most of what it adds, site by site, with an up-projection fitted to
 them: how is the structure's affair (`adapters.bottleneck_narrowing`, `adapters.lora_narrowing`). It looks at tensors
 alone, never at text, so that a soup is rebuilt from its recipe and holds nothing of any sample; `by_inputs` also looks
-at second moments that were computed from the ingredients' own samples, and are named in the recipe. The result is fp32
-and the same bytes on every machine. Where nothing has to be left out it is `concat`'s, bit for bit.
+at second moments that were computed from the ingredients' own samples, and are named in the recipe. The result is fp32.
+Where nothing has to be left out it is `concat`'s, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from registry.adapters import entry_of
-from registry.adapters.fixed_order import Array
 from registry.adapters.lora import LORA_A, PREFIX
 from registry.adapters.lora_narrowing import Moments
 from registry.adapters.moments import matrix_size, unpacked
@@ -88,14 +86,11 @@ def _read_together(parts: Sequence[SoupPart]) -> Moments:
     """
     known = [(part.measured(), part.factor(1.0)) for part in by_digest(parts)]
 
-    def at(path: str) -> Array:
+    def at(path: str) -> Tensor:
         name = PREFIX + path + LORA_A
-        read = [(weight(path), own[name]) for own, weight in known if name in own]
-        size = matrix_size(len(read[0][1]))
-        found = np.zeros((size, size))
-        for weight, moments in read:
-            found += weight * unpacked(moments, size)
-        return found
+        packed = sum(weight(path) * own[name].double() for own, weight in known if name in own)
+        assert isinstance(packed, Tensor)  # one of them is on this module
+        return unpacked(packed, matrix_size(len(packed)))
 
     return at
 

@@ -11,19 +11,17 @@ LoRA's update s B A is such a matrix itself, and of updates the solution is agai
 
     B = [s_i B_i],   A_i' = w_i A_i G_i (sum_j w_j G_j)^-1
 
-G_i is computed once and read from a blob that the recipe names; the rest is the same bits everywhere (`fixed_order`).
+G_i is computed once and read from a blob that the recipe names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from registry.adapters import entry_of
-from registry.adapters.fixed_order import Array, product, solve, total
 from registry.adapters.lora import LORA_A, PREFIX
 from registry.adapters.masks import projections
 from registry.adapters.mixture import everywhere
@@ -90,7 +88,7 @@ def mix(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> dict[str, Tensor]:
     for name in canonical_order(loaded[0]):
         values = [one[name] for one in loaded]
         found[name] = (
-            torch.from_numpy(moments.fitted(name, [_double(value).T for value in values]).T.copy()).to(torch.float32)
+            torch.stack(moments.apart(name, values)).sum(0).to(torch.float32)
             if name in fitted
             else entrywise.weighted_sum(values, weights)
         )
@@ -108,9 +106,8 @@ def _updates(
     assert isinstance(config, LoraConfig)  # `is_update`
     for path in config.modules():
         name = PREFIX + path + LORA_A
-        apart = moments.apart(name, [_double(one[name]).T for one in loaded])
-        for one, value in zip(made, apart, strict=True):
-            one[name] = torch.from_numpy(value.T.copy())
+        for one, value in zip(made, moments.apart(name, [one[name] for one in loaded]), strict=True):
+            one[name] = value
     join = entry_of(config).join
     if join is None:
         raise Internal(f"Adapters of method {config.method!r} were to be put side by side.")
@@ -126,43 +123,21 @@ class _Moments:
         self._weights = [float(part.weight) for part in parts]
         self._off_diagonal = off_diagonal
 
-    def fitted(self, name: str, values: Sequence[Array]) -> Array:
-        """The solution for W_i^T (inputs, outputs) of a projection of this name."""
-        left, rights = self._sides(name, values)
-        return solve(left, _sum(rights))
+    def apart(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
+        """Each ingredient's part of the solution for W (outputs, inputs), of which the parts are the sum, float64.
 
-    def apart(self, name: str, values: Sequence[Array]) -> list[Array]:
-        """Each ingredient's part of the solution, for A_i^T (inputs, rank): they sum to it where values have a sum."""
-        left, rights = self._sides(name, values)
-        ends = np.cumsum([right.shape[1] for right in rights])
-        return np.split(solve(left, np.concatenate(rights, axis=1)), ends[:-1], axis=1)
-
-    def _sides(self, name: str, values: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """sum_i w_i G_i (inputs, inputs), and of each ingredient w_i G_i W_i^T; G_i = 1 where nobody reads anything."""
-        size = len(values[0])
+        Of a LoRA it is what becomes of each A (rank, inputs). G_i is the identity where nobody reads anything.
+        """
+        size = values[0].shape[1]
         moments = [
             weight * unpacked(known[name], size) for weight, known in zip(self._weights, self._known, strict=True)
         ]
-        mean = sum(float(total(one.diagonal(), 0)) for one in moments) / size
+        mean = float(torch.stack([one.trace() for one in moments]).sum()) / size
         shared = RIDGE * mean if mean > 0 else 1.0
-        made = [self._shrunk(one) for one in moments]
-        for one, weight in zip(made, self._weights, strict=True):
-            one[np.diag_indices(size)] += weight * shared
-        return _sum(made), [product(one, value) for one, value in zip(made, values, strict=True)]
-
-    def _shrunk(self, moments: Array) -> Array:
-        found = moments * self._off_diagonal
-        found[np.diag_indices(len(found))] = moments.diagonal()
-        return found
-
-
-def _sum(arrays: Sequence[Array]) -> Array:
-    found = arrays[0]
-    for one in arrays[1:]:
-        found = found + one
-    return found
-
-
-def _double(tensor: Tensor) -> Array:
-    values: Array = tensor.to(torch.float64).numpy()
-    return values
+        for one, weight in zip(moments, self._weights, strict=True):
+            diagonal = one.diagonal().clone()
+            one *= self._off_diagonal
+            one.diagonal().copy_(diagonal + weight * shared)
+        right = [one @ value.double().T for one, value in zip(moments, values, strict=True)]
+        solved = torch.linalg.solve(torch.stack(moments).sum(0), torch.cat(right, 1))
+        return [one.T for one in solved.split([one.shape[1] for one in right], 1)]

@@ -17,6 +17,9 @@ from registry.soup import sparse
 from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig, BaseShape, Mixing, MixReport, Recipe
 
+TOLERANCE = 1e-5
+"""Of a tensor's norm: how far apart two machines may be that make one soup by LAPACK."""
+
 
 class ExactMixture:
     """What the ingredients give together, each with its weight, all times the mixing's scale; none of them yet.
@@ -62,9 +65,11 @@ def report_of(
     shape: BaseShape,
     residual: float | None,
     residuals: dict[str, float] | None = None,
+    by_lapack: bool = False,
 ) -> MixReport:
     """The report of a soup of `config` and `tensors`; `parts` are in the order of the recipe."""
     no_residual = config.no_exact_mixture or "The ingredients cancel each other out: no residual can be given."
+    machine = f"Its bytes depend on the machine and its libraries; others give the same tensors to {TOLERANCE:g}."
     return MixReport(
         method=recipe.mixing.method,
         members=len(parts),
@@ -76,7 +81,11 @@ def report_of(
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
         residuals=residuals,
-        notes=sparse.notes(parts, recipe, config) + (() if residual is not None else (no_residual,)),
+        notes=(
+            *sparse.notes(parts, recipe, config),
+            *((machine,) if by_lapack else ()),
+            *((no_residual,) if residual is None else ()),
+        ),
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from registry.adapters.fixed_order import total
 from registry.soup import entrywise
 from registry.soup.compat import SoupPart
 from registry.spec import SlerpMixing
@@ -71,5 +70,5 @@ def _on_the_arc(cosine: float, sine: float, share: float) -> tuple[float, float]
 
 
 def _dot(one: Tensor, two: Tensor) -> float:
-    """In double precision, halves added to halves."""
-    return float(total((one.double() * two.double()).reshape(-1).numpy(), 0))
+    """Exactly rounded, so the same on every machine; products of fp32 values are exact in double precision."""
+    return math.fsum((one.double() * two.double()).flatten().tolist())

@@ -12,7 +12,6 @@ import torch
 
 from registry.adapters import Init, create, expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
-from registry.adapters.fixed_order import gram
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.moments import packed, read_by
 from registry.adapters.weights import init_hash
@@ -109,7 +108,7 @@ def known(one: SoupPart, kind: str) -> SoupPart:
         found = {name: torch.from_numpy(draw.normal(size=size) ** 2).float() for name, size in sizes.items()}
     else:
         read = {name: draw.normal(size=(2 * sizes[name][1], sizes[name][1])) for name in read_by(one.config, sizes)}
-        found = {name: packed(torch.from_numpy(gram(values.T) / len(values))) for name, values in read.items()}
+        found = {name: packed(torch.from_numpy(values.T @ values / len(values))) for name, values in read.items()}
     return replace(one, statistic=Statistic(BASE, lambda: found))
 
 

@@ -14,6 +14,7 @@ from registry.adapters.weights import adapter_digest, init_hash, load_tensors, s
 from registry.cook import mix
 from registry.errors import Incompatible, Internal, InvalidRecipe
 from registry.selectors.ranking import LISTED
+from registry.soup import MIXINGS
 from registry.spec import (
     AdapterConfig,
     AutoMixing,
@@ -161,17 +162,33 @@ class TestByHand:
         strangers.cook(recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30), verify=True)
         assert scored == [(4, True)]
 
-    @pytest.mark.parametrize("method", ["average", "concat"])
+    def test_a_lost_soup_that_lapack_makes_otherwise_becomes_a_new_version(self, strangers, monkeypatch):
+        how = {"recipe": by_hand("acme/law", "acme/code"), "mixing": {"method": "recompress"}, "name": "acme/narrow"}
+        first = strangers.cook(**how)
+        strangers.blobs.delete(strangers.row(first.soup_id).weights_blob)
+        here = MIXINGS["recompress"]
+
+        def elsewhere(parts, mixing):
+            return {name: tensor * (1 + 1e-6) for name, tensor in here.mix(parts, mixing).items()}
+
+        monkeypatch.setitem(MIXINGS, "recompress", replace(here, mix=elsewhere))
+        again = strangers.cook(**how)
+        assert (again.model, again.recipe_digest) == ("acme/narrow@2", first.recipe_digest)
+        third = strangers.cook(**how)
+        assert (third.cached, third.digest, third.report) == (True, again.digest, again.report)
+        assert "depend on the machine" in again.report.notes[0]
+
+    @pytest.mark.parametrize("method", ["average", "concat", "recompress"])
     def test_other_bytes_than_before_are_our_mistake(self, strangers, monkeypatch, method):
         how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
         recipe = by_hand("acme/law", "acme/code")
         strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=how).soup_id).weights_blob)
-        right = mix.MIXINGS[method]
+        right = MIXINGS[method]
 
         def wrong(parts, mixing):
             return {name: tensor + 1 for name, tensor in right.mix(parts, mixing).items()}
 
-        monkeypatch.setitem(mix.MIXINGS, method, replace(right, mix=wrong))
+        monkeypatch.setitem(MIXINGS, method, replace(right, mix=wrong))
         with pytest.raises(Internal, match="before and"):
             strangers.cook(recipe=recipe, mixing=how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.adapters.lora import LORA_A, LORA_B
+from registry.adapters.weights import save_tensors
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import settle, within_width
@@ -21,13 +23,15 @@ from registry.soup.slerp import factors
 from registry.spec import (
     AverageMixing,
     DareMixing,
+    FisherMixing,
     FusionConfig,
     HeadConfig,
     SlerpMixing,
     TiesMixing,
 )
+from tests.other_processor import elsewhere
 from tests.registry.pruned_adapters import sparse
-from tests.registry.random_adapters import INIT, OTHER_INIT, bottleneck, lora, part, tensors_of, weighted
+from tests.registry.random_adapters import INIT, OTHER_INIT, bottleneck, known, lora, part, tensors_of, weighted
 
 ENTRYWISE = [TiesMixing(), DareMixing(), SlerpMixing()]
 PROJECTION = ("down.weight", "up.weight", LORA_A, LORA_B)
@@ -204,3 +208,25 @@ def test_a_density_is_a_share(density) -> None:
         with pytest.raises(ValidationError):
             kind(density=density)
     assert TiesMixing(density=0.30).density == "0.3"
+
+
+# --- the same bytes everywhere --------------------------------------------------------------------
+
+EVERYWHERE = "4a0329fcb2af6306c2facb3dc4276905f04c17789bf9ff7155a33d2f167fa5a8"
+
+
+def digest_of_some() -> str:
+    hashed = hashlib.sha256()
+    for mixing in (*ENTRYWISE, FisherMixing(scale="0.7")):
+        parts = of_one_start(2, weights=[1, 2])
+        if MIXINGS[mixing.method].statistic(mixing):
+            parts = [known(one, "fisher") for one in parts]
+        hashed.update(save_tensors(ours(parts, mixing)))
+    return hashed.hexdigest()
+
+
+@pytest.mark.slow
+def test_the_bytes_are_the_same_on_every_processor_and_as_commit_faf82b18_made_them() -> None:
+    other = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "3"}
+    assert digest_of_some() == EVERYWHERE
+    assert elsewhere(digest_of_some, other) == EVERYWHERE

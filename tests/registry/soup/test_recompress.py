@@ -1,8 +1,6 @@
-"""Recompressing: as narrow as one ingredient, as near to the exact mixture as that width allows, the same bytes."""
+"""Recompressing: as narrow as one ingredient, as near to the exact mixture as that width allows."""
 
 from __future__ import annotations
-
-import hashlib
 
 import numpy as np
 import pytest
@@ -13,16 +11,13 @@ from pydantic import ValidationError
 
 from registry.adapters import expected_tensors, sites_of, tensor_problems
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
-from registry.adapters.weights import save_tensors
 from registry.errors import Incompatible, InvalidRecipe
 from registry.soup import concat, recompress
 from registry.soup.auto import settle, within_width
 from registry.soup.report import ExactMixture
 from registry.spec import ConcatMixing, LoraConfig, LoraModule, MixReport, Recipe, RecipeIngredient, RecompressMixing
-from tests.other_processor import elsewhere
 from tests.registry.random_adapters import (
     BASE,
-    LINEARS,
     SHAPE,
     STRUCTURES,
     bottleneck,
@@ -37,8 +32,6 @@ from tests.registry.random_adapters import (
 from tests.registry.soup.test_structures import reported
 
 NARROW = RecompressMixing()
-BEFORE = "0a9bf1c1a2d04749c89e355e274216d5e811738b002b9f41fa2c1abb50e203a0"
-"""Of `digest_of_some`, by the program that found the eigenvectors of one module after the other."""
 
 
 def same_bits(one, other) -> bool:
@@ -192,7 +185,7 @@ def test_adapters_of_zeros_are_narrowed_to_zeros(nothing: str) -> None:
         assert torch.allclose(found, updates(config, silent, probes)[site], atol=1e-6), site
 
 
-# --- the same bytes -------------------------------------------------------------------------------
+# --- order and seed -------------------------------------------------------------------------------
 
 
 @settings(max_examples=10)
@@ -215,36 +208,6 @@ def test_the_seed_is_of_the_probes_and_in_the_recipe() -> None:
         for mixing in (NARROW, RecompressMixing(seed=1), RecompressMixing(width=4), ConcatMixing())
     }
     assert len(digests) == 4
-
-
-def digest_of_some() -> str:
-    found = hashlib.sha256()
-    wide = LoraConfig.of({path: LoraModule(5, 7.0) for path in LINEARS}, rslora=True)
-    for configs in (
-        [bottleneck("bapna_firat", 5), bottleneck("bapna_firat", 3)],
-        [bottleneck("pfeiffer_residual", 5), bottleneck("pfeiffer_residual", 3)],
-        [bottleneck("houlsby", 5), bottleneck("houlsby", 3)],
-        [wide, lora(3, 5.0)],
-    ):
-        found.update(save_tensors(recompress.mix(weighted(configs, [0.3, 0.1]), RecompressMixing(scale="0.7"))))
-    return found.hexdigest()
-
-
-def test_soups_of_before_are_rebuilt_bit_by_bit() -> None:
-    assert digest_of_some() == BEFORE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2"},
-        {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"},
-        {"OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "ATEN_CPU_CAPABILITY": "default"},
-    ],
-)
-def test_the_bytes_do_not_depend_on_processor_or_threads(environment) -> None:
-    assert elsewhere(digest_of_some, environment) == digest_of_some()
 
 
 # --- what is refused, and what is told -------------------------------------------------------------
