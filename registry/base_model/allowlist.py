@@ -40,6 +40,10 @@ def read_allowlist(path: Path) -> dict[str, BaseEntry]:
 def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     if not isinstance(fields, dict):
         raise ValueError("it is not a table.")
+    if "quantization" in fields:
+        raise ValueError(
+            "'quantization' is gone: dtype = \"bfloat16\" is faster and better on processors that have it."
+        )
     entry = BaseEntry.model_validate({**fields, "id": base_id})
     if entry.chat_template is not None:
         entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})

@@ -154,13 +154,6 @@ def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal", *, outpu
     return found
 
 
-def linears_of_blocks(config: Any, base_id: str, kind: BaseKind = "causal") -> list[tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of a configuration's model, but for its output layer."""
-    model: Any = _built(config, base_id, kind)
-    output = model.get_output_embeddings()
-    return [sizes for path, sizes in _linears(model).items() if model.get_submodule(path) is not output]
-
-
 def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
     """The model on the meta device, where initial values would only cost time."""
     builder: Any = AutoModel if kind == "encoder" else AutoModelForCausalLM

@@ -18,7 +18,7 @@ from huggingface_hub.errors import XetDownloadError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from registry.base_model.architecture import linears_of_blocks, parameters_of, shape_from, usable_config
+from registry.base_model.architecture import parameters_of, shape_from, usable_config
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
@@ -35,8 +35,6 @@ _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 LONG = 1000
 """Characters from which a text is tokenised as a batch of one: other threads run meanwhile, and no offsets are worked
 out. To let a short one go at once is cheaper than to wait for the interpreter's lock again."""
-_BYTES_OF_OUTPUT = 16
-"""Beside a rounded weight, for each of its outputs: a scale, a sum and a zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +193,7 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
 
 
 def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
-    """Bytes of the weights in the dtype the entry has them in, or rounded as it says, found without loading them.
+    """Bytes of the weights in the dtype the entry has them in, found without loading them.
 
     Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. With
     `output_apart` an output layer that is tied to the embedding counts by itself. Raises Unavailable where files are
@@ -206,12 +204,7 @@ def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
         _check_opens(file, entry)
     config = usable_config(folder, entry)
     numbers = parameters_of(config, entry.id, entry.kind, output_apart=output_apart)
-    size = _DTYPES[entry.dtype].itemsize
-    if entry.quantization is None:
-        return size * numbers
-    linears = linears_of_blocks(config, entry.id, entry.kind)
-    weights, scales = sum(inputs * outputs for inputs, outputs in linears), sum(outputs for _, outputs in linears)
-    return size * (numbers - weights) + weights + _BYTES_OF_OUTPUT * scales
+    return _DTYPES[entry.dtype].itemsize * numbers
 
 
 def _check_opens(file: Path, entry: BaseEntry) -> None:

@@ -13,7 +13,6 @@ from registry.spec.frozen import Frozen, Words, printable, without_nul
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
 BaseKind = Literal["causal", "encoder"]
-Quantization = Literal["int8"]
 
 MOST_METADATA_KEY = 128
 """Characters of a key of a card's metadata."""
@@ -36,8 +35,6 @@ class BaseEntry(Frozen):
     """`encoder`: a model of the BERT family, whose adapters are trained, stored and evaluated, and never served."""
     chat_template: str | None = None
     """The operator's own template (Jinja), in place of the model's. In no fingerprint: it changes no adapter."""
-    quantization: Quantization | None = None
-    """`int8`: the engine computes linear layers but the output's in 8-bit integers; training does not."""
 
 
 class BaseShape(Frozen):

@@ -2,21 +2,28 @@
 
 `nn.Linear` keeps its weight row by row, and the product brings it into the processor's order at every call: with the 16
 tokens of a decode step that takes longer than the product. Here it is done once, when a base model is loaded. The
-values are the same; the order in which a sum is added up may differ.
+values are the same; the order in which a sum is added up may differ. A layer that would then compute something else
+stays as it is.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+log = logging.getLogger(__name__)
 
 _product = torch.ops.mkldnn._linear_pointwise
 
 ROWS = 16
 """Tokens of a pass that the order is chosen for."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""How far the output of a layer in its new form may be from what it was, as a share of the largest; by dtype."""
 
 
 class ReorderedLinear(nn.Linear):
@@ -48,3 +55,39 @@ def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+@torch.no_grad()  # inference tensors could be in no computation of a gradient later
+def prepare_linears(model: nn.Module) -> int:
+    """Put reordered layers in the place of a frozen model's linear ones, where it can; returns how many.
+
+    The output layer gets a weight of its own where it is tied to the embedding.
+    """
+    count = 0
+    for path, module in list(model.named_modules()):
+        if type(module) is not nn.Linear and type(module) is not Conv1D:
+            continue
+        weight = module.weight.detach()
+        if type(module) is Conv1D:  # keeps it as (inputs, outputs)
+            weight = weight.t()
+        bias = None if module.bias is None else module.bias.detach()
+        if min(weight.shape) < 2 or not reorders(weight.dtype, weight.device):
+            continue
+        reordered = ReorderedLinear(weight.contiguous(), bias)
+        if not _agree(reordered, weight, bias):
+            log.warning("the linear layer %s stays as it is: in its new form it computes something else", path)
+            continue
+        model.set_submodule(path, reordered)
+        count += 1
+    if count:
+        for parameter in model.parameters():  # as it lies in its file, one of them holds the whole file in memory
+            parameter.data = parameter.data.clone()
+    return count
+
+
+def _agree(reordered: ReorderedLinear, weight: Tensor, bias: Tensor | None) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, reordered.in_features, generator=draw).to(weight.dtype)
+    outputs = F.linear(inputs, weight, bias).float()
+    distance = (reordered(inputs).float() - outputs).abs().max()
+    return bool(distance <= TOLERANCE[weight.dtype] * outputs.abs().max())

@@ -17,9 +17,8 @@ from torch import Tensor
 from registry.base_model import LoadedBase
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states
-from service.engine.linears import prepare_linears
 from service.engine.packing import check_packable
-from service.engine.quantised import quantises
+from service.engine.reordered import prepare_linears
 from service.engine.runner import Runner, Task
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ LENGTHS = (7, 2, 4)
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 """Of the largest logit: equal computations differ by less (also where an expert is chosen by a hair), wrong ones by
 more."""
-TOLERANCE_IN_INT8 = 0.2
-"""The last bit of a state decides which way it is rounded, so what differs by that differs by a step."""
 
 
 def tried(base: LoadedBase) -> Runner:
@@ -39,16 +36,9 @@ def tried(base: LoadedBase) -> Runner:
 
     Its linear layers are put into their form on the way.
 
-    Raises Unavailable, naming the family, where they do not get it one after the other either, and where the base is
-    to be computed in int8 and the processor cannot.
+    Raises Unavailable, naming the family, where they do not get it one after the other either.
     """
-    quantization = base.entry.quantization
-    if quantization is not None and not quantises(base.model.device):
-        raise Unavailable(
-            f"Base model {base.entry.id!r} is to be computed in {quantization}, for which {base.model.device} has no "
-            "instructions (VNNI): drop 'quantization' from its entry."
-        )
-    prepare_linears(base.model, quantization)
+    prepare_linears(base.model)
     why = _why_not_packed(base)
     if why is None:
         return Runner(base)
@@ -87,8 +77,6 @@ def _check_one_by_one(base: LoadedBase) -> None:
 
 
 def _tolerance(base: LoadedBase) -> float:
-    if base.entry.quantization is not None:
-        return TOLERANCE_IN_INT8
     return TOLERANCE.get(base.model.dtype, TOLERANCE[torch.float32])
 
 

@@ -88,6 +88,7 @@ def test_sources_are_relative_to_the_file(folder, tmp_path, monkeypatch):
         ("[bases.a]\nrevision='main'", "a: source: Field required"),
         ("[bases.A]\nsource='base'", "A: id"),
         ("[bases.a]\nsource='base'\ndtype='int8'", "a: dtype"),
+        ("[bases.a]\nsource='base'\nquantization='int8'", "a: 'quantization' is gone: dtype = \"bfloat16\" is faster"),
         ("[bases.a]\nsource='base'\ntrust_remote_code=true", "a: trust_remote_code"),
         ("[bases.a]\nsource='./nowhere'", "is not a folder"),
         ("[bases.a]\nsource='/nowhere/at/all'", "is not a folder"),

@@ -15,8 +15,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.likelihood import hidden_states, lm_logits
 from service.engine import reordered
 from service.engine.bases import held_bytes
-from service.engine.linears import prepare_linears
-from service.engine.reordered import ReorderedLinear, reorders
+from service.engine.reordered import ReorderedLinear, prepare_linears, reorders
 from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
 
 pytestmark = pytest.mark.skipif(not reorders(torch.float32, "cpu"), reason="torch was built without oneDNN")
