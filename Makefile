@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 plots:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-databases test-interop coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
+.PHONY: help setup browser test test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -89,9 +89,6 @@ serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the a
 demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= ADAPTERS= for your own, DATABASE= for PostgreSQL
 	@$(RUN) -m demo $(if $(DATA),--data '$(DATA)') $(if $(BASE),--base '$(BASE)') \
 	  $(if $(ADAPTERS),--adapters '$(ADAPTERS)') $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
-
-demo-tiny: $(VENV)/.demo  ## the main job without a download: a tiny base model on the docstrings of the installed packages
-	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
 
 main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100 minutes) and on ../shared/base-lm; resumable
 	$(RUN) -m demo --data ../shared/corpora --adapters ../shared/adapters/smollm2 --out benchmarks/results/main_job_smollm2.json

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Result, interleaved, options, repeated
+from benchmarks.subjects import small_base
 from demo.results import ROOT
 
 PROGRAMS: dict[str, tuple[str, ...]] = {
@@ -27,7 +28,6 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 }
 GOAL = 0.5
 READY_CPU_GOAL = 10.0
-SMALL_BASE = ROOT / "demo" / "base_model"
 
 
 def process(arguments: tuple[str, ...]) -> Callable[[], object]:
@@ -60,7 +60,7 @@ def server_start(base_folder: Path) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(repeats: int, *, base_folder: Path = SMALL_BASE) -> Result:
+def run(repeats: int, *, base_folder: Path) -> Result:
     """Measure every program, and the server's start."""
     result = Result("cold_start")
     times = interleaved({name: process(arguments) for name, arguments in PROGRAMS.items()}, repeats=repeats)
@@ -76,9 +76,9 @@ def run(repeats: int, *, base_folder: Path = SMALL_BASE) -> Result:
 def main() -> None:
     """The command line."""
     parser = options(__doc__)
-    parser.add_argument("--base", type=Path, default=SMALL_BASE, help="folder of the server's base model")
+    parser.add_argument("--base", type=Path, help="folder of the server's base model, instead of a small random one")
     arguments = parser.parse_args()
-    run(arguments.repeats, base_folder=arguments.base).finish(arguments.out)
+    run(arguments.repeats, base_folder=arguments.base or small_base()).finish(arguments.out)
 
 
 if __name__ == "__main__":

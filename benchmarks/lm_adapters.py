@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import kept_figure
 from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
 from benchmarks.lm.plan import Given, Size
@@ -59,9 +58,7 @@ class Experiment:
         self.stage("fusions", plan.fusion_cells(given, findings.best_rate(rates["fusion"]), members))
         variants = [*plan.variants(size, given.shape), *plan.fusions()]
         run = findings.Run(size, given.shape.num_layers, variants, self.cells, self.records)
-        result = findings.result_of(run, rates)
-        result.figures["cells_kept"] = kept_figure(self.runner.kept.values(), of=len(self.cells), unit="trainings")
-        return result
+        return findings.result_of(run, rates)
 
     def _rates(self, cells: Sequence[Cell]) -> dict[str, dict[float, float]]:
         return findings.chosen_rates(self.stage("learning rates", cells), self.records)

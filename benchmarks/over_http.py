@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.subjects import Given, Window, about, base_options, chosen_base, page_passages, rows_of
-from demo.results import ROOT, Figure
+from benchmarks.subjects import (
+    SMALL_VOCABULARY,
+    Given,
+    Window,
+    about,
+    base_options,
+    chosen_base,
+    page_passages,
+    rows_of,
+    write_tokenizer,
+)
+from demo.results import Figure
 from demo.server import Server, running
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
@@ -42,7 +51,6 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 """Of a passage's nats: by how much server and engine may differ."""
 MOSTLY = 0.75
 """Of all streams: those that have to be the same text in fp32. Where two tokens are as likely, rounding chooses."""
-TOKENIZER = ROOT / "demo" / "base_model"
 
 Body = Mapping[str, Any]
 
@@ -177,10 +185,9 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
 
 
 def saved(base: LoadedBase, folder: Path) -> Path:
-    """A random base model as a folder, with the tokenizer of the tiny demo's."""
+    """A random base model as a folder, with a small tokenizer."""
     base.model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder / name)
+    write_tokenizer(folder, SMALL_VOCABULARY)
     return folder
 
 

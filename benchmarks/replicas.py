@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.faults.server import BASE, FOLDER, Stoppable, postgresql
-from benchmarks.subjects import bottleneck_of, digest_of, drawn_tensors
+from benchmarks.faults.server import BASE, Stoppable, postgresql
+from benchmarks.subjects import bottleneck_of, digest_of, drawn_tensors, small_base
 from demo.results import ROOT
 from demo.server import SOUP, environment
 from registry.adapters.weights import save_tensors
@@ -26,6 +26,7 @@ from registry.errors import Internal
 from registry.spec import BaseEntry
 
 TIMEOUT = 120.0
+FOLDER = small_base()
 
 
 def free_port() -> int:

@@ -21,13 +21,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.faults.server import FOLDER
 from benchmarks.fleet.affinity import measure_affinity
 from benchmarks.fleet.asking import CLIENTS
 from benchmarks.fleet.canaries import measure_wrong
 from benchmarks.fleet.kills import measure_kills
 from benchmarks.fleet.overhead import measure_overhead
 from benchmarks.fleet.stores import measure_stores
+from benchmarks.replicas import FOLDER
 from benchmarks.report import options, run_parts
 
 REQUESTS, CANARIES, KILLS = 20_000, 500, 100

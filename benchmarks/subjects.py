@@ -7,18 +7,23 @@ A base model is a random GPT-2 (speed does not depend on the values of weights),
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import math
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from demo.results import ROOT
 from registry.adapters import Init, create, paper_config
@@ -30,6 +35,7 @@ from registry.spec import AdapterConfig, BaseEntry, BaseShape, LoraConfig, LoraM
 
 LAYERS, HIDDEN, VOCABULARY = 12, 768, 50257
 """Of the small GPT-2."""
+SMALL_VOCABULARY, END = 2048, "<|endoftext|>"
 CONTEXT = 256
 RANK, BOTTLENECK = 8, 8
 TARGETS = ("q_proj", "v_proj", "c_attn")
@@ -82,6 +88,30 @@ def random_gpt2(
         entry=BaseEntry(id="base", source=name, dtype=dtype), model=model, tokenizer=None,
         shape=shape_from(config, sha256_digest(name.encode()), name), bos_id=0, eos_id=0,
     )  # fmt: skip
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """A byte-level BPE of this project's own pages, whose token 0 is BOS and EOS, into a model's folder."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator([page_text()], trainer)
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+@cache
+def small_base() -> Path:
+    """The folder of a GPT-2 of two layers of 128 with random weights, which goes when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="soup-small-"))
+    atexit.register(shutil.rmtree, folder)
+    random_gpt2(layers=2, hidden=128, vocabulary=SMALL_VOCABULARY).model.save_pretrained(folder)
+    write_tokenizer(folder, SMALL_VOCABULARY)
+    return folder
 
 
 def silent(base: LoadedBase) -> LoadedBase:

@@ -22,9 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bool(options.data) != bool(options.adapters):
         print("error: --data and --adapters need each other: give both.", file=sys.stderr)
         return 2
-    if options.tiny and any((options.data, options.base, options.adapters)):
-        print("error: --tiny has its own text, base model and adapters: give nothing with it.", file=sys.stderr)
-        return 2
     if options.base is None or Path(options.base).exists():
         os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
     try:
@@ -36,14 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     """The exit code of the demo itself, whose imports take seconds."""
-    from demo.prepare import Options
     from demo.results import command_line
     from demo.run import run
     from demo.server import DemoFailed
     from registry.errors import SoupError
 
     try:
-        run(Options(**vars(options), command=command_line("demo", given)))
+        run(options, command_line("demo", given))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
@@ -62,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with train/<domain>/ and novel/<domain>/ (.jsonl.gz)")
     parser.add_argument("--base", help="another base model: a folder, a .gguf file of a Llama, or a hub's id")
     parser.add_argument("--adapters", type=Path, help="folder of neutral adapters, one a domain")
-    parser.add_argument("--tiny", action="store_true", help="a tiny base model on the installed packages' docstrings")
     parser.add_argument("--database-url", help="URL of a PostgreSQL for the server, instead of SQLite")
     parser.add_argument("--out", type=Path, help="write figures and rows as JSON")
     return parser

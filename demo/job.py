@@ -1,4 +1,4 @@
-"""One main job: where its text, its base model and its adapters are, and what is drawn from them.
+"""One main job: its text, base model and adapters; the shipped ones on SmolLM2, or people's own data.
 
 A data folder holds `train/<domain>/{train,valid,test}` and `novel/<domain>/{valid,test}` as .jsonl or .jsonl.gz. A
 novel domain's sample comes from `valid`, every figure from `test`.
@@ -6,33 +6,37 @@ novel domain's sample comes from `valid`, every figure from `test`.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from demo.passages import shorten
-from demo.strategies import STRATEGIES
-from registry.errors import NotFound
+from demo.strategies import EVERY, FEW
+from registry.base_model import weight_bytes
+from registry.errors import InvalidParameter, NotFound
 from registry.spec import BaseEntry
 from service.cli.verbs.compare.strategies import Strategy
 from training.data import draw, read_texts
 
 HOME = Path(".demo")
+DOMAINS = Path(__file__).parent / "domains"
+"""Shipped: `adapters/<domain>` and the control's, trained on SmolLM2, and `novel/<domain>` with text."""
+CONTROL = "control_textbooks"
 TRAINING_SAMPLE = 120
 """Passages pushed with an adapter: 100 are drawn for a fit, the others tell how well domains are told apart."""
 NOVEL_SAMPLE = 100
-TEST_PASSAGES = 60
 SEED = 0
+SMALL_BYTES = 100_000_000
+LARGE_BASE: Mapping[str, Any] = {"test_passages": 40, "longest": 500}
+"""With people's own base model of more weights than that: what keeps 21 + 10 domains within a hundred minutes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A main job: its text (`data`), base model, domains, and the folder `home` that everything made goes into.
+    """A main job: its text (`data`), base model, domains, and the folder `home` that everything made goes into."""
 
-    `name` is that of its results file.
-    """
-
-    name: str
     home: Path
     data: Path
     base: BaseEntry
@@ -42,10 +46,10 @@ class Job:
     """Name of the adapter trained on text of no domain; the empty string where there is none."""
     adapters: Path
     """Adapter directories, ready to be pushed; the control adapter's is among them."""
-    strategies: tuple[Strategy, ...] = STRATEGIES
+    strategies: tuple[Strategy, ...] = EVERY
     oracle: bool = True
     """Whether every single adapter is scored on the test passages too, for the best of them."""
-    test_passages: int = TEST_PASSAGES
+    test_passages: int = 60
     longest: int | None = None
     """Characters that passages are cut to; None leaves them whole."""
     wall_goal: float = 6000.0
@@ -90,3 +94,49 @@ class Job:
         self.home.mkdir(parents=True, exist_ok=True)
         source = json.dumps(self.base.source)  # a JSON string is a TOML string
         self.bases.write_text(f'[bases.{json.dumps(self.base.id)}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')
+
+
+def shorten(text: str, most: int) -> str:
+    """The beginning of a passage, to the last end of a sentence within `most` characters, else to the last space."""
+    if len(text) <= most:
+        return text
+    kept = text[:most]
+    end = max(kept.rfind(mark) + 1 for mark in (". ", ".\n", "? ", "! ", "; "))
+    return (kept[:end] if end > most // 2 else kept[: kept.rfind(" ")]).rstrip()
+
+
+def shipped_job(entry: BaseEntry) -> Job:
+    """The job over the shipped adapters and text."""
+    names = domains_of(DOMAINS / "adapters")
+    return Job(
+        HOME / "smollm2", DOMAINS, entry, tuple(name for name in names if name != CONTROL),
+        domains_of(DOMAINS / "novel"), CONTROL, DOMAINS / "adapters", strategies=FEW, oracle=False, wall_goal=300.0,
+    )  # fmt: skip
+
+
+def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) -> Job:
+    """The job over people's own data, base model and neutral adapters, of which `names` are there.
+
+    Every training domain needs an adapter. The one adapter that is no training domain is the control; raises
+    InvalidParameter where there are several.
+    """
+    training, novel = domains_of(data / "train"), domains_of(data / "novel")
+    missing = sorted(set(training) - set(names))
+    others = sorted(set(names) - set(training))
+    if missing or len(others) > 1:
+        what = f"no adapter for {', '.join(missing)}" if missing else f"more than one control: {', '.join(others)}"
+        raise InvalidParameter(f"{adapters} does not fit {data / 'train'}: {what}.", param="adapters")
+    places = [str(data.resolve()), entry.source, str(adapters.resolve())]
+    home = HOME / f"main_job-{hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:8]}"
+    large = LARGE_BASE if weight_bytes(entry) > SMALL_BYTES else {}
+    return Job(home, data, entry, training, novel, others[0] if others else "", home / "adapters", **large)
+
+
+def domains_of(folder: Path) -> tuple[str, ...]:
+    """Names of the domains' folders in `folder`; raises NotFound where there is none."""
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not found:
+        raise NotFound(
+            f"{folder} holds no domains: DATA needs train/<domain>/ and novel/<domain>/ with .jsonl.gz files."
+        )
+    return tuple(found)

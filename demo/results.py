@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from registry.files import replace_file
+
 ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 """Flags of a CPU that change what is fast, and which dtype is."""
@@ -55,19 +57,11 @@ def rounded(value: float) -> float:
 
 
 def write(
-    path: Path, *, name: str, command: str, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
-    partial: bool = False,
-) -> None:  # fmt: skip
+    path: Path, *, name: str, command: str, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
     """Write a results file, all at once."""
-    _write(path, {
-        "name": name,
-        "command": command,
-        **_now(),
-        "machine": machine(),
-        "figures": dict(figures),
-        "rows": list(rows),
-        **({"partial": True} if partial else {}),
-    })  # fmt: skip
+    about = {"name": name, "command": command, **_now(), "machine": machine()}
+    _write(path, {**about, "figures": dict(figures), "rows": list(rows)})
 
 
 def update(path: Path, *, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], part: str) -> None:
@@ -87,9 +81,8 @@ def _now() -> dict[str, Any]:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    data = json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
+    replace_file(path, data, beside=path.with_name(f".{path.name}.new"))
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
@@ -132,7 +125,7 @@ def machine() -> dict[str, Any]:
         "processor": info.get("model name") or platform.processor() or platform.machine(),
         "flags": [flag for flag in FLAGS if flag in flags],
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.system(),
         "python": platform.python_version(),
         "threads": {name: os.environ[name] for name in WAITING if name in os.environ},
@@ -155,10 +148,3 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None

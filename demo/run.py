@@ -6,32 +6,43 @@ it over HTTP, and what comes back becomes a sentence, a picture and a table. Wha
 
 from __future__ import annotations
 
+import argparse
+import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from demo import shown, table
-from demo.cells import Cell, Cells
+from demo import picture, table
 from demo.job import NOVEL_SAMPLE, Job
-from demo.prepare import Options, prepare
-from demo.progress import Talk
+from demo.prepare import prepare
+from demo.results import Figure, write
+from demo.scores import Score, Scores
 from demo.server import DemoFailed, Server, running
 from demo.strategies import FITS, NAMESPACE, SERVICE, Answer, cook
 from demo.table import Entry, Row, Table
+from demo.talk import Talk
 from registry.base_model import shape_of
+from registry.errors import InvalidParameter
 from service.client.client import SoupClient
 
 STAGES = 6
+PROMPT_WORDS = 16
+CONTINUE = ("--temperature", "0.7", "--top-p", "0.95", "--seed", "1")
+QUESTION = "What is a soup made of? Answer in two sentences."
+Answers = Mapping[str, Mapping[str, Answer]]
+"""By strategy and domain."""
 
 
 @dataclass
 class Kitchen:
-    """A run with its server: the client, what was pushed (by name), and every cell scored so far."""
+    """A run with its server: the client, what was pushed (by name), and every score so far."""
 
     job: Job
     client: SoupClient
-    cells: Cells
+    scores: Scores
     base_digest: str
     pushed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -44,15 +55,15 @@ class Kitchen:
         """The pinned ref of a pushed adapter."""
         return str(self.pushed[name]["ref"])
 
-    def cell(self, texts: Sequence[str], model: str, digest: str | None) -> Cell:
+    def score(self, texts: Sequence[str], model: str, digest: str | None) -> Score:
         """A model's score on a domain; `digest` None is the base model."""
-        return self.cells.get(digest or self.base_digest, texts, lambda: self.client.perplexity(model, texts))
+        return self.scores.get(digest or self.base_digest, texts, lambda: self.client.perplexity(model, texts))
 
 
-def run(options: Options) -> None:
+def run(options: argparse.Namespace, command: str) -> None:
     """The whole demo; raises DemoFailed or a SoupError with a sentence for people."""
     talk = Talk(STAGES)
-    job = prepare(options, talk)
+    job = prepare(options.data, options.base, options.adapters, talk)
     began = time.monotonic()
     job.write_bases()
     talk.stage("the server, on loopback")
@@ -62,17 +73,24 @@ def run(options: Options) -> None:
     ):
         talk.line(f"{server.url}  (data {server.data}, log {server.data.with_suffix('.log')})")
         fingerprint = shape_of(job.base, job.home / "cache").fingerprint
-        kitchen = Kitchen(job, client, Cells(job.home / f"cells-{job.base.dtype}.jsonl"), fingerprint)
+        kitchen = Kitchen(job, client, Scores(job.home / f"scores-{job.base.dtype}"), fingerprint)
         _push(kitchen, server, talk)
         answers, chosen_s = _cook(kitchen, talk)
         found = _score(kitchen, answers, talk)
-        shown.outcome(job, found, seconds=chosen_s)
-        domain, model, whose = shown.soup_to_show(found, answers)
-        shown.continuation(job, server, domain=domain, models=(kitchen.base_ref, model), whose=whose)
-        shown.chat(kitchen.client, model)
-    shown.what_next(job, talk.seconds, database=options.database_url is not None)
+        _outcome(job, found, seconds=chosen_s)
+        domain, model, whose = _soup_to_show(found, answers)
+        _continuation(job, server, domain=domain, models=(kitchen.base_ref, model), whose=whose)
+        _chat(client, model)
+    _what_next(job, talk.seconds, before="SOUP_DATABASE_URL=... " if options.database_url else "")
     if options.out is not None:
-        shown.write_figures(job, found, options, seconds=time.monotonic() - began, kept=kitchen.cells.kept)
+        note = "at most; installation, download and training not included"
+        kept = kitchen.scores.kept
+        note += f"; of an earlier run that was interrupted, {kept} scores were kept" if kept else ""
+        wall = Figure(time.monotonic() - began, "s", job.wall_goal, note=note).as_json()
+        figures = {**table.figures(found), "wall_s": wall}
+        write(options.out, name=options.out.stem, command=command, figures=figures, rows=table.rows(found))
+        picture.draw(found, options.out.with_suffix(".svg"))
+        print(f"Figures: {options.out}, and as a picture {options.out.with_suffix('.svg')}")
 
 
 # --- push, fit, cook -------------------------------------------------------------------------------------
@@ -85,8 +103,8 @@ def _push(kitchen: Kitchen, server: Server, talk: Talk) -> None:
     folders = [str(job.adapters / name) for name in job.pushed]
     talk.line(f"$ soup push {job.adapters}/* --namespace {NAMESPACE} --wait")
     server.soup("push", *folders, "--namespace", NAMESPACE, "--wait")
-    with talk.bar("embedding samples") as told:
-        kitchen.pushed.update(_embedded(kitchen, told))
+    for name in job.pushed:
+        kitchen.pushed[name] = _embedded(client, f"{NAMESPACE}/{name}")
     for adapter in client.adapters(kind="adapter", base_model=job.base.id):
         if adapter["namespace"] == NAMESPACE and adapter["name"] not in job.pushed:
             client.delete_adapter(adapter["ref"])  # of an earlier run with other domains
@@ -95,35 +113,27 @@ def _push(kitchen: Kitchen, server: Server, talk: Talk) -> None:
         server.soup("fit", *fit)
 
 
-def _embedded(kitchen: Kitchen, told: Any) -> dict[str, dict[str, Any]]:
-    """Every pushed adapter, once its sample is embedded (it may still be, where an earlier run was interrupted)."""
-    names = kitchen.job.pushed
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < len(names):
-        for name in names:
-            adapter = kitchen.client.adapter(f"{NAMESPACE}/{name}")
-            if adapter["sample_state"] == "failed":
-                raise DemoFailed(f"The sample of {adapter['ref']} could not be embedded; the server's log says why.")
-            if adapter["sample_state"] == "pending":
-                time.sleep(0.5)
-            else:
-                found[name] = adapter
-        told(len(found), len(names), "")
-    return found
+def _embedded(client: SoupClient, ref: str) -> dict[str, Any]:
+    """A pushed adapter, once its sample is embedded (it may still be, where an earlier run was interrupted)."""
+    while (adapter := client.adapter(ref))["sample_state"] == "pending":
+        time.sleep(0.5)
+    if adapter["sample_state"] == "failed":
+        raise DemoFailed(f"The sample of {adapter['ref']} could not be embedded; the server's log says why.")
+    return adapter
 
 
-def _cook(kitchen: Kitchen, talk: Talk) -> tuple[dict[str, dict[str, Answer]], float]:
-    """The answer of every strategy, by strategy and domain, and the seconds that the service's own took."""
+def _cook(kitchen: Kitchen, talk: Talk) -> tuple[Answers, float]:
+    """The answer of every strategy, and the seconds that the service's own took."""
     job = kitchen.job
     count = len(job.strategies)
     talk.stage(f"cook: {count} strategies for each novel domain ({len(job.novel)}), on {NOVEL_SAMPLE} passages")
     answers: dict[str, dict[str, Answer]] = {strategy.name: {} for strategy in job.strategies}
     seconds = 0.0
-    with talk.bar("cooking") as told:
+    with talk.bar("cooking") as report:
         for number, domain in enumerate(job.novel):
             sample = job.sample(domain)
             for place, strategy in enumerate(job.strategies):
-                told(number * count + place, len(job.novel) * count, f"{domain}: {strategy.name}")
+                report(number * count + place, len(job.novel) * count, f"{domain}: {strategy.name}")
                 began = time.monotonic()
                 answers[strategy.name][domain] = cook(kitchen.client, strategy, sample)
                 seconds += time.monotonic() - began if strategy == SERVICE else 0.0
@@ -133,41 +143,105 @@ def _cook(kitchen: Kitchen, talk: Talk) -> tuple[dict[str, dict[str, Answer]], f
 # --- score -----------------------------------------------------------------------------------------------
 
 
-def _score(kitchen: Kitchen, answers: dict[str, dict[str, Answer]], talk: Talk) -> Table:
+def _score(kitchen: Kitchen, answers: Answers, talk: Talk) -> Table:
     """Score every model that any row needs, once, and make the table."""
     job = kitchen.job
     talk.stage("score: perplexity on the test passages of each novel domain")
     base: dict[str, Entry] = {}
     control: dict[str, Entry] = {}
-    singles: dict[str, dict[str, Cell]] = {}
-    cooked: dict[str, dict[str, Entry]] = {key: {} for key in answers}
-    others = job.training if job.oracle else ()
-    steps = len(job.novel) * (1 + bool(job.control) + len(others) + len(answers))
-    done = 0
-    with talk.bar("scoring") as told:
-        for domain in job.novel:
+    singles: dict[str, dict[str, Score]] = {}
+    cooked: dict[str, dict[str, Entry]] = {name: {} for name in answers}
+    with talk.bar("scoring") as report:
+        for number, domain in enumerate(job.novel):
+            report(number, len(job.novel), domain)
             texts = job.test(domain)
-
-            def score(model: str, digest: str | None, domain: str = domain, texts: Sequence[str] = texts) -> Cell:
-                nonlocal done
-                told(done, steps, f"{domain}: {model}")
-                done += 1
-                return kitchen.cell(texts, model, digest)
-
-            def single(name: str) -> Cell:
-                return score(kitchen.ref(name), str(kitchen.pushed[name]["digest"]))
-
-            base[domain] = Entry(score(kitchen.base_ref, None), kitchen.base_ref)
+            base[domain] = Entry(kitchen.score(texts, kitchen.base_ref, None), kitchen.base_ref)
+            alone = {
+                name: kitchen.score(texts, kitchen.ref(name), str(kitchen.pushed[name]["digest"]))
+                for name in (job.pushed if job.oracle else job.pushed[len(job.training) :])
+            }
             if job.control:
-                control[domain] = Entry(single(job.control), kitchen.ref(job.control))
-            if others:
-                singles[domain] = {name: single(name) for name in others}
-            for key, by_domain in answers.items():
+                control[domain] = Entry(alone.pop(job.control), kitchen.ref(job.control))
+            if alone:
+                singles[domain] = alone
+            for name, by_domain in answers.items():
                 answer = by_domain[domain]
                 said = answer.reason if answer.abstained else ", ".join(answer.ingredients)
-                cell = score(answer.model, answer.digest)
-                cooked[key][domain] = Entry(cell, answer.model, said=said, abstained=answer.abstained)
+                score = kitchen.score(texts, answer.model, answer.digest)
+                cooked[name][domain] = Entry(score, answer.model, said=said, abstained=answer.abstained)
     rows = [Row("base model", base), *([Row(table.CONTROL, control)] if control else [])]
-    chosen = [Row(s.name, cooked[s.name]) for s in job.strategies]
-    oracle = [table.oracle(singles, {name: kitchen.ref(name) for name in others})] if others else []
+    chosen = [Row(name, entries) for name, entries in cooked.items()]
+    oracle = [table.oracle(singles, {name: kitchen.ref(name) for name in job.training})] if singles else []
     return Table([*rows, *chosen[:-1], *oracle, chosen[-1]], singles)
+
+
+# --- what a person reads at the end ----------------------------------------------------------------------
+
+
+def _outcome(job: Job, found: Table, *, seconds: float) -> None:
+    """Print the sentence and the table, and draw the picture."""
+    print(f"\n{table.sentence(found, answer=found.rows[-1], seconds=seconds)}\n")
+    print(table.text(found, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
+    tokens = {domain: entry.score.tokens for domain, entry in found.base.entries.items()}
+    print(
+        f"\nTest passages and tokens: {', '.join(f'{d} {len(each)} / {sum(each):,}' for d, each in tokens.items())}."
+        f"\nBeside each perplexity: its change against the base, ± the paired standard error over passages (a lower"
+        f"\nbound: passages of one document are not independent). The control is an adapter trained like the others on"
+        f"\ntext of no domain: what any training brings. What counts is the gain over it.\n",
+        flush=True,
+    )
+    path = job.home / "soups.svg"
+    picture.draw(found, path)
+    print(f"Picture: {path}\n", flush=True)
+
+
+def _soup_to_show(found: Table, answers: Answers) -> tuple[str, str, str]:
+    """(domain, model, words for it): a soup of several adapters, where its difference to the base is best.
+
+    Of the service's own answers where one is a soup, else of another strategy's.
+    """
+    rows = {row.name: row for row in found.rows}
+    for name in reversed(list(answers)):
+        taken = [d for d, answer in answers[name].items() if not answer.abstained and len(answer.ingredients) > 1]
+        if taken:
+            best = min(taken, key=lambda domain: found.difference(rows[name], domain).difference)
+            return best, answers[name][best].model, f'the soup of "{name}"'
+    domain = found.domains[0]
+    return domain, answers[SERVICE.name][domain].model, "what the service answers"
+
+
+def _continuation(job: Job, server: Server, *, domain: str, models: Sequence[str], whose: str) -> None:
+    """One prompt continued by each of `models`, the base and a soup."""
+    prompt = " ".join(job.test(domain)[0].split()[:PROMPT_WORDS])
+    print(f"A prompt of {domain}, continued by the base and by {whose}:\n  {prompt} ...")
+    tokens = str(min(60, shape_of(job.base, job.home / "cache").context // 4))
+    for ref in dict.fromkeys(models):
+        said = server.soup("generate", ref, prompt, "--max-tokens", tokens, *CONTINUE).strip()
+        print(f"\n  $ soup generate {ref} ...\n    " + said.replace("\n", "\n    "))
+
+
+def _chat(client: SoupClient, model: str) -> None:
+    """A question to a model through /v1/chat/completions, where the base model has a chat template."""
+    try:
+        answer = client.chat(model, [{"role": "user", "content": QUESTION}], max_tokens=60, temperature=0.0)
+    except InvalidParameter as problem:
+        if "no chat template" not in str(problem):
+            raise
+        return
+    print(f"\nA question to {model}, through /v1/chat/completions:\n  {QUESTION}")
+    print("    " + str(answer["choices"][0]["message"]["content"]).strip().replace("\n", "\n    "))
+
+
+def _what_next(job: Job, seconds: float, *, before: str) -> None:
+    """Print what to do next; `before` stands before the command that starts the server."""
+    print(f"""
+What to do next ({Path(sys.executable).parent} holds the commands)
+  {before}soup serve --bases {job.bases} --data {job.home / "server"}
+      the same server again, with every adapter and soup in it; it prints its address, and /docs there is the HTTP API
+  SOUP_DATA={job.home / "server"} soup ls --url ADDRESS
+      what is in it, with the key that the server wrote there; so for all commands below
+  soup cook --sample your-passages.jsonl
+      a soup for text of your own (about 100 passages, one {{"text": ...}} a line)
+  soup train --help
+      an adapter of your own
+It took {seconds:.0f} seconds. Everything it made is in {job.home}, and the next run uses it again.""")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from types import FrameType
 
 from service.client.client import SoupClient
 
-START_SECONDS = 300.0
 STOP_SECONDS = 30.0
+SOUP = (sys.executable, "-m", "service.cli")
 
 
 class DemoFailed(Exception):
@@ -53,9 +52,6 @@ class Server:
         return done.stdout
 
 
-SOUP = (sys.executable, "-m", "service.cli")
-
-
 def environment(data: Path, **more: str) -> dict[str, str]:
     """This process's environment without settings of another server, and offline."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
@@ -64,20 +60,19 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    bases: Path, data: Path, *, arguments: Sequence[str] = (), database_url: str | None = None,
-    settings: Mapping[str, str] | None = None,
-) -> Iterator[Server]:  # fmt: skip
+    bases: Path, data: Path, *, database_url: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server.
 
     With `database_url` its rows are in that database, which is migrated first; else in SQLite in `data`. `settings`
-    are further variables of its environment.
+    are further variables of its environment. Raises DemoFailed where it does not start.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
     more = {**(settings or {}), **({} if database_url is None else {"SOUP_DATABASE_URL": database_url})}
     if database_url is not None:
         Server("", data, environment(data, **more)).soup("migrate")
     log = data.with_suffix(".log")
-    command = [*SOUP, "serve", "--bases", str(bases), "--data", str(data), "--port", "0", "--json", *arguments]
+    command = [*SOUP, "serve", "--bases", str(bases), "--data", str(data), "--port", "0", "--json"]
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with log.open("ab") as errors:
         process = subprocess.Popen(
@@ -99,32 +94,17 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """What the server prints once it answers."""
     assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        line = process.stdout.readline() if selector.select(timeout=START_SECONDS) else b""
+    line = process.stdout.readline()
     if line:
         return str(json.loads(line)["url"])
-    code = _code(process)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-    what = f"did not answer within {START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
-    raise DemoFailed(f"The server {what}. The end of {log}:\n{last}")
-
-
-def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process that has just closed its stdout, None where it goes on."""
-    try:
-        return process.wait(timeout=2.0)
-    except subprocess.TimeoutExpired:
-        return None
+    raise DemoFailed(f"The server ended with exit code {process.wait()}. The end of {log}:\n{last}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        process.communicate(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
+        process.communicate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
@@ -17,30 +16,22 @@ PAPERS_THRESHOLD = 0.15
 """Of sentence similarity (AdapterSoup, section 3)."""
 _PAPER = GmmSpec(mode="paper")
 _LIKE = CosineSpec(threshold=PAPERS_THRESHOLD)
-SIMILARITY = Strategy("soup, similarity", _LIKE)
-PAPER = Strategy("soup, clustering (paper)", _PAPER)
-CLUSTERING = Strategy("soup, clustering (default)", GmmSpec())
-UNIFORM = Strategy("soup, uniform", UniformSpec())
 SERVICE = Strategy("the service, verified", None, verify=True)
 """What people get who ask for nothing in particular: effort `quick`."""
-_NEAREST = Strategy("single, similarity", _LIKE, single=True)
-STRATEGIES = (
-    _NEAREST,
-    SIMILARITY,
+EVERY = (
+    Strategy("single, similarity", _LIKE, single=True),
+    Strategy("soup, similarity", _LIKE),
     Strategy("single, clustering (paper)", _PAPER, single=True),
-    PAPER,
+    Strategy("soup, clustering (paper)", _PAPER),
     Strategy("single, clustering (default)", GmmSpec(), single=True),
-    CLUSTERING,
-    UNIFORM,
+    Strategy("soup, clustering (default)", GmmSpec()),
+    Strategy("soup, uniform", UniformSpec()),
+    Strategy("effort instant", None, verify=True, effort="instant"),
+    Strategy(TUNED, None, verify=True, effort="tune"),
     SERVICE,
 )
-"""In the order of the table; the service's own comes last."""
-INSTANT = Strategy("effort instant", None, verify=True, effort="instant")
-TUNE = Strategy(TUNED, None, verify=True, effort="tune")
-EVERY = (*STRATEGIES[:-1], INSTANT, TUNE, SERVICE)
-"""With the other efforts, for the main job: `tune` takes some passes of the base over each sample. `thorough`, of up to
-35, is left out."""
-FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, TUNE, SERVICE)
+"""In the order of the table; the service's own comes last. Effort `thorough`, of up to 35 passes, is left out."""
+FEW = tuple(EVERY[place] for place in (0, 1, 3, 7, 8, 9))
 """For a large base model, where each costs a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE)
@@ -58,7 +49,6 @@ class Answer:
     abstained: bool
     reason: str
     ingredients: tuple[str, ...]
-    verification: dict[str, Any] | None
 
 
 def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answer:
@@ -74,5 +64,4 @@ def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answe
         abstained=bool(cooked["abstained"]),
         reason=str(cooked.get("reason") or ""),
         ingredients=tuple(str(row["domain"]) for row in chosen),
-        verification=cooked.get("verification"),
     )

@@ -1,4 +1,4 @@
-"""From cells to the table: perplexities, differences, averages that say which kind they are. Pure functions.
+"""From scores to the table: perplexities, differences, averages that say which kind they are. Pure functions.
 
 The base model stands in every comparison; the oracle, the best single adapter on the test text itself, is no method
 but the mark that choosing one adapter could reach at best.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from demo.cells import Cell
 from demo.results import Figure
+from demo.scores import Score
 from registry.uncertainty import Difference
 
 CONTROL = "control"
@@ -27,7 +28,7 @@ TUNED = "effort tune"
 class Entry:
     """One method on one domain; `said` is what its answer was made of."""
 
-    cell: Cell
+    score: Score
     model: str
     said: str = ""
     abstained: bool = False
@@ -47,23 +48,27 @@ class Row:
 
     def arithmetic(self) -> float:
         """The arithmetic mean of the domains' perplexities."""
-        return math.fsum(entry.cell.perplexity for entry in self.entries.values()) / len(self.entries)
+        return fmean(entry.score.perplexity for entry in self.entries.values())
 
     def bits_per_byte(self) -> float:
         """The arithmetic mean of the domains' bits per byte."""
-        return math.fsum(entry.cell.bits_per_byte for entry in self.entries.values()) / len(self.entries)
+        return fmean(entry.score.bits_per_byte for entry in self.entries.values())
 
     def geometric(self) -> float:
         """The geometric mean of the domains' perplexities."""
-        return math.exp(math.fsum(entry.cell.mean_nll for entry in self.entries.values()) / len(self.entries))
+        return math.exp(fmean(entry.score.mean_nll for entry in self.entries.values()))
+
+    def over(self, other: Row) -> float:
+        """The change in per cent from the other's geometric mean to this."""
+        return change(math.log(self.geometric() / other.geometric()))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Every row, the base's first; `singles` has every adapter's cell by domain and adapter."""
+    """Every row, the base's first; `singles` has every adapter's score by domain and adapter."""
 
     rows: Sequence[Row]
-    singles: Mapping[str, Mapping[str, Cell]]
+    singles: Mapping[str, Mapping[str, Score]]
 
     @property
     def base(self) -> Row:
@@ -77,17 +82,21 @@ class Table:
 
     def difference(self, row: Row, domain: str) -> Difference:
         """A row's mean NLL against the base on a domain."""
-        return row.entries[domain].cell.against(self.base.entries[domain].cell)
+        return row.entries[domain].score.against(self.base.entries[domain].score)
 
     @property
     def control(self) -> Row | None:
         """The row of the adapter trained on text of no domain, if there is one."""
         return next((row for row in self.rows if row.name == CONTROL), None)
 
-    def winners(self, domain: str, over: Row | None = None) -> tuple[int, int]:
-        """How many single adapters have a lower NLL than `over` (the base), and how many by two standard errors."""
-        beaten = (over or self.base).entries[domain].cell
-        found = [cell.against(beaten) for cell in self.singles[domain].values()]
+    @property
+    def zeros(self) -> dict[str, Row]:
+        """The base, and the control where there is one, by name."""
+        return {"base": self.base, **({"control": self.control} if self.control else {})}
+
+    def winners(self, domain: str, over: Row) -> tuple[int, int]:
+        """How many single adapters have a lower NLL than `over`, and how many by two standard errors."""
+        found = [score.against(over.entries[domain].score) for score in self.singles[domain].values()]
         return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
 
     def distinct(self) -> tuple[list[Row], dict[str, str]]:
@@ -98,7 +107,7 @@ class Table:
         kept: list[Row] = []
         same: dict[str, str] = {}
         for row in reversed(self.rows):
-            twin = next((k for k in kept if _cells(k) == _cells(row)), None)
+            twin = next((k for k in kept if _scores(k) == _scores(row)), None)
             if twin is None or row in (self.base, self.control):
                 kept.insert(0, row)
             else:
@@ -106,8 +115,8 @@ class Table:
         return kept, same
 
 
-def _cells(row: Row) -> dict[str, Cell]:
-    return {domain: entry.cell for domain, entry in row.entries.items()}
+def _scores(row: Row) -> dict[str, Score]:
+    return {domain: entry.score for domain, entry in row.entries.items()}
 
 
 def change(difference: float) -> float:
@@ -115,12 +124,10 @@ def change(difference: float) -> float:
     return 100 * math.expm1(difference)
 
 
-def oracle(singles: Mapping[str, Mapping[str, Cell]], refs: Mapping[str, str]) -> Row:
+def oracle(singles: Mapping[str, Mapping[str, Score]], refs: Mapping[str, str]) -> Row:
     """The best single adapter of each domain, chosen on the test text."""
-    entries = {}
-    for domain, cells in singles.items():
-        name = min(cells, key=lambda name: cells[name].mean_nll)
-        entries[domain] = Entry(cells[name], refs[name], said=name)
+    best = {domain: min(scores, key=lambda name: scores[name].mean_nll) for domain, scores in singles.items()}
+    entries = {domain: Entry(singles[domain][name], refs[name], said=name) for domain, name in best.items()}
     return Row("oracle: best single adapter", entries)
 
 
@@ -128,58 +135,39 @@ def oracle(singles: Mapping[str, Mapping[str, Cell]], refs: Mapping[str, str]) -
 
 
 def text(table: Table, *, width: int = 100) -> str:
-    """The table for people: blocks of domains as wide as the terminal, then averages, then what was taken."""
+    """The table for people: each domain with every method and what it took, then averages."""
     rows, same = table.distinct()
-    label = max(len(row.name) for row in rows)
-    across = max(1, (width - label) // (CELL + 2))
-    blocks = [table.domains[i : i + across] for i in range(0, len(table.domains), across)]
-    parts = [_block(table, rows, domains, label) for domains in blocks] + [_averages(table, rows, label)]
-    if same:
-        parts.append("\n".join(f"{name}: in every domain the same as {twin}" for name, twin in same.items()))
-    parts += [_beating(table)] if table.singles else []
-    whole = "\n\n".join([*parts, _answers(table, rows, width)])
-    return "\n".join(line.rstrip() for line in whole.split("\n"))
+    label = max(len(row.name) for row in rows) + 2
+    blocks = ["\n".join(_domain(table, rows, domain, label, width)) for domain in table.domains]
+    repeats = [f"{name}: in every domain the same as {twin}" for name, twin in same.items()]
+    return "\n\n".join([*blocks, "\n".join([*_averages(table, rows, label), *repeats])])
 
 
-CELL = 20
-
-
-def _block(table: Table, rows: Sequence[Row], domains: Sequence[str], label: int) -> str:
-    lines = ["".ljust(label) + "".join(f"  {domain[:CELL]:>{CELL}}" for domain in domains)]
-    lines += [row.name.ljust(label) + "".join(f"  {_shown(table, row, d):>{CELL}}" for d in domains) for row in rows]
-    return "\n".join(lines)
-
-
-def _shown(table: Table, row: Row, domain: str) -> str:
-    """Perplexity, and its change against the base in per cent with the standard error."""
-    entry = row.entries[domain]
-    if row is table.base:
-        return f"{entry.cell.perplexity:.2f}{'':13}"
-    if entry.abstained:
-        return f"{entry.cell.perplexity:.2f}   = the base"
-    found = table.difference(row, domain)
-    error = 100 * math.exp(found.difference) * found.standard_error
-    return f"{entry.cell.perplexity:.2f} {change(found.difference):+5.1f}±{error:4.1f} %"
-
-
-def _averages(table: Table, rows: Sequence[Row], label: int) -> str:
-    control = table.control
-    head = "perplexity over all domains".ljust(label) + "  arithmetic  geometric  bits/byte  to the base"
-    lines = [head + ("  to the control" if control else "")]
+def _domain(table: Table, rows: Sequence[Row], domain: str, label: int, width: int) -> Iterator[str]:
+    """Of every method: perplexity, its change against the base in per cent with the standard error, what was taken."""
+    yield domain
     for row in rows:
-        said = f"{row.name.ljust(max(label, 27))}  {row.arithmetic():10.2f}  {row.geometric():9.2f}"
-        said += f"  {row.bits_per_byte():9.3f}"
-        if row is not table.base:
-            said += f"  {change(_over(row, table.base)):+9.1f} %"
-        if control and row not in (table.base, control):
-            said += f"  {change(_over(row, control)):+12.1f} %"
-        lines.append(said)
-    return "\n".join(lines)
+        entry, found = row.entries[domain], table.difference(row, domain)
+        error = 100 * math.exp(found.difference) * found.standard_error
+        changed = "" if row is table.base else f"{change(found.difference):+6.1f} ± {error:.1f} %"
+        said = f"the base model ({entry.said})" if entry.abstained else entry.said
+        line = f"  {row.name:<{label}}{entry.score.perplexity:8.2f}  {changed:16}{said}"
+        yield from textwrap.wrap(line.rstrip(), width, subsequent_indent=" " * 8)
+    for name, zero in table.zeros.items() if table.singles else ():
+        won, surely = table.winners(domain, zero)
+        yield f"  {won} of {len(table.singles[domain])} adapters beat the {name} ({surely} by two standard errors)"
 
 
-def _over(row: Row, other: Row) -> float:
-    """The difference of the logs of two rows' geometric means."""
-    return math.log(row.geometric() / other.geometric())
+def _averages(table: Table, rows: Sequence[Row], label: int) -> Iterator[str]:
+    label = max(label, 27)
+    head = f"{'perplexity over all domains':<{label}}  arithmetic  geometric  bits/byte  to the base"
+    yield head + ("  to the control" if table.control else "")
+    for row in rows:
+        line = f"{row.name:<{label}}  {row.arithmetic():10.2f}  {row.geometric():9.2f}"
+        line += f"  {row.bits_per_byte():9.3f}"
+        for zero, room in zip(table.zeros.values(), (11, 14), strict=False):
+            line += f"  {row.over(zero):+{room - 2}.1f} %" if row not in (table.base, zero) else " " * (room + 2)
+        yield line.rstrip()
 
 
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
@@ -188,17 +176,18 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     `answer` wins a domain where its perplexity there is below that of the base and of the control.
     """
     whose = answered([(entry.said, entry.abstained) for entry in answer.entries.values()])
-    beside = [row for row in (table.base, table.control) if row is not None]
+    zeros = table.zeros
     won = sum(
-        all(answer.entries[d].cell.mean_nll < row.entries[d].cell.mean_nll for row in beside) for d in table.domains
+        all(answer.entries[d].score.mean_nll < row.entries[d].score.mean_nll for row in zeros.values())
+        for d in table.domains
     )
     count = len(table.domains)
-    means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zip(("base", "control"), beside, strict=False))
+    means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zeros.items())
     tuned = next((row for row in table.rows if row.name == TUNED), None)
     also = "" if tuned is None else f", trained on the sample {tuned.geometric():.1f}"
     return (
         f"{count} novel domain{'s' if count > 1 else ''}: {means}, {whose} {answer.geometric():.1f} (perplexity, "
-        f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}{also}; "
+        f"geometric mean), better than {'both' if len(zeros) == 2 else 'the base'} on {won} of {count}{also}; "
         f"{seconds:.0f} s of choosing."
     )
 
@@ -212,33 +201,6 @@ def answered(answers: Sequence[tuple[str, bool]]) -> str:
     return "the soup" if soups == len(answers) else f"the answer ({', '.join(parts)})"
 
 
-def _beating(table: Table) -> str:
-    """The lines that count the adapters which beat the base, and the control."""
-    others = [(table.base, "base"), *([(table.control, "control")] if table.control else [])]
-    lines = [f"adapters that beat the {' / the '.join(name for _, name in others)} (by two standard errors)"]
-    for domain in table.domains:
-        counts = [f"{w} of {len(table.singles[domain])} ({s})"
-                  for w, s in (table.winners(domain, row) for row, _ in others)]  # fmt: skip
-        lines.append(f"  {domain}: {' / '.join(counts)}")
-    return "\n".join(lines)
-
-
-def _answers(table: Table, rows: Sequence[Row], width: int) -> str:
-    """The lines that say what was mixed, or taken, for each domain."""
-    explained = [row for row in rows if row not in (table.base, table.control) and row.key != "soup_uniform"]
-    lines = ["what was taken"]
-    for domain in table.domains:
-        lines.append(f"  {domain}")
-        for row in explained:
-            said = f"{row.name}: {_taken(row.entries[domain])}"
-            lines += textwrap.wrap(said, width, initial_indent=" " * 4, subsequent_indent=" " * 8)
-    return "\n".join(lines)
-
-
-def _taken(entry: Entry) -> str:
-    return f"the base model ({entry.said})" if entry.abstained else entry.said
-
-
 # --- as JSON ---------------------------------------------------------------------------------------------
 
 
@@ -247,26 +209,20 @@ def figures(table: Table) -> dict[str, dict[str, Any]]:
 
     No goal is set on any of them: the demo promises the table, not an order in it.
     """
-    found = {}
+    found: dict[str, tuple[float, str]] = {}
     for row in table.rows:
-        found[f"perplexity_geometric_{row.key}"] = _figure(row.geometric(), "perplexity")
-        found[f"perplexity_arithmetic_{row.key}"] = _figure(row.arithmetic(), "perplexity")
-        found[f"bits_per_byte_{row.key}"] = _figure(row.bits_per_byte(), "bits per byte, arithmetic mean")
-        if row is not table.base and table.control not in (None, row):
-            found[f"change_to_control_{row.key}"] = _figure(change(_over(row, table.control)), "%")
-    if not table.singles:
-        return found
-    for name, over in (("base", table.base), ("control", table.control)):
-        if over is not None:
-            pairs = [table.winners(domain, over) for domain in table.domains]
-            found[f"adapters_beating_{name}"] = _figure(sum(w for w, _ in pairs), "adapter x domain pairs")
-            found[f"adapters_beating_{name}_by_two_se"] = _figure(sum(s for _, s in pairs), "adapter x domain pairs")
-    found["adapters_times_domains"] = _figure(sum(len(c) for c in table.singles.values()), "adapter x domain pairs")
-    return found
-
-
-def _figure(value: float, unit: str) -> dict[str, Any]:
-    return Figure(value, unit, repeats=[value]).as_json()
+        found[f"perplexity_geometric_{row.key}"] = row.geometric(), "perplexity"
+        found[f"perplexity_arithmetic_{row.key}"] = row.arithmetic(), "perplexity"
+        found[f"bits_per_byte_{row.key}"] = row.bits_per_byte(), "bits per byte, arithmetic mean"
+        if table.control and row not in (table.base, table.control):
+            found[f"change_to_control_{row.key}"] = row.over(table.control), "%"
+    for name, over in table.zeros.items() if table.singles else ():
+        won, surely = (sum(each) for each in zip(*(table.winners(d, over) for d in table.domains), strict=True))
+        found[f"adapters_beating_{name}"] = won, "adapter x domain pairs"
+        found[f"adapters_beating_{name}_by_two_se"] = surely, "adapter x domain pairs"
+    if table.singles:
+        found["adapters_times_domains"] = sum(map(len, table.singles.values())), "adapter x domain pairs"
+    return {name: Figure(value, unit, repeats=[value]).as_json() for name, (value, unit) in found.items()}
 
 
 def rows(table: Table) -> list[dict[str, Any]]:
@@ -275,21 +231,17 @@ def rows(table: Table) -> list[dict[str, Any]]:
     for row in table.rows:
         for domain, entry in row.entries.items():
             said = {"method": row.key, "domain": domain, "model": entry.model, "abstained": entry.abstained}
-            found.append({**said, "taken": entry.said, **_numbers(table, entry.cell, domain)})
-    for domain, cells in table.singles.items():
-        for name, cell in cells.items():
-            found.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, cell, domain)})
+            found.append({**said, "taken": entry.said, **_numbers(table, entry.score, domain)})
+    for domain, scores in table.singles.items():
+        for name, score in scores.items():
+            found.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, score, domain)})
     return found
 
 
-def _numbers(table: Table, cell: Cell, domain: str) -> dict[str, Any]:
-    against = cell.against(table.base.entries[domain].cell)
+def _numbers(table: Table, score: Score, domain: str) -> dict[str, Any]:
+    against = score.against(table.base.entries[domain].score)
     return {
-        "perplexity": cell.perplexity,
-        "mean_nll": cell.mean_nll,
-        "bits_per_byte": cell.bits_per_byte,
-        "difference": against.difference,
-        "standard_error": against.standard_error,
-        "tokens": sum(cell.tokens),
-        "passages": len(cell.tokens),
-    }
+        "perplexity": score.perplexity, "mean_nll": score.mean_nll, "bits_per_byte": score.bits_per_byte,
+        "difference": against.difference, "standard_error": against.standard_error, "tokens": sum(score.tokens),
+        "passages": len(score.tokens),
+    }  # fmt: skip

@@ -156,13 +156,6 @@ def _choice(row: Row, listed: Sequence[float]) -> str:
     return "chosen" if end is None else f"chosen, {end} of its list"
 
 
-def kept(result: Result) -> list[str]:
-    """How many cells earlier runs left, and which commits made those."""
-    found = [figure for name, figure in result["figures"].items() if name.endswith("_kept")]
-    said = "; ".join(f"{figure['value']:,} {figure['unit']} {figure['note']}" for figure in found)
-    return [f"{said or 'What is of earlier runs was not recorded'}."]
-
-
 # --- pictures ---------------------------------------------------------------------------------------
 
 
@@ -261,25 +254,13 @@ def draw_mixing(result: Result) -> str:
     )
 
 
-def again(result: Result) -> list[str]:
-    """Gains of adapters trained again from their records, beside the recorded ones."""
-    head = ("domain", "recorded gain", "gain here", "ratio", "ratio on test passages, both scored here")
-    rows = [
-        (str(row["reproduced"]), f"{row['recorded_gain']:.4f}", f"{row['gain']:.4f}", f"{row['gain_ratio']:.3f}",
-         f"{row['test_gain_ratio']:.3f}")
-        for row in _rows(result, "reproduced")
-    ]  # fmt: skip
-    note = "Gain over the base model in nats a token on the validation passages that the records are of."
-    return [*table(head, rows), "", note]
-
-
 def _image(result: Result, view: str, said: str) -> list[str]:
     return [f"![{said}]({FOLDER.name}/{result['name']}_{view}.svg)", ""]
 
 
 VIEWS: dict[str, Callable[[Result], list[str]]] = {
-    "claims": claims, "models": models, "rates": rates, "kept": kept, "spans": spans, "scales": scales,
-    "convergence": convergence, "mixing": mixing, "again": again,
+    "claims": claims, "models": models, "rates": rates, "spans": spans, "scales": scales, "convergence": convergence,
+    "mixing": mixing,
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 PICTURES: dict[str, tuple[str, Callable[[Result], str]]] = {

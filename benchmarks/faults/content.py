@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import random
 
-from benchmarks.faults.server import BASE, FOLDER
+from benchmarks.faults.server import BASE
+from benchmarks.subjects import small_base
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
@@ -24,7 +25,7 @@ def passages(seed: int, amount: int = 25) -> tuple[str, ...]:
 
 def adapter(name: str, seed: int, *, sample: bool, tags: tuple[str, ...] = ()) -> Manifest:
     """What pushes an adapter of its own."""
-    tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(FOLDER))), seed=seed).state_dict()
+    tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(small_base()))), seed=seed).state_dict()
     return Manifest.model_validate({
         "name": name, "domain": name, "base_model": BASE, "config": CONFIG.model_dump(), "card": {"tags": tags},
         "files": {WEIGHTS: FileSource(base64=base64.b64encode(save_tensors(tensors)).decode())},

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
+from benchmarks.subjects import small_base
 from demo.results import ROOT
 from demo.server import SOUP, environment
 from registry.errors import Internal
 from service.client.client import SoupClient
 
 BASE = "small"
-FOLDER = ROOT / "demo" / "base_model"
 TIMEOUT = 120.0
 """Seconds a client waits for an answer before that is a fault of the server."""
 
@@ -59,7 +59,7 @@ class Killable:
     def start(self) -> None:
         """Start it and wait until it answers; raises Internal with the end of its log where it does not."""
         bases = self.data.with_suffix(".toml")
-        bases.write_text(f"[bases.{BASE}]\nsource = {json.dumps(str(FOLDER))}\n")
+        bases.write_text(f"[bases.{BASE}]\nsource = {json.dumps(str(small_base()))}\n")
         log = self.data.with_suffix(".log")
         with log.open("ab") as errors:
             self.process = subprocess.Popen(

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.server import FOLDER
-from benchmarks.replicas import Place, Process, place
+from benchmarks.replicas import FOLDER, Place, Process, place
 
 REPLICAS, CLIENTS = 3, 8
 WRITTEN = 4

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.faults.server import BASE, FOLDER
+from benchmarks.faults.server import BASE
 from benchmarks.fleet.asking import behind_router, completion
+from benchmarks.replicas import FOLDER
 from benchmarks.report import Result, interleaved, ratios, repeated
 from registry.errors import Internal
 

@@ -83,8 +83,6 @@ class Runner:
         self._place, self._workplace = place, workplace
         self._texts = cache(self._read_texts)
         self._fingerprint = cache(lambda: shape_of(entry(place)).fingerprint)  # of all its weights
-        self.kept: dict[str, str | None] = {}
-        """The commits that made the cells that earlier runs left, by their keys."""
 
     def run(self, cells: Sequence[Cell], *, what: str) -> dict[str, Record]:
         """The results of all cells by their keys, those that are not there yet run now, the longest first.
@@ -92,7 +90,6 @@ class Runner:
         Raises what the first cell that fails raises, when those that run beside it have ended and are kept.
         """
         files = kept(self._place, cells)
-        self.kept |= {key: value.get("commit") for key, value in files.items()}
         found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
         todo = {cell.key: cell for cell in sorted(cells, key=lambda one: -one.training_tokens) if cell.key not in found}
         tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo.values())))

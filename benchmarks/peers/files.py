@@ -54,6 +54,8 @@ def write_gguf(file: Path, base: LoadedBase) -> Path:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, json.loads((Path(base.entry.source) / "tokenizer.json").read_text()), config)
+    if template := getattr(base.tokenizer, "chat_template", None):
+        writer.add_chat_template(template)
     kind = GGMLQuantizationType.BF16 if base.model.dtype == torch.bfloat16 else GGMLQuantizationType.F32
     for name, tensor in _tensors(base.model):
         of = kind if tensor.ndim == 2 else GGMLQuantizationType.F32

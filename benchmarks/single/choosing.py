@@ -67,7 +67,7 @@ def choose(scorer: Scorer, ingredients: Sequence[Ingredient], valid: Choosing, *
 
 def ranking(scorer: Scorer, models: Sequence[Model], texts: Sequence[Texts], told: Told) -> list[Ranked]:
     """The models, best first; ties go to the one that was named first."""
-    columns = [scorer.cells(models, some, told) for some in texts]
+    columns = [scorer.scores(models, some, told) for some in texts]
     means = [fmean(column[number].mean_nll for column in columns) for number in range(len(models))]
     ranked = [Ranked(model, nll) for model, nll in zip(models, means, strict=True)]
     return sorted(ranked, key=lambda one: one.nll)

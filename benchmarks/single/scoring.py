@@ -19,9 +19,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from benchmarks.single.ledger import Ledger
 from benchmarks.single.setting import Texts
-from demo.cells import Cell, Cells
+from demo.scores import Score, Scores
 from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
@@ -35,8 +34,6 @@ from registry.spec import AverageMixing, BaseEntry, canonical_weights
 from training.tasks.language import passage_scores
 
 BATCH = 8
-VERSION = 1
-"""Of how models are scored: another one, and no score that was kept is used again. 1 is in no key, as at first."""
 
 
 @dataclass(frozen=True)
@@ -85,38 +82,27 @@ def ingredient(name: str, folder: Path) -> Ingredient:
 
 
 class Scorer:
-    """Scores, by the processes of `pool` (`worker_pool`); those of an earlier run are taken from `path`.
+    """Scores, by the processes of `pool` (`worker_pool`); those of an earlier run are taken from `folder`."""
 
-    `ledger` hears which are new.
-    """
+    def __init__(self, base: BaseEntry, folder: Path, pool: Executor, *, block: int) -> None:
+        self._scores = Scores(folder)
+        self._about = f"{shape_of(base, folder.parent / 'cache').fingerprint} {block}"
+        self._pool = pool
 
-    def __init__(self, base: BaseEntry, path: Path, pool: Executor, *, block: int, ledger: Ledger) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._cells = Cells(path)
-        self._about = about(shape_of(base, path.parent / "cache").fingerprint, block)
-        self._pool, self._ledger = pool, ledger
-
-    def cells(
+    def scores(
         self, models: Sequence[Model], texts: Texts, told: Callable[[int, int, str], object] = lambda *_: None
-    ) -> list[Cell]:
+    ) -> list[Score]:
         """Each model on the texts, in their order; `told` hears (done, of how many, domain)."""
         keys = [model.identity(self._about) for model in models]
         waiting: dict[str, Future[dict[str, Any]]] = {}
         for key, model in zip(keys, models, strict=True):
-            if key not in waiting and not self._cells.has(key, texts.passages):
+            if key not in waiting and not self._scores.has(key, texts.passages):
                 waiting[key] = self._pool.submit(_score, model, texts.passages)
-        found, on = [], digest_of(texts.passages)
+        found = []
         for number, key in enumerate(keys):
             told(number, len(keys), texts.domain)
-            found.append(self._cells.get(key, texts.passages, lambda key=key: waiting[key].result()))  # type: ignore[misc]
-            tell = self._ledger.made if waiting.pop(key, None) is not None else self._ledger.keeps
-            tell("scores", digest_of([key, on]))
+            found.append(self._scores.get(key, texts.passages, lambda key=key: waiting[key].result()))  # type: ignore[misc]
         return found
-
-
-def about(fingerprint: str, block: int, version: int = VERSION) -> str:
-    """What a score's key says of the base model and of how it was scored."""
-    return f"{fingerprint} {block}" + ("" if version == 1 else f" version {version}")
 
 
 # --- in a process of its own ------------------------------------------------------------------------
@@ -146,7 +132,7 @@ def _score(model: Model, passages: Sequence[str]) -> dict[str, Any]:
 
 
 def scored(base: LoadedBase, model: Model, passages: Sequence[str], *, block: int) -> dict[str, Any]:
-    """NLL, tokens and bytes of each passage, in the form that `Cells` keeps."""
+    """NLL, tokens and bytes of each passage, in the form of an answer of /v1/perplexity."""
     if model.ensemble:
         adapters = [_adapter(base, soup([one])) for one in model.ingredients]
         base, adapter = replace(base, model=Ensemble(base.model, adapters)), None

@@ -6,8 +6,7 @@ triples, the best single) and `test` gives figures: `Choosing` holds no passage 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -104,8 +103,6 @@ class Setting:
 
     sizes: Sizes
     base: BaseEntry
-    data: Path
-    adapters: Path
     home: Path
     dtype: Literal["float32", "bfloat16"]
     train: Texts
@@ -114,14 +111,12 @@ class Setting:
     testing: Testing
 
 
-def setting(
-    sizes: Sizes, *, base: Path, data: Path, adapters: Path, home: Path, dtype: Literal["float32", "bfloat16"],
-) -> Setting:  # fmt: skip
+def setting(sizes: Sizes, *, base: Path, data: Path, home: Path, dtype: Literal["float32", "bfloat16"]) -> Setting:
     """Read the texts; raises NotFound where a domain is missing.
 
     What is kept of an earlier run lies in a folder named by all that it depends on; the commit is not in that name.
     """
-    job = Job("single_domain", home, data, BaseEntry(id=base.name, source=str(base.resolve())), (), (), "", home)
+    job = Job(home, data, BaseEntry(id=base.name, source=str(base.resolve())), (), (), "", home)
     domain = sizes.domain
     train = Texts(domain, tuple(job.texts("train", domain, "train")))
     stopping = _drawn(job, "train", domain, "valid", sizes.stopping)
@@ -139,15 +134,9 @@ def setting(
     trains = {name: getattr(sizes, name) for name in ("domain", "steps", "batch", "block", "evaluations", "curve_rate")}
     key = digest_of([trains, dtype, train.passages, stopping.passages, str(base.resolve())])[7:15]
     return Setting(
-        sizes, job.base, data, adapters, home / f"{domain}-{key}", dtype, train, stopping, choosing, testing
+        sizes, job.base, home / f"{domain}-{key}", dtype, train, stopping, choosing, testing
     )  # fmt: skip
 
 
 def _drawn(job: Job, kind: str, domain: str, split: str, most: int) -> Texts:
     return Texts(domain, tuple(draw(job.texts(kind, domain, split), most, seed=DRAW_SEED)))
-
-
-def about(sizes: Sizes) -> dict[str, object]:
-    """The sizes as JSON, for the results file."""
-    return {name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-            for name, value in asdict(sizes).items()}  # fmt: skip

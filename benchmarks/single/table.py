@@ -1,11 +1,10 @@
-"""The rows of AdapterSoup's Table 3 on test text, its claims, the mixing curves and the adapters trained again.
+"""The rows of AdapterSoup's Table 3 on test text, its claims, and the mixing curves.
 
 Called by the experiment with what validation text chose. The oracle rows alone look at test text to choose, and say so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,11 +13,11 @@ import numpy as np
 
 from benchmarks.claims import Claim, Scored, claim_row, contrast
 from benchmarks.single.choosing import Chosen
-from benchmarks.single.making import Again, Pair
+from benchmarks.single.making import Pair
 from benchmarks.single.scoring import Ingredient, Model, Scorer, soup
 from benchmarks.single.setting import HIGH, INITS, LOW, Setting, Texts
-from demo.cells import Cell
-from demo.results import Figure, Row
+from demo.results import Row
+from demo.scores import Score
 
 BASE = "base"
 Told = Callable[[int, int, str], object]
@@ -38,7 +37,7 @@ class Found:
     """Every line's cells on test text by domain, the domain itself first."""
 
     lines: Mapping[str, Line]
-    cells: Mapping[str, Mapping[str, Cell]]
+    cells: Mapping[str, Mapping[str, Score]]
     """method -> domain -> cell."""
 
     @property
@@ -81,7 +80,7 @@ def measure(scorer: Scorer, setting: Setting, grid: Grid, chosen: Chosen, told: 
     """Score all of it on test text, and choose the oracles."""
     named = {line.method: line for line in lines(grid, chosen)}
     columns = {
-        texts.domain: scorer.cells([line.model for line in named.values()], texts, told)
+        texts.domain: scorer.scores([line.model for line in named.values()], texts, told)
         for texts in setting.testing.domains
     }
     cells = {
@@ -98,7 +97,7 @@ def measure(scorer: Scorer, setting: Setting, grid: Grid, chosen: Chosen, told: 
     return Found(named, cells)
 
 
-def oracle(cells: Mapping[str, Mapping[str, Cell]], named: Mapping[str, Line], domains: Sequence[str]) -> str:
+def oracle(cells: Mapping[str, Mapping[str, Score]], named: Mapping[str, Line], domains: Sequence[str]) -> str:
     """The single adapter or soup that test text itself calls the best; no ensemble, which costs more."""
     able = [method for method, line in named.items() if line.model.ingredients and not line.model.ensemble]
     return min(able, key=lambda method: fmean(cells[method][domain].mean_nll for domain in domains))
@@ -183,7 +182,7 @@ def claims(found: Found, grid: Grid) -> Iterator[Row]:
         yield claim_row(claim, contrast(scored, claim.coefficients), unit="nats a token") | {"domains": domains}
 
 
-def _scored(cells: Mapping[str, Sequence[Cell]]) -> Scored:
+def _scored(cells: Mapping[str, Sequence[Score]]) -> Scored:
     """Cells of one domain, by model and seed."""
     first = next(iter(cells.values()))[0]
     return Scored(np.array(first.tokens), {name: np.array([one.nll for one in some]) for name, some in cells.items()})
@@ -197,15 +196,15 @@ class Curve:
     """Losses along the line between two adapters A and B: share a -> the cell of a A + (1 - a) B on some passages."""
 
     pair: Pair
-    points: Mapping[float, Cell]
+    points: Mapping[float, Score]
 
     @property
-    def ends(self) -> tuple[Cell, Cell]:
+    def ends(self) -> tuple[Score, Score]:
         """The cells of A and of B."""
         return self.points[1.0], self.points[0.0]
 
     @property
-    def middle(self) -> Cell:
+    def middle(self) -> Score:
         """The cell of their mean."""
         return self.points[0.5]
 
@@ -214,7 +213,7 @@ def measure_curves(scorer: Scorer, pairs: Sequence[Pair], texts: Texts, *, point
     """A curve for each pair; `points` is odd, so that the middle is one of them."""
     shares = [round(number / (points - 1), 6) for number in range(points)]
     return [
-        Curve(pair, dict(zip(shares, scorer.cells([between(pair, a) for a in shares], texts, told), strict=True)))
+        Curve(pair, dict(zip(shares, scorer.scores([between(pair, a) for a in shares], texts, told), strict=True)))
         for pair in pairs
     ]
 
@@ -260,42 +259,3 @@ def curve_claims(curves: Sequence[Curve]) -> Iterator[Row]:
             ),
         ):  # fmt: skip
             yield claim_row(claim, contrast(domain, claim.coefficients), unit="nats a token")
-
-
-# --- adapters trained again -------------------------------------------------------------------------
-
-
-def again_rows(
-    scorer: Scorer, again: Sequence[Again], valid: Mapping[str, Texts], test: Mapping[str, Texts]
-) -> Iterator[Row]:
-    """For each adapter trained again: its gain over the base beside the recorded one, on two texts.
-
-    `valid` holds the passages that the recorded perplexities are of: the base and the recorded adapter, scored here,
-    stand beside their records. On `test` both adapters are scored here.
-    """
-    for one in again:
-        models = [Model(), soup([one.theirs]), soup([one.made])]
-        base, theirs, ours = scorer.cells(models, valid[one.domain])
-        base_test, theirs_test, ours_test = scorer.cells(models, test[one.domain])
-        recorded = math.log(one.recorded["valid_perplexity_base"] / one.recorded["valid_perplexity"])
-        there, here = (base_test.mean_nll - cell.mean_nll for cell in (theirs_test, ours_test))
-        yield {
-            "reproduced": one.domain, "recorded_gain": recorded, "gain": base.mean_nll - ours.mean_nll,
-            "gain_ratio": (base.mean_nll - ours.mean_nll) / recorded, "valid_passages": len(base.nll),
-            "valid_perplexity_base": base.perplexity,
-            "recorded_valid_perplexity_base": one.recorded["valid_perplexity_base"],
-            "valid_perplexity_theirs": theirs.perplexity, "valid_perplexity": ours.perplexity,
-            "recorded_valid_perplexity": one.recorded["valid_perplexity"], "test_gain_recorded": there,
-            "test_gain": here, "test_gain_ratio": here / there, "test_passages": len(base_test.nll),
-            "parameters_trained": one.parameters,
-        }  # fmt: skip
-
-
-def again_figures(found: Sequence[Row]) -> dict[str, Figure]:
-    """The gains as shares of the recorded ones."""
-    return {
-        f"gain_ratio_{row['reproduced']}": Figure(
-            row["gain_ratio"], "ratio", 1.0, note="gain over the base in nats, over the recorded one: within 0.9 to 1.1"
-        )
-        for row in found
-    }

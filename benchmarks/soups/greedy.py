@@ -85,7 +85,7 @@ def searched(place: Workplace, setting: Setting, alone: Mapping[str, Alone]) -> 
 
 
 def _scores(setting: Setting, domain: str, nll: np.ndarray) -> dict[str, Any]:
-    """What was found, in the form that `Cells` keeps: tokens are counted as under the base model."""
+    """What was found, in the form of an answer of /v1/perplexity: tokens are counted as under the base model."""
     texts, (_, tokens) = setting.test(domain), scored(setting, domain, setting.base, None)
     rows = zip(nll.tolist(), tokens.tolist(), texts, strict=True)
     return {"texts": [{"nll": one, "tokens": count, "bytes": len(text.encode())} for one, count, text in rows]}

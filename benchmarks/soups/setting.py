@@ -15,15 +15,13 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.soups import german
-from demo.adapters import convert_all
-from demo.cells import Cells
-from demo.convert import neutral_domains
-from demo.job import Job
-from demo.passages import shorten
-from demo.prepare import base_entry, own_job
-from demo.progress import Talk
+from demo.base_models import base_entry
+from demo.job import Job, own_job, shorten
+from demo.prepare import convert_all, neutral_domains
 from demo.results import ROOT, commit
+from demo.scores import Scores
 from demo.server import running
+from demo.talk import Talk
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
@@ -112,11 +110,11 @@ class Setting(Texts):
     """A server with the bank pushed, its client, scores kept on disk, and the texts."""
 
     client: SoupClient = field(kw_only=True)
-    scores: Cells = field(kw_only=True)
+    scores: Scores = field(kw_only=True)
     base_digest: str = field(kw_only=True)
 
     @classmethod
-    def on(cls, texts: Texts, client: SoupClient, scores: Cells, base_digest: str) -> Setting:
+    def on(cls, texts: Texts, client: SoupClient, scores: Scores, base_digest: str) -> Setting:
         """These texts, with a server."""
         return cls(
             texts.job, texts.test_passages, texts.largest, client=client, scores=scores, base_digest=base_digest
@@ -168,7 +166,7 @@ def opened(
                 pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
                 if pushed.get("job"):
                     client.wait_job(pushed["job"])
-        scores = Cells(job.home / "scores.jsonl")
+        scores = Scores(job.home / "scores")
         yield Setting.on(texts, client, scores, fingerprint)
 
 

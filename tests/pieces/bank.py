@@ -14,8 +14,8 @@ from benchmarks.soups.cells import Answers
 from benchmarks.soups.greedy import Found, greedy
 from benchmarks.soups.run import Run
 from benchmarks.soups.setting import NAMESPACE, Setting, Texts
-from demo.cells import Cells
 from demo.job import Job
+from demo.scores import Scores
 from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
 from service.client.client import SoupClient
@@ -49,8 +49,8 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
                     path = write_directory(folder / "adapters" / name, contents)
                     push_folder(client, path, name=f"{NAMESPACE}/{name}")
                 loaded = world.runtime.bases[BASE_ID]
-                job = Job("bank", folder, folder / "data", loaded.entry, BANK, DOMAINS, "", folder / "adapters")
-                scores = Cells(folder / "scores.jsonl")
+                job = Job(folder, folder / "data", loaded.entry, BANK, DOMAINS, "", folder / "adapters")
+                scores = Scores(folder / "scores")
                 yield Setting.on(Texts(job, test_passages=8), client, scores, loaded.shape.fingerprint)
 
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.soups.cells import even_average
 from benchmarks.soups.greedy import bank_of, greedy, mixed, searched
 from benchmarks.soups.setting import NAMESPACE, Setting
-from demo.cells import Cells
+from demo.scores import Scores
 from registry import cores
 from registry.base_model import shape_of
 from registry.errors import Conflict
@@ -47,7 +47,7 @@ def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
 ) -> None:
     """To the last bit; what was found is there for a run that has no bank at hand."""
     monkeypatch.setattr(cores, "ALL", 1)  # as many threads as the server has
-    own = replace(setting, scores=Cells(tmp_path / "scores.jsonl"))
+    own = replace(setting, scores=Scores(tmp_path / "scores"))
     with Processes(1) as place:
         found = searched(place, own, alone(setting))
         wanted = {domain: by_server(setting, domain) for domain in DOMAINS}
@@ -55,7 +55,7 @@ def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
             domain: one.nll.tolist() for domain, one in wanted.items()
         }
         assert [one.chosen for one in wanted.values()] == [("ale", "dough", "cider"), ("ale",)]
-        later = replace(own, scores=Cells(tmp_path / "scores.jsonl"), job=replace(own.job, adapters=tmp_path / "gone"))
+        later = replace(own, scores=Scores(tmp_path / "scores"), job=replace(own.job, adapters=tmp_path / "gone"))
         again = searched(place, later, alone(setting))
     assert {domain: nll.tolist() for domain, nll in again.items()} == {
         domain: nll.tolist() for domain, nll in found.items()

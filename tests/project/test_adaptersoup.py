@@ -21,9 +21,9 @@ from benchmarks.soups import ALONE, EFFORTS, german
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import FRESH_RATES, Answers, Cell, asked, fresh
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
-from demo.cells import Cells
 from demo.job import Job
 from demo.results import ROOT
+from demo.scores import Scores
 from docs import figures, soups
 from registry.errors import InvalidParameter, InvalidSample
 from registry.names import sha256_digest
@@ -98,10 +98,10 @@ class FakeClient:
 
 @pytest.fixture
 def setting(data: Path) -> Setting:
-    job = Job("bank", data / "home", data, BaseEntry(id="tiny", source="x"), BANK, DOMAINS, "control", data / "a")
+    job = Job(data / "home", data, BaseEntry(id="tiny", source="x"), BANK, DOMAINS, "control", data / "a")
     client: Any = FakeClient()
     (data / "home").mkdir()
-    scores = Cells(data / "home" / "scores.jsonl")
+    scores = Scores(data / "home" / "scores")
     texts = Texts(job, test_passages=20)
     texts.test(DOMAINS[0])  # what was read of them is no part of what the setting is made of
     return Setting.on(texts, client, scores, sha256_digest(b"base"))

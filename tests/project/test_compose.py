@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -19,6 +18,7 @@ from service.keys import SECRET_PATTERN
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY
+from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
 
@@ -253,9 +253,9 @@ def test_the_variables_as_the_page_makes_them_are_taken(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_base_models_as_the_page_makes_it_is_read(tmp_path: Path) -> None:
-    shutil.copytree(REPOSITORY / "demo" / "base_model", tmp_path / "demo" / "base_model")
+    build_tiny_base(tmp_path / ".demo/models/SmolLM2-135M-Instruct")
     subprocess.run(["bash", "-euc", told("bases")], cwd=tmp_path, check=True)
     moved = (tmp_path / "bases").rename(tmp_path / "mounted")  # as a container sees it: at another path
     ((base_id, entry),) = read_allowlist(moved / "bases.toml").items()
-    assert (base_id, Path(entry.source).parent) == ("docs-2x128", moved)
-    assert shape_of(entry).hidden_size == 128
+    assert (base_id, Path(entry.source).parent) == ("smollm2-135m", moved)
+    assert shape_of(entry).hidden_size == 32

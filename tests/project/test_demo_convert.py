@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from demo.convert import canonical, convert, neutral_domains
-from demo.prepare import own_job
+from demo.job import own_job
+from demo.prepare import convert, neutral_domains
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
@@ -90,8 +90,9 @@ def test_without_the_initial_tensors_the_initialisation_is_unknown(source, base,
 
 
 def test_what_is_not_neutral_is_refused(source, base, tmp_path):
+    (source / "cooking" / "adapter.safetensors").write_bytes(save_tensors({"layers.0.lora_A.weight": torch.zeros(1)}))
     with pytest.raises(InvalidWeights, match="lora_A"):
-        canonical({"layers.0.lora_A.weight": torch.zeros(1)})
+        convert(source, "cooking", tmp_path / "out", base_model="tiny", base_fingerprint="x", texts=None)
     (source / "law" / "adapter.json").write_text('{"structure": "houlsby"}')
     with pytest.raises(InvalidManifest, match="Bapna-Firat"):
         converted(source, base, tmp_path / "out")

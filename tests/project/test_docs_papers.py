@@ -83,13 +83,6 @@ def test_means_over_seeds_are_said_of_seeds_alone():
         assert note(**fields).endswith("its standard error over passages.")
 
 
-def test_a_result_says_what_it_holds_of_earlier_runs():
-    kept = {"value": 2000, "unit": "scores", "note": "of 2045 are of earlier runs: 2000 by commit abc"}
-    (line,) = papers.kept({"figures": {"scores_kept": kept, "adapters": {"value": 15, "unit": "adapters"}}})
-    assert line == "2,000 scores of 2045 are of earlier runs: 2000 by commit abc."
-    assert papers.kept({"figures": {}}) == ["What is of earlier runs was not recorded."]
-
-
 def test_rates_and_figures_are_listed(results):
     lines = figures.block(results, "lm_adapters", "rates")
     assert "| lora | 0.002 | 3.1000 | chosen, the lowest of its list |" in lines

@@ -211,13 +211,15 @@ def test_a_training_is_asked_for_with_curl(home: Home) -> None:
 
 
 def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
-    from demo.prepare import DOMAINS as SHIPPED
-    from demo.recipe import RECIPE
-    from demo.smollm2 import BASE_ID
+    from demo.base_models import BASE_ID
+    from demo.job import DOMAINS as SHIPPED
 
     text = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
-    wanted = f"--bottleneck {RECIPE['--bottleneck']} --init-seed {RECIPE['--init-seed']} "
-    assert f"--base {BASE_ID} {wanted}" in text
+    recipe = (SHIPPED / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+    for option in ("--bottleneck", "--init-seed"):
+        (value,) = re.findall(rf"{option} (\d+)", recipe)
+        assert f"{option} {value}" in text
+    assert f"--base {BASE_ID} " in text
     assert BASE_ID == BASE
     for domain in DOMAINS:
         assert (SHIPPED / "adapters" / domain / "samples.jsonl").is_file()

@@ -44,7 +44,7 @@ def linked(checkout: Path, tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("target", ["setup", "demo-tiny"])
+@pytest.mark.parametrize("target", ["setup", "demo"])
 def test_only_the_checkout_whose_it_is_installs_into_it(
     checkout: Path, linked: Path, tmp_path: Path, target: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_only_the_checkout_whose_it_is_installs_into_it(
 
 def test_what_is_not_there_at_all_is_said(checkout: Path, linked: Path, tmp_path: Path) -> None:
     (checkout / ".venv" / ".demo").unlink()
-    done = make(linked, "demo-tiny")
+    done = make(linked, "demo")
     assert done.returncode != 0
     assert f".venv is a link to {checkout / '.venv'}, into which nothing is installed from here" in done.stdout
     assert not (tmp_path / "asked").exists()

@@ -15,14 +15,12 @@ import torch
 
 from benchmarks import single_domain
 from benchmarks.single import choosing, making, scoring, setting, table
-from benchmarks.single.ledger import Ledger
-from benchmarks.single.scoring import Model, Scorer, soup
+from benchmarks.single.scoring import Model, soup
 from benchmarks.single.setting import Sizes, Texts
-from demo.progress import Talk
-from demo.results import commit
+from demo.scores import Score
+from demo.talk import Talk
 from docs import figures, generate, papers
 from registry.adapters import attached, create, paper_config
-from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Internal
 from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
@@ -66,9 +64,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(corpora: Path, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> setting.Setting:
-    return setting.setting(
-        SIZES, base=tiny_base_dir, data=corpora, adapters=corpora, home=tmp_path_factory.mktemp("home"), dtype="float32"
-    )
+    home = tmp_path_factory.mktemp("home")
+    return setting.setting(SIZES, base=tiny_base_dir, data=corpora, home=home, dtype="float32")
 
 
 @contextmanager
@@ -98,7 +95,7 @@ def runs(found: setting.Setting) -> tuple[single_domain.Result, list[list[str]]]
         patch.setattr(making, "MAIN", GRID)
         patch.setattr(single_domain, "worker_pool", one_thread)
         patch.setattr(making, "subprocess", sweeping(lambda command: commands.append(in_process(command))))
-        result = single_domain.run(found, processes=1, talk=Talk(6), again=False)
+        result = single_domain.run(found, processes=1, talk=Talk(4))
     torch.set_num_threads(threads)
     return result, commands
 
@@ -181,46 +178,21 @@ def test_a_second_run_trains_and_scores_nothing(runs, found, monkeypatch):
     monkeypatch.setattr(single_domain, "worker_pool", no_thread)
     monkeypatch.setattr(making, "subprocess", sweeping(commands.remove))
     kept = list(commands)
-    again = single_domain.run(found, processes=1, talk=Talk(6), again=False)
+    again = single_domain.run(found, processes=1, talk=Talk(4))
     assert commands == []
     commands.extend(kept)
     assert again.rows == first.rows
-    assert first.figures["trainings_kept"].value == first.figures["scores_kept"].value == 0
-    kept, scores = again.figures["trainings_kept"], again.figures["scores_kept"]
-    assert kept.value == 13  # 6 of the grid, 7 for the curves
-    assert kept.note.startswith(f"of 13 are of earlier runs: 13 by commit {str(commit())[:12]}")
-    assert scores.note.startswith(f"of {scores.value} are of earlier runs: {scores.value} by commit")
 
 
 # --- choosing ---------------------------------------------------------------------------------------
 
 
-def test_choices_see_no_test_text(runs, found, tmp_path):
-    """Also not as a value: neither `choose` nor what it is given holds a passage of the test split."""
-    seen: set[str] = set()
-
-    class Watched(Scorer):
-        def cells(self, models, texts, told=lambda *_: None):
-            seen.update(texts.passages)
-            return super().cells(models, texts, told)
-
-    cells, ledger = found.home.parent / "cells.jsonl", Ledger(tmp_path / "made_by.jsonl")
-    scorer = Watched(found.base, cells, ThreadPoolExecutor(1), block=SIZES.block, ledger=ledger)
-    grid = [making.cell(found, GRID, rate, order) for rate in GRID.rates for order in GRID.orders]
-    chosen = choosing.choose(scorer, grid, found.choosing, finalists=2, told=lambda *_: None)
-    test = {passage for texts in found.testing.domains for passage in texts.passages}
-    assert seen
-    assert not seen & test
-    assert len(chosen.finalists) <= 4
-    assert {chosen.best_single, chosen.best_single_outside} <= set(grid)
-
-
 def test_rankings_count_domains_alike_and_keep_order_among_equals():
     class Told:
-        def cells(self, models, texts, told):
+        def scores(self, models, texts, told):
             nll = {"long": [1.0, 3.0, 2.0], "short": [3.0, 1.0, 2.0]}[texts.domain]
             tokens = 1000 if texts.domain == "long" else 10
-            return [scoring.Cell(nll=(value * tokens,), tokens=(tokens,), bytes=1) for value in nll]
+            return [Score(nll=(value * tokens,), tokens=(tokens,), bytes=1) for value in nll]
 
     one = scoring.Ingredient("a", Path("a"), "sha256:" + "0" * 64)
     models = [Model((one,), (float(number),)) for number in (1, 2, 3)]
@@ -259,32 +231,9 @@ def test_scores_are_told_apart_by_all_they_depend_on(runs, found):
         Model(), soup([one]), soup([other]), soup([one, other]), Model((one, other), ensemble=True),
         Model((one, other), (0.25, 0.75)),
     ]  # fmt: skip
-    assert len({model.identity("base") for model in models}) == len(models)
-    assert soup([one, other]).identity("base") == soup([other, one]).identity("base") != soup([one]).identity("other")
-
-
-def test_another_way_of_scoring_is_in_every_key_and_the_first_in_none():
-    assert scoring.about("sha256:0", 512, version=1) == "sha256:0 512"
-    assert scoring.about("sha256:0", 512, version=2) not in {"sha256:0 512", scoring.about("sha256:0", 512, version=3)}
-
-
-def test_what_a_ledger_does_not_know_is_not_recorded(tmp_path):
-    first = Ledger(tmp_path / "made_by.jsonl")
-    first.made("scores", "a")
-    first.keeps("scores", "a")  # asked for again in the same run
-    first.keeps("scores", "old")
-    assert first.figures()["scores_kept"].note == "of 2 are of earlier runs: 1 by a commit that was not recorded"
-    with (tmp_path / "made_by.jsonl").open("a") as file:
-        file.write('\n{"key": "cut')
-    again = Ledger(tmp_path / "made_by.jsonl")
-    again.keeps("scores", "a")
-    assert again.figures()["scores_kept"].note == f"of 1 are of earlier runs: 1 by {commit_said()}"
-    assert again.figures()["trainings_kept"].value == 0
-
-
-def commit_said() -> str:
-    head, _, dirty = str(commit()).partition("-")
-    return f"commit {head[:12]}" + ("-dirty" if dirty else "")
+    keys = {model.identity(about) for model in models for about in ("sha256:0 512", "sha256:0 256", "sha256:1 512")}
+    assert len(keys) == 3 * len(models)
+    assert soup([one, other]).identity("x") == soup([other, one]).identity("x")
 
 
 def test_other_initialisations_are_averaged_on_request_only(runs, found, base):
@@ -296,69 +245,16 @@ def test_other_initialisations_are_averaged_on_request_only(runs, found, base):
     assert scoring.scored(base, Model((one, other), any_init=True), ["The judge"], block=32)["texts"]
 
 
-# --- the shared adapters again ----------------------------------------------------------------------
-
-RECORD = {
-    "domain": "law", "structure": "bapna_firat", "bottleneck": 4, "activation": "relu", "init_seed": 9,
-    "data_order_seed": 0, "optimizer": "AdamW", "learning_rate": 0.003, "weight_decay": 0.0,
-    "schedule": "5 % warm-up, then linear to zero", "clip": 1.0, "precision": "fp32", "steps": 3, "batch": [2, 32],
-    "valid_perplexity_base": 300.0, "valid_perplexity": 290.0,
-}  # fmt: skip
-
-
-def test_a_recipe_is_followed_from_the_recorded_start(base, found, tmp_path):
-    start = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=77).state_dict()
-    neutral = {name.replace(".ffn.", "."): tensor for name, tensor in start.items()}
-    (tmp_path / "shared" / "law").mkdir(parents=True)
-    (tmp_path / "shared" / "law" / "adapter.json").write_text(json.dumps(RECORD))
-    (tmp_path / "shared" / "initial.safetensors").write_bytes(save_tensors(neutral))
-    times = set()
-    for _ in range(2):  # the second time it is kept
-        making.train_one_again(base.entry, found.data, tmp_path / "shared", "law", tmp_path / "out")
-        times.add((tmp_path / "out" / "law" / "adapter_model.safetensors").stat().st_mtime_ns)
-    assert len(times) == 1
-    provenance = making.read_directory(tmp_path / "out" / "law").provenance
-    assert provenance.init_hash == init_hash(start)
-    assert provenance.training["steps"] == 3
-    assert provenance.training["dtype"] == "float32"
-
-
-def test_gains_are_told_on_the_passages_of_the_record_and_on_test(runs, found, base, tmp_path):
-    theirs, ours = (making.cell(found, GRID, rate, 1) for rate in (5e-4, 7e-3))
-    again = [making.Again("law", RECORD, 10, theirs, ours)]
-    valid, test = ({"law": texts} for texts in (found.choosing.in_all, found.testing.inside))
-    with one_thread(base.entry, block=SIZES.block, processes=1) as pool:
-        ledger = Ledger(tmp_path / "made_by.jsonl")
-        scorer = Scorer(base.entry, found.home.parent / "cells.jsonl", pool, block=SIZES.block, ledger=ledger)
-        (row,) = table.again_rows(scorer, again, valid, test)
-    gain = np.log(row["valid_perplexity_base"] / row["valid_perplexity"])
-    assert row["gain"] == pytest.approx(gain)
-    assert row["gain_ratio"] == pytest.approx(gain / np.log(300 / 290))
-    assert row["test_gain_ratio"] == pytest.approx(row["test_gain"] / row["test_gain_recorded"])
-    assert table.again_figures([row])["gain_ratio_law"].value == row["gain_ratio"]
-
-
-@pytest.mark.parametrize("wrong", [{"optimizer": "SGD"}, {"precision": "bf16"}, {"schedule": "constant"}])
-def test_a_recipe_our_loop_would_not_follow_is_refused(wrong):
-    with pytest.raises(Internal, match=next(iter(wrong))):
-        making.recorded_recipe(RECORD | wrong)
-
-
 # --- its page ---------------------------------------------------------------------------------------
 
 
 def test_the_page_is_made_of_the_results_file(runs, tmp_path):
     result, _ = runs
-    result.rows += [
-        {"reproduced": "law", "recorded_gain": 0.2, "gain": 0.19, "gain_ratio": 0.95, "test_gain_ratio": 1.01}
-    ]
     result.finish(tmp_path / "single_domain.json")
-    del result.rows[-1]
     page = figures.fill((generate.ROOT / "docs/explanation/single-domain.md").read_text(encoding="utf-8"), tmp_path)
     assert "Not measured yet" not in page
     assert "| logit ensemble of all 6 |" in page
     assert "near_identity, other seed" in page
-    assert "| law | 0.2000 | 0.1900 | 0.950 | 1.010 |" in page
     assert page.count("*agrees*") + page.count("*disagrees*") + page.count("*undetermined*") == 18
     assert "mean over seeds" not in page
     assert "† Over passages alone" in page

@@ -13,20 +13,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import single_domain
 from benchmarks.lm import plan, runner, work
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place
 from benchmarks.single import making, setting
-from benchmarks.single.ledger import Ledger
-from benchmarks.single.scoring import Ingredient
-from benchmarks.single.setting import Sizes, Texts
-from demo import adapters as demo_adapters
+from benchmarks.single.setting import Sizes
 from demo import run as demo_run
-from demo.cells import Cells
 from demo.job import NOVEL_SAMPLE, Job
-from demo.progress import Talk
-from demo.strategies import STRATEGIES
+from demo.scores import Scores
+from demo.strategies import EVERY
+from demo.talk import Talk
 from registry.base_model import load_base
 from registry.spec import BaseEntry
 from training.data import Data, read_texts
@@ -81,28 +77,21 @@ class Server:
 
 def job(data: Path, home: Path) -> Job:
     base = BaseEntry(id="tiny", source=str(home))
-    return Job("demo", home, data, base, ("law", "cooking"), ("ships", "cats"), "control", home / "adapters")
+    return Job(home, data, base, ("law", "cooking"), ("ships", "cats"), "control", home / "adapters")
 
 
 def test_a_soup_of_the_demo_is_cooked_from_one_part_of_a_novel_domain_and_scored_on_another(data, tmp_path):
     server = Server()
     pushed = {name: {"ref": f"demo/{name}@1", "digest": "sha256:" + "0" * 64} for name in ("law", "cooking", "control")}
-    kitchen = demo_run.Kitchen(job(data, tmp_path), server, Cells(tmp_path / "cells.jsonl"), "sha256:1", pushed)
+    kitchen = demo_run.Kitchen(job(data, tmp_path), server, Scores(tmp_path / "scores"), "sha256:1", pushed)
     answers, _ = demo_run._cook(kitchen, Talk(2))
     demo_run._score(kitchen, answers, Talk(2))
     assert {len(sample) for sample in server.cooked} == {NOVEL_SAMPLE}
     assert [parts(sample) for sample in server.cooked] == [
-        {f"{domain} valid"} for domain in ("ships", "cats") for _ in STRATEGIES
+        {f"{domain} valid"} for domain in ("ships", "cats") for _ in EVERY
     ]
     assert {part for texts in server.scored for part in parts(texts)} == {"ships test", "cats test"}
-
-
-def test_an_adapter_of_the_demo_is_trained_watched_and_sampled_on_its_own_parts(data, tmp_path):
-    made = job(data, tmp_path)
-    for name in ("law", "control"):
-        train, valid = demo_adapters._texts(made, name)
-        assert (parts(train), parts(valid)) == ({f"{name} train"}, {f"{name} valid"})
-    assert parts(made.training_sample("law")) == {"law train"}
+    assert parts(kitchen.job.training_sample("law")) == {"law train"}
 
 
 # --- the papers on language models ------------------------------------------------------------------
@@ -147,7 +136,7 @@ def test_a_cell_is_trained_chosen_and_scored_on_its_own_parts(variant, data, tin
 def found(data, tiny_base_dir, tmp_path_factory) -> setting.Setting:
     sizes = Sizes(held_out=("ships", "cats"), domain="law")
     home = tmp_path_factory.mktemp("home") / "single"
-    return setting.setting(sizes, base=tiny_base_dir, data=data, adapters=data, home=home, dtype="float32")
+    return setting.setting(sizes, base=tiny_base_dir, data=data, home=home, dtype="float32")
 
 
 def test_every_text_of_the_experiment_is_of_the_part_it_is_called_after(found):
@@ -164,11 +153,11 @@ def test_every_text_of_the_experiment_is_of_the_part_it_is_called_after(found):
 
 
 @pytest.mark.slow
-def test_a_sweep_finds_in_each_file_the_part_it_is_called_after(found, tmp_path, monkeypatch):
+def test_a_sweep_finds_in_each_file_the_part_it_is_called_after(found, monkeypatch):
     folders: list[Path] = []
     called = SimpleNamespace(run=lambda command, **_: folders.append(Path(command[5])), DEVNULL=None)
     monkeypatch.setattr(making, "subprocess", called)
-    making.train_grids(found, processes=1, say=lambda _: None, ledger=Ledger(tmp_path / "made_by.jsonl"))
+    making.train_grids(found, processes=1, say=lambda _: None)
     assert len(set(folders)) == 1
     for part in ("train", "valid"):
         assert parts(read_texts(folders[0] / f"{part}.jsonl")) == {f"law {part}"}
@@ -180,38 +169,3 @@ def test_grids_are_trained_in_processes_or_on_a_cluster(found):
     there = making.sweep_arguments(found, making.MAIN, Path("law"), processes=2, on="ray=10.0.0.5:6379")
     assert here[-2:] == ["--parallel", "2"]
     assert there == [*here[:-2], "--on", "ray=10.0.0.5:6379"]
-
-
-def test_an_adapter_made_again_is_trained_and_chosen_on_its_own_parts(found, tmp_path, monkeypatch):
-    seen: list[set[str]] = []
-
-    def trained(_base, inputs, **_):
-        seen.extend((parts(inputs.data.train), parts(inputs.data.valid)))
-        raise Stopped
-
-    monkeypatch.setattr(making, "_record", lambda *_: RECORD)
-    monkeypatch.setattr(making, "initial_tensors", lambda _: None)
-    monkeypatch.setattr(making, "train_adapter", trained)
-    with pytest.raises(Stopped):
-        making.train_one_again(found.base, found.data, found.adapters, "cooking", tmp_path)
-    assert seen == [{"cooking train"}, {"cooking valid"}]
-
-
-def test_an_adapter_made_again_is_told_of_on_validation_and_on_test_text(found, monkeypatch):
-    seen: list[dict[str, Texts]] = []
-    monkeypatch.setattr(single_domain.table, "again_rows", lambda _scorer, _again, *texts: seen.extend(texts) or ())
-    again = making.Again("cooking", {}, 0, NOBODY, NOBODY)
-    single_domain._tell_again(single_domain.Result("single_domain"), found, None, [again])
-    assert [parts(texts["cooking"].passages) for texts in seen] == [{"cooking valid"}, {"cooking test"}]
-
-
-class Stopped(Exception):
-    """A training that is not carried out."""
-
-
-NOBODY = Ingredient("cooking", Path("cooking"), "sha256:" + "0" * 64)
-RECORD = {
-    "optimizer": "AdamW", "schedule": "5 % warm-up, then linear to zero", "precision": "fp32", "steps": 1,
-    "batch": [2, 16], "learning_rate": 1e-3, "weight_decay": 0.0, "clip": 1.0, "data_order_seed": 0, "bottleneck": 4,
-    "activation": "relu",
-}  # fmt: skip

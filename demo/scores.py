@@ -1,0 +1,79 @@
+"""Scores of models on domains, a file each: an interrupted run goes on where it was.
+
+A score is named by digests (of the model and of the texts), never by names, so nothing stale is ever taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.files import replace_file
+from registry.names import digest_of
+from registry.uncertainty import Difference, paired_difference
+
+FORMAT = 2
+"""Counts up with any change of how texts are scored: 2, since a text that begins with the BOS gets no other."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model on one domain's test passages: NLL in nats and tokens of each passage, bytes of all."""
+
+    nll: tuple[float, ...]
+    tokens: tuple[int, ...]
+    bytes: int
+
+    @property
+    def mean_nll(self) -> float:
+        """Nats per token."""
+        return math.fsum(self.nll) / sum(self.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(sum NLL / sum tokens)."""
+        return math.exp(self.mean_nll)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Sum of NLL in bits over the bytes of the text."""
+        return math.fsum(self.nll) / math.log(2) / self.bytes
+
+    def against(self, other: Score) -> Difference:
+        """Mean NLL per token of this minus the other's, with the paired standard error over passages."""
+        return paired_difference(self.nll, other.nll, self.tokens)
+
+
+class Scores:
+    """Every score so far, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._earlier = {path.name for path in folder.iterdir()}
+        self.kept = 0
+        """How many of the scores asked for were there from an earlier run."""
+
+    def has(self, digest: str, texts: Sequence[str]) -> bool:
+        """Whether a model was scored on texts before."""
+        return self._path(digest, texts).is_file()
+
+    def get(self, digest: str, texts: Sequence[str], score: Callable[[], dict[str, Any]]) -> Score:
+        """The score of a model on texts; `score` asks the server for it (an answer of /v1/perplexity) if need be."""
+        path = self._path(digest, texts)
+        self.kept += path.name in self._earlier
+        self._earlier.discard(path.name)
+        if not path.is_file():
+            rows = score()["texts"]
+            nll, tokens = (tuple(row[name] for row in rows) for name in ("nll", "tokens"))
+            found = Score(nll, tokens, sum(row["bytes"] for row in rows))
+            replace_file(path, json.dumps(asdict(found)).encode(), beside=path.with_suffix(".new"))
+        value = json.loads(path.read_bytes())
+        return Score(tuple(value["nll"]), tuple(value["tokens"]), value["bytes"])
+
+    def _path(self, digest: str, texts: Sequence[str]) -> Path:
+        return self._folder / f"{digest_of([FORMAT, digest, list(texts)]).removeprefix('sha256:')}.json"
