@@ -143,7 +143,7 @@ $(LLAMA)/.installed: benchmarks/peers/llama_cpp.txt
 bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
 
-bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, and what a bank side by side costs, on two bases
+bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, on two bases
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --longest 500 --home .reproduce/beside-main --out benchmarks/results/beside_cooks.json
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 \
@@ -165,7 +165,7 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
-	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts firsts noise hostile coverage \
+	  --draws 1 --largest 60 --longest 300 --passages 30 --greedy 6 \
 	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 
 screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)

@@ -10,7 +10,7 @@ run that was stopped goes on where it was. Greedy searches need no server: they 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,69 +18,38 @@ from statistics import median
 import numpy as np
 
 from benchmarks.report import Result, options
-from benchmarks.soups import ALONE, EFFORTS, NOISE
-from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, mixed, scored
+from benchmarks.soups import ALONE, EFFORTS
+from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, mixed
 from benchmarks.soups.greedy import searched
 from benchmarks.soups.run import Run, Search
-from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
+from benchmarks.soups.setting import HOSTILE, LARGEST, TEST, Lengths, Setting, opened
 from registry.pieces.places import place_of_work
-from registry.uncertainty import paired_difference
 
 PAPER = ("uniform", "similarity", "clustering")
-STARTS = ("tune uniform", "tune control")
-PARTS = ("starts", "firsts", "noise", "hostile", "coverage", "best", "thorough")
-"""What a shorter run may leave out; `best` is the clustering soup with the two best adapters added."""
-HELD_OUT, INTERVALS = 20, 500
-
-
-# --- the tables ------------------------------------------------------------------------------------
+PARTS = ("hostile", "thorough")
+"""What a shorter run may leave out."""
 
 
 def tables(run: Run) -> None:
-    """The paper's modes, efforts and starts on the largest sample; efforts on fewer passages."""
-    suffix = run.suffix
-    for way in (*PAPER, *_efforts(run)):
+    """The paper's modes and efforts on the largest sample, efforts on fewer passages."""
+    for way in (*PAPER, *run.efforts):
         found = run.of(way, draws=run.draws)
-        goal = run.goal(way)
         name = {"tune": "tune_pass"}.get(way, way)
         note = f"{run.draws} draws of {run.full} passages; {run.arithmetic(found):.4f} of arithmetic means"
-        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=note)
-    run.add(f"tune_twice_{suffix}", run.ratio(run.of(TWICE)), note="two passes, one draw")
-    for way in () if "firsts" in run.without else PAPER[1:]:
-        best = {domain: [run.best(run.answer(way, domain))] for domain in run.domains}
-        run.add(f"single_{way}_{suffix}", run.ratio(best), note="one draw")
-    for way in () if "starts" in run.without else STARTS:
-        run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
-    by_size(run)
-    _oracles(run)
-
-
-def _efforts(run: Run) -> list[str]:
-    """The efforts that are looked at: all, or without the one that takes the longest."""
-    return [way for way in EFFORTS if way not in run.without]
-
-
-def by_size(run: Run) -> None:
-    """Efforts on fewer passages."""
+        run.add(f"{name}_{run.suffix}", run.ratio(found), goal=run.goal(way), note=note)
+    run.add(f"tune_twice_{run.suffix}", run.ratio(run.of(TWICE)), note="two passes, one draw")
     for size in run.sizes:
-        for way in _efforts(run):
+        for way in run.efforts:
             goal = run.goal(f"{way}_{size}")
             run.add(f"{way}_{size}_{run.suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
 
 
-def smaller(run: Run) -> None:
-    """All that is said of smaller samples."""
-    by_size(run)
-    _beside_fresh(run, run.sizes)
-    _tuned_worst(run, run.sizes)
-
-
-def _oracles(run: Run) -> None:
+def oracles(run: Run) -> None:
     """Those that saw the test passages: the best single adapter, and the average that greedy search finds on them."""
     best: dict[str, np.ndarray] = {}
     alone: dict[str, dict[str, np.ndarray]] = {}
     for domain in run.domains:
-        singles = _singles(run, domain)
+        singles = {name: run.single(domain, name) for name in run.bank}
         ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
         best[domain] = singles[ranked[0]]
         alone[domain] = {name: singles[name] for name in ranked[: run.greedy]}
@@ -98,69 +67,29 @@ def _oracles(run: Run) -> None:
         f"of {len(wins)}, by more than one standard error",
     )  # fmt: skip
     over = [run.against(quick[domain], greedy[domain], domain).difference for domain in run.domains]
-    run.add(
-        "quick_vs_oracle_greedy",
-        math.exp(float(np.mean(over))),
-        goal=run.goal("greedy") if run.greedy is None else None,
-    )
-
-
-def _singles(run: Run, domain: str) -> dict[str, np.ndarray]:
-    """NLL of the test passages under each adapter alone, and where ratios are over the control, under that too."""
-    names = (*run.setting.job.training, *([run.setting.job.control] if run.over == "control" else []))
-    return {name: run.single(domain, name) for name in names}
-
-
-def with_best(run: Run) -> None:
-    """The paper's "clustering + 2 best": the two adapters that are best by themselves join those that were chosen.
-
-    All have equal weights, and the two, which saw the test passages, are the best of those that are not in it.
-    """
-    found = {}
-    for domain in run.domains:
-        singles, chosen = _singles(run, domain), run.answer("clustering", domain).ingredients
-        ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
-        further = [ref for ref in (f"{NAMESPACE}/{name}" for name in ranked) if run.digest(ref) not in chosen]
-        found[domain] = [run.averaged(domain, [*chosen, *further[:2]])]
-    run.add(f"clustering_2_best_{run.suffix}", run.ratio(found), note="one draw; the two saw the test")
+    goal = run.goal("greedy") if run.greedy is None else None
+    run.add("quick_vs_oracle_greedy", math.exp(float(np.mean(over))), goal=goal)
 
 
 def beside_fresh(run: Run) -> None:
-    """A fresh adapter at the best of its rates and passes, as held-out passages have it, beside the tuned soup."""
-    _beside_fresh(run, (*run.sizes, run.full))
-    same = "than a fresh adapter at the best of two rates, both over the default passes"
-    _ahead(run, "tune_vs_fresh_as_often", "tune", run.full, partial(_fresh, twice=False), same)
-    both = "over two passes, than a fresh adapter at the best of two rates over its default passes or two"
-    _ahead(run, "tune_twice_vs_fresh", TWICE, run.full, _fresh, both)
-
-
-def _beside_fresh(run: Run, sizes: Sequence[int]) -> None:
-    for size in sizes:
+    """The tuned soup beside a fresh adapter: domains in which it is better, less those in which it is worse."""
+    for size in (*run.sizes, run.full):
+        better = worse = 0
+        for domain in run.domains:
+            tuned, other = run.answer("tune", domain, size), _fresh(run, domain, size)
+            found = run.against(run.nll(tuned), run.nll(other), domain)
+            better += found.difference < -found.standard_error
+            worse += found.difference > found.standard_error
         twice = " or over two passes" if size == run.full else ""
-        against = f"than a fresh adapter, at the best of two rates over its default passes{twice}"
-        _ahead(run, f"tune_vs_fresh_{size}", "tune", size, _fresh, against, run.goal(f"fresh_{size}"))
+        note = f"{better} better, {worse} worse by more than one standard error, than a fresh adapter, at the best of "
+        note += f"two rates over its default passes{twice}"
+        run.add(f"tune_vs_fresh_{size}", better - worse, "domains", run.goal(f"fresh_{size}"), note)
 
 
-def _ahead(
-    run: Run, name: str, way: str, size: int, other: Callable[[Run, str, int], Answer], against: str,
-    goal: float | None = None,
-) -> None:  # fmt: skip
-    """Domains in which a way is better than the other, less those in which it is worse."""
-    better = worse = 0
-    for domain in run.domains:
-        found = run.against(run.nll(run.answer(way, domain, size)), run.nll(other(run, domain, size)), domain)
-        better += found.difference < -found.standard_error
-        worse += found.difference > found.standard_error
-    note = f"{better} better, {worse} worse by more than one standard error, {against}"
-    run.add(name, better - worse, "domains", goal, note)
-
-
-def _fresh(run: Run, domain: str, size: int, *, twice: bool = True) -> Answer:
-    """The fresh adapter's best answer, as passages that it held out have it; of the largest sample `twice` as well."""
-    ways = [fresh(rate) for rate in FRESH_RATES]
-    if size == run.full and twice:
-        ways += [fresh(rate, passes=2) for rate in FRESH_RATES]
-    tried = [run.answer(way, domain, size) for way in ways]
+def _fresh(run: Run, domain: str, size: int) -> Answer:
+    """The fresh adapter's answer that is best on passages it held out; on the largest sample also over two passes."""
+    passes = (None, 2) if size == run.full else (None,)
+    tried = [run.answer(fresh(rate, passes=one), domain, size) for one in passes for rate in FRESH_RATES]
     return min(tried, key=lambda one: 0.0 if one.abstained or one.held_out is None else one.held_out)
 
 
@@ -184,91 +113,28 @@ def kept_when_narrow(run: Run) -> None:
 
 def nothing_claimed(run: Run) -> None:
     """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
-    _claimed(run, (run.full, *run.sizes))
-
-
-def _claimed(run: Run, sizes: Sequence[int]) -> None:
-    """Of novel domains samples of these sizes, of hostile sets the largest."""
+    asked = [(domain, size) for domain in run.domains for size in (run.full, *run.sizes)]
+    asked += [(domain, run.full) for domain in run.hostile]
     worse: list[str] = []
     claims = 0
-    for domain in (*(run.domains if sizes else ()), *run.hostile):
-        for way in _efforts(run):
-            for size in (run.full,) if domain in run.hostile else sizes:
-                answer = run.answer(way, domain, size)
-                found = run.against(run.nll(answer), run.base(domain), domain)
-                if found.difference > found.standard_error:
-                    worse.append(f"{way} {domain} {size}")
-                claims += domain in HOSTILE and not answer.abstained
-    what = ", ".join([*(["domains and sizes"] if sizes else []), *(["hostile sets"] if run.hostile else [])])
-    what += f"; {claims} soups for hostile sets" if run.hostile else ""
-    note = what + "".join(f"; {one}" for one in worse)
-    run.add("worse_than_base", len(worse), "answers", 0, note)
-
-
-def tuned_worst(run: Run) -> None:
-    """How often the tuned soup is worse than quick's, or than a fresh adapter, by more than a standard error."""
-    _tuned_worst(run, (run.full, *run.sizes))
-
-
-def _tuned_worst(run: Run, sizes: Sequence[int]) -> None:
-    worse = [
-        f"{domain} {size} than {name}"
-        for domain in run.domains
-        for size in sizes
-        for name, other in (("quick", run.answer("quick", domain, size)), ("fresh", _fresh(run, domain, size)))
-        if _is_worse(run, run.answer("tune", domain, size), other)
-    ]
-    run.add("tune_worst", len(worse), "answers", 0, "; ".join(worse) or "none")
-
-
-def beside_noise(run: Run) -> None:
-    """What quick gets out of adapters of noise, and how far its soup is ahead of them, on its held-out passages."""
-    found = [one.noise for domain in run.domains if (one := run.answer(NOISE, domain)).noise is not None]
-    if found:
-        note = f"mean of {len(found)} domains, nats a token on the held-out passages; below 0 is better"
-        run.add("noise_difference", float(np.mean([one["difference"] for one in found])), "nats", note=note)
-        run.add("quick_minus_noise", float(np.mean([one["ahead"] for one in found])), "nats", note=note)
-
-
-def _is_worse(run: Run, one: Answer, other: Answer) -> bool:
-    found = run.against(run.nll(one), run.nll(other), one.cell.domain)
-    return found.difference > found.standard_error
+    for domain, size in asked:
+        for way in run.efforts:
+            answer = run.answer(way, domain, size)
+            found = run.against(run.nll(answer), run.base(domain), domain)
+            if found.difference > found.standard_error:
+                worse.append(f"{way} {domain} {size}")
+            claims += domain in HOSTILE and not answer.abstained
+    note = f"domains and sizes, hostile sets; {claims} soups for hostile sets" if run.hostile else "domains and sizes"
+    run.add("worse_than_base", len(worse), "answers", 0, "; ".join([note, *worse]))
 
 
 def wall(run: Run) -> None:
     """Seconds of a whole answer over one pass of the base over the sample."""
-    for way in ("quick", "thorough", "tune"):
-        found = []
-        for domain in run.domains:
-            answer = run.answer(way, domain)
-            found.append(answer.seconds / answer.forward)
+    for way in (one for one in run.efforts if one != "instant"):
+        found = [(one := run.answer(way, domain)).seconds / one.forward for domain in run.domains]
         name = "tune_pass" if way == "tune" else f"cook_{way}"
         note = "with choosing and verifying; the first of them starts the process for gradients"
         run.add(f"{name}_vs_forward", median(found), "F", run.goal(f"{way}_vs_forward"), note)
-
-
-def coverage(run: Run) -> None:
-    """How often the interval of a held-out difference has the difference in it that all test passages show.
-
-    For each domain's instant soup passages are drawn again and again, as many as a cook holds out of a hundred.
-    """
-    rng, inside, tried = np.random.default_rng(0), 0, 0
-    for domain in run.domains:
-        answer, texts = run.answer("instant", domain), run.setting.population(domain)
-        if answer.abstained:
-            continue
-        soup, tokens = scored(run.setting, domain, answer.model, answer.digest, texts=texts)
-        base, _ = scored(run.setting, domain, run.setting.base, None, texts=texts)
-        truth = float((soup - base).sum() / tokens.sum())
-        for _ in range(INTERVALS // len(run.domains)):
-            drawn = rng.choice(len(texts), size=HELD_OUT, replace=True)
-            found = paired_difference(soup[drawn], base[drawn], tokens[drawn])
-            assert found.interval is not None
-            inside += found.interval[0] <= truth <= found.interval[1]
-            tried += 1
-    if tried:
-        note = f"of 90 % intervals of {HELD_OUT} passages, {tried} draws; the goal is 0.86 to 0.94"
-        run.add("interval_coverage", inside / tried, "share", 0.86, note=note)
 
 
 def rows(run: Run) -> None:
@@ -291,9 +157,8 @@ def rows(run: Run) -> None:
 
 def singles(run: Run) -> None:
     """Every adapter of the bank by itself, on every domain."""
-    control = [run.setting.job.control] if run.setting.job.control else []
     for domain in run.domains:
-        for name in (*run.setting.job.training, *control):
+        for name in run.setting.job.pushed:
             found = run.against(run.single(domain, name), run.base(domain), domain)
             run.result.rows.append({
                 "domain": domain, "way": ALONE, "adapter": name, "passages": 0, "hostile": False,
@@ -301,39 +166,19 @@ def singles(run: Run) -> None:
             })  # fmt: skip
 
 
-ALONE_TOO = {"best": with_best, "sizes": smaller}
-ONLY = (*ALONE_TOO, "hostile", *HOSTILE)
-"""What a run may be of alone, beside a results file that has the rest; each hostile set too."""
-
-
 def run(
     setting: Setting, home: Path, *, search: Search, over: str, draws: int, sizes: Sequence[int], name: str,
-    without: Sequence[str] = (), only: Sequence[str] = (), greedy: int | None = None,
+    without: Sequence[str] = (), greedy: int | None = None,
 ) -> Result:  # fmt: skip
-    """Everything but what it goes `without`, or what is named in `only`; `over` is `base` or `control`.
-
-    `search` is how greedy search is made, which a run of parts in `only` does without.
-    """
-    hostile = _hostile(without, only)
-    answers = Answers(home / "answers.jsonl")
-    work = Run(setting, answers, over, draws, sizes, Result(name), without, greedy, hostile, search=search)
-    further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
-    if only:
-        parts: list[Callable[[Run], None]] = [part for name, part in ALONE_TOO.items() if name in only]
-        smaller_too = sizes if "sizes" in only else ()
-        parts += [*([partial(_claimed, sizes=smaller_too)] if smaller_too or hostile else []), rows]
-    else:
-        parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
-        parts += [*(part for name, part in further.items() if name not in without), rows, singles]
-    for part in parts:
+    """Everything but what it goes `without`; `over` is `base` or `control`, `search` is how greedy search is made."""
+    efforts = tuple(way for way in EFFORTS if way not in without)
+    hostile = () if "hostile" in without else HOSTILE
+    work = Run(
+        setting, Answers(home / "answers"), over, draws, sizes, Result(name), efforts, greedy, hostile, search=search
+    )  # fmt: skip
+    for part in (tables, oracles, wall, kept_when_narrow, nothing_claimed, beside_fresh, rows, singles):
         part(work)
     return work.result
-
-
-def _hostile(without: Sequence[str], only: Sequence[str]) -> tuple[str, ...]:
-    """The hostile sets that are looked at: of `only` all or those that it names, else all or none."""
-    every = "hostile" in only if only else "hostile" not in without
-    return HOSTILE if every else tuple(name for name in HOSTILE if name in only)
 
 
 def main() -> None:
@@ -351,14 +196,11 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of the largest sample")
     parser.add_argument("--domains", nargs="*", help="the novel ones to look at; by default all")
     parser.add_argument("--without", nargs="*", choices=PARTS, default=[], help="what is left out")
-    parser.add_argument("--only", nargs="*", choices=ONLY, default=[], help="look at these parts and at no others")
     parser.add_argument("--greedy", type=int, help="adapters that greedy search may take, the best by themselves")
     parser.add_argument("--parallel", type=int, help="greedy searches at once: by default 1, on Ray what has room")
     parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="search greedily on a Ray cluster, or on one made here")
     parser.add_argument("--cores", type=int, help="with --on ray: processor cores, and threads, of each search")
     given = parser.parse_args()
-    if given.only and set(given.without) - {"thorough"}:
-        parser.error("--only is of parts that are named: --without leaves nothing but an effort out of them")
     name = "adaptersoup" if given.out is None else given.out.stem
     lengths = Lengths(given.passages, given.largest, given.longest)
     with (
@@ -367,7 +209,7 @@ def main() -> None:
     ):
         found = run(
             setting, given.home, search=partial(searched, place), over=given.over, draws=given.draws,
-            sizes=given.sizes, name=name, without=given.without, only=given.only, greedy=given.greedy,
+            sizes=given.sizes, name=name, without=given.without, greedy=given.greedy,
         )  # fmt: skip
     found.finish(given.out)
 

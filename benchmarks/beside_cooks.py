@@ -1,4 +1,4 @@
-"""What gradients cost those who wait for tokens, and what adapters side by side cost the base model.
+"""What gradients cost those who wait for tokens.
 
 A server has the bank of adapters; a client reads a stream, token by token, while another cooks.
 
@@ -6,8 +6,6 @@ A server has the bank of adapters; a client reads a stream, token by token, whil
   none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, so that the process
   for gradients is there, as it is for whoever cooks again within a minute.
 - `healthz_p95_ms`: of /healthz while they run.
-- `side_by_side_vs_forward`: one forward pass of the base with every adapter of the bank side by side, each with a
-  coefficient at every site, over one of the base alone, on the same passages, in this process.
 """
 
 from __future__ import annotations
@@ -21,29 +19,20 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-import torch
 
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, options, repeated
 from benchmarks.soups.setting import LARGEST, TEST, Lengths, Setting, opened
 from demo.results import Figure
-from registry.adapters import attached
-from registry.adapters.weighted import WeightedAdapter
-from registry.adapters.weights import load_tensors
-from registry.base_model import load_base
 from registry.errors import Internal
-from registry.formats import read_directory
-from registry.likelihood import score_windows
 from registry.spec import CookRequest
 
 EFFORTS = ("quick", "tune")
-GAP_GOAL, FORWARD_GOAL = 2.0, 1.5
+GAP_GOAL = 2.0
 TOKENS = 64
 """Of each stream; one follows the other for as long as something is measured."""
 LEAST_GAPS = 100
 """Between tokens, of a stream that is measured alone."""
 PROMPT = "The"
-MAX_TOKENS = 4096
-"""Of a batch of the forward passes."""
 PAUSE = 0.05
 """Seconds between two questions to /healthz."""
 
@@ -117,40 +106,9 @@ def _goes_on(cooking: Future[None], _gaps: int) -> bool:
     return not cooking.done()
 
 
-def side_by_side(setting: Setting, repeats: int, result: Result) -> None:
-    """Forward passes of the base with the whole bank beside those of the base alone."""
-    base = load_base(setting.job.base)
-    contents = [read_directory(setting.job.adapters / name) for name in setting.job.training]
-    tensors = [load_tensors(one.weights.read_bytes()) for one in contents]
-    bank = WeightedAdapter([one.config for one in contents], tensors, base.shape)
-    with torch.no_grad():
-        bank.coefficients.fill_(1 / len(contents))
-    bank.apply_coefficients()
-    texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=0)
-    rows = [base.tokenize(text)[: base.shape.context] for text in texts]
-
-    def forward() -> None:
-        score_windows(base.model, rows, max_tokens=MAX_TOKENS, pad_id=0)
-
-    def with_bank() -> None:
-        with attached(base.model, bank):
-            forward()
-
-    times = interleaved({"base": forward, "bank": with_bank}, repeats=repeats)
-    note = f"{len(contents)} adapters, {sum(map(len, rows))} tokens"
-    found = ratios(times["bank"], times["base"])
-    result.figures["side_by_side_vs_forward"] = repeated(found, "ratio", goal=FORWARD_GOAL, note=note)
-    result.rows += [
-        {"way": f"forward pass, {way}", "repeat": repeat, "count": 1, "median_ms": 1000 * one}
-        for way, some in times.items()
-        for repeat, one in enumerate(some)
-    ]
-
-
 def run(setting: Setting, *, repeats: int, name: str, efforts: Sequence[str] = EFFORTS) -> Result:
-    """The forward pass first, while nothing else runs; then streams beside each effort."""
+    """Streams beside each effort."""
     result = Result(name)
-    side_by_side(setting, repeats, result)
     waited = [one for effort in efforts for one in beside(setting, effort, repeats, result)]
     note = f"{len(waited)} questions while cooks run beside a stream"
     result.figures["healthz_p95_ms"] = Figure(1000 * float(np.quantile(waited, 0.95)), "ms", note=note)

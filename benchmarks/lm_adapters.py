@@ -1,16 +1,16 @@
 """The claims of Houlsby et al., AdaMix and SparseAdapter, measured where differences can be decided: perplexity.
 
 `python -m benchmarks.lm_adapters` (--base DIR --data DIR) trains every variant of the three papers on two domains with
-three seeds (`benchmarks.lm.plan` has the list, and what it costs), scores test text, and gives a verdict for each claim
+three seeds (`benchmarks.lm.plan` has the list), scores test text, and gives a verdict for each claim
 (`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are kept in
 `--folder`: the same call goes on where one was stopped. `--on ray=HOST:PORT` runs them on a cluster. `--long` is a
-larger grid, `--plan` prints what would be run.
+larger grid.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place, Runner
-from benchmarks.report import Result, options, table
+from benchmarks.report import Result, options
 from demo.results import best_dtype
 from registry.base_model import shape_of
 from registry.errors import SoupError
@@ -64,28 +64,8 @@ class Experiment:
         return findings.chosen_rates(self.stage("learning rates", cells), self.records)
 
 
-def show(given: Given) -> str:
-    """The list of cells by variant, with tokens and minutes at the speed that the plan is made for."""
-    rows: list[Mapping[str, Any]] = []
-    total = 0.0
-    for stage, cells in plan.every_cell(given).items():
-        names = list(dict.fromkeys(cell.variant for cell in cells))
-        for name in names:
-            cost = plan.cost([cell for cell in cells if cell.variant == name], layers=given.shape.num_layers)
-            total += cost.seconds
-            rows.append(
-                {
-                    "stage": stage, "cells of": name, "cells": cost.cells, "training tokens": cost.training,
-                    "scoring tokens": cost.scoring, "minutes": cost.seconds / 60,
-                }
-            )  # fmt: skip
-    return f"{table(rows)}\n\n{total / 60:.1f} minutes at {plan.TRAINING_PER_S:,} training and " + (
-        f"{plan.SCORING_PER_S:,} scoring tokens a second"
-    )
-
-
 def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) -> int:
-    """Run or plan; gives the exit code. `size` is for tests."""
+    """Run it; gives the exit code. `size` is for tests."""
     parser = options(__doc__)
     parser.add_argument("--base", type=Path, default=SHARED / "base-lm", help="folder of the base model")
     parser.add_argument("--data", type=Path, default=SHARED / "corpora", help="folder with train/<domain>/")
@@ -94,17 +74,12 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
     parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="run the cells on a Ray cluster, or on one made here")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of training")
     parser.add_argument("--long", action="store_true", help="more seeds, steps, passages, sizes and scales")
-    parser.add_argument("--plan", action="store_true", help="print the cells and what they cost, and run nothing")
     asked = parser.parse_args(arguments)
     chosen = size or (plan.LONG if asked.long else plan.NORMAL)
     try:
         place = Place(asked.base, asked.data / "train", asked.folder, chosen)
         shape = shape_of(runner.entry(place))
         dtype = best_dtype() if asked.dtype == "auto" else asked.dtype
-        if asked.plan:
-            data = plan.example_data(chosen, shape.fingerprint)
-            print(show(Given(chosen, shape, data, dtype)))
-            return 0
         given = Given(chosen, shape, runner.all_data(place), dtype)
         at_once = asked.parallel or (HERE if asked.on is None else None)
         with place_of_work(asked.on, at_once=at_once) as workplace:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.soups import ALONE, EFFORTS, NOISE
+from benchmarks.soups import ALONE, EFFORTS
 from docs.markdown import table
 from docs.papers import FOLDER
 from plots.charts import Series, heat_map, interval_series, lines, points
@@ -29,7 +29,7 @@ def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
     """Rows of the novel domains by way and passages."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in result["rows"]:
-        if not row["hostile"] and row["way"] not in (NOISE, ALONE):
+        if not row["hostile"] and row["way"] != ALONE:
             found.setdefault((row["way"], row["passages"]), []).append(row)
     return found
 

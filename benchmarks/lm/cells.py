@@ -80,14 +80,3 @@ class Cell(Frozen):
         passes = 2 if isinstance(self.config, BankConfig) and self.consistency != "none" else 1
         pruning = 0 if self.pruning is None else BACKWARD.get(self.pruning.score, 0) * self.pruning.batches
         return (recipe.steps * recipe.accumulate * passes + pruning) * recipe.batch * recipe.block
-
-    def scoring_tokens(self, *, passage: int, layers: int) -> int:
-        """Tokens of forward passes alone, for passages of so many tokens and a base of so many layers."""
-        count = 0 if self.trains == "nothing" else (self.recipe.evaluations + 1) * self.data.valid_texts
-        if "test" in self.measures:
-            count += self.data.test_texts
-        if "spans" in self.measures:
-            count += layers * (layers + 1) // 2 * self.span_texts
-        if "routing" in self.measures:
-            count += self.draws * self.data.test_texts
-        return count * passage

@@ -5,17 +5,9 @@ a seed that no variant has, one for each family of variants (those on a tenth of
 trained on a tenth); then every variant is trained at its family's rate and scored on test text; fusions come last,
 since they are over adapters of the stage before.
 
-A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that comes to on base-lm (4 layers), at
-4,000 training and 10,000 scoring tokens a second for two processes in all:
-
-    stage                              cells   trained    scored   minutes
-    learning rates, 10 families x 3       60     2.21M     0.65M      10.3
-    variants and the base model          208     7.40M     9.06M      45.9
-    the fusions' learning rate             6     0.18M     0.06M       0.9
-    fusions                               12     0.38M     0.43M       2.3
-    all                                  286    10.17M    10.20M      59.4
-
-`--plan` prints the list cell by cell and `tests/project/test_lm_adapters.py` holds the sum below 60 minutes.
+A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. That is 286 cells, 10.2 million tokens that are
+trained on and as many that are scored: an hour at the 4,000 and 10,000 tokens a second of two processes on two slow
+cores.
 """
 
 from __future__ import annotations
@@ -27,16 +19,11 @@ from typing import Any, Literal
 from benchmarks.lm.cells import Cell, Data
 from benchmarks.lm.papers import scale_name
 from registry.adapters import paper_config
-from registry.names import Digest
 from registry.spec import BankConfig, BaseShape, BottleneckConfig, Frozen, FusionConfig, PrefixConfig, UnionConfig
 from training.hyperparameters import Hyperparameters, PruningOptions, TrainingDtype
 from training.methods.lora_targets import lora_for
 from training.methods.widening import sparsity_of, widened
 
-TRAINING_PER_S, SCORING_PER_S = 4_000, 10_000
-"""Tokens a second that the plan is made for: two processes on two slow cores in all."""
-PASSAGE = 450
-"""Tokens of a mean passage, for the plan."""
 RATE_SEED = 0
 EXPERTS = 4
 PREFIX = 16
@@ -297,55 +284,3 @@ def fusion_cells(given: Given, rate: float, members: Members) -> list[Cell]:
         for domain in given.size.domains
         for seed in given.size.seeds
     ]
-
-
-# --- what it costs ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What cells cost: how many there are, and their tokens of training and of scoring."""
-
-    cells: int
-    training: int
-    scoring: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds at the speed that the plan is made for."""
-        return self.training / TRAINING_PER_S + self.scoring / SCORING_PER_S
-
-
-def cost(cells: Sequence[Cell], *, layers: int) -> Cost:
-    """What some cells cost together."""
-    return Cost(
-        len(cells),
-        sum(one.training_tokens for one in cells),
-        sum(one.scoring_tokens(passage=PASSAGE, layers=layers) for one in cells),
-    )
-
-
-def every_cell(given: Given) -> dict[str, list[Cell]]:
-    """All cells by stage, as if the first candidate of each family were the best: what they cost does not differ."""
-    rates = {family: candidates[0] for family, candidates in RATES.items()}
-    plain = [family for family in RATES if family != "fusion"]
-    trained = variant_cells(given, rates)
-    members = members_among(trained, given.size)
-    return {
-        "rates": rate_cells(given, plain),
-        "variants": [*base_cells(given), *trained],
-        "the fusions' rate": rate_cells(given, ["fusion"], members),
-        "fusions": fusion_cells(given, rates["fusion"], members),
-    }
-
-
-def example_data(size: Size, digest: Digest) -> dict[tuple[str, bool], Data]:
-    """Texts that are not there, to plan with."""
-    return {
-        (domain, tenth): Data(
-            domain=domain, tenth=tenth, texts=size.texts // (10 if tenth else 1), valid_texts=size.valid_texts,
-            test_texts=size.test_texts, digest=digest,
-        )
-        for domain in (*size.domains, *size.others)
-        for tenth in (False, True)
-    }  # fmt: skip

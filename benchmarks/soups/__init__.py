@@ -4,5 +4,4 @@ The names of ways that its results and the pages about them share are here.
 """
 
 EFFORTS = ("instant", "quick", "thorough", "tune")
-NOISE = "quick beside noise"
 ALONE = "one adapter"

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soups import NOISE
 from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
+from registry.files import replace_file
+from registry.names import digest_of
 from registry.spec import (
     CookRequest,
     CosineSpec,
@@ -50,9 +51,9 @@ class Cell:
 class Answer:
     """What the server answered: the model (the base where it abstained), seconds, and what it says of itself.
 
-    `forward` are the seconds of a pass of the base over the sample just before. `best` is the adapter that a selector
-    ranked first. `held_out` is the difference from the base on passages that were held out, None where there were none;
-    `noise` is what adapters of noise came to; `refused` is why there is no answer; `commit` is that of the server.
+    `forward` are the seconds of a pass of the base over the sample just before. `held_out` is the difference from the
+    base on passages that were held out, None where there were none; `refused` is why there is no answer; `commit` is
+    that of the server.
     """
 
     cell: Cell
@@ -61,42 +62,33 @@ class Answer:
     abstained: bool
     seconds: float
     forward: float
-    best: str | None = None
     held_out: float | None = None
     commit: str | None = None
-    noise: Mapping[str, float] | None = None
     width: int = 0
     recipe: Mapping[str, Any] | None = None
     refused: str = ""
-
-    @property
-    def ingredients(self) -> list[str]:
-        """Digests of what was mixed; one where the answer is an adapter of the bank, none where it is the base."""
-        if self.recipe is not None and not self.abstained:
-            return [str(one["digest"]) for one in self.recipe["ingredients"]]
-        return [] if self.digest is None else [self.digest]
 
 
 Request = Callable[[Setting, Cell, SampleSource], CookRequest]
 
 
-def _effort(effort: str, *, control: bool = False, tuning: TuningOptions | None = None) -> Request:
-    """A cook with an effort; `thorough` looks at the control adapter too, and `control` is beside noise."""
+def _effort(effort: str, tuning: TuningOptions | None = None) -> Request:
+    """A cook with an effort; `thorough` looks at the control adapter too."""
 
     def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
         also = [f"{NAMESPACE}/{setting.job.control}"] if effort == "thorough" and setting.job.control else []
-        asked = {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "tuning": tuning}
-        return CookRequest.model_validate({**asked, "also": also, "control": control})
+        asked = {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "tuning": tuning, "also": also}
+        return CookRequest.model_validate(asked)
 
     return request
 
 
-def _tuned(refs: Callable[[Setting], list[str]], tuning: TuningOptions | None = None) -> Request:
-    def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
-        recipe = HandRecipe(ingredients=tuple(WeightedRef(ref=f"{NAMESPACE}/{ref}") for ref in refs(setting)))
-        return CookRequest(sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning)
-
-    return request
+def _fresh(tuning: TuningOptions) -> Request:
+    """A training of the fresh adapter."""
+    recipe = HandRecipe(ingredients=(WeightedRef(ref=f"{NAMESPACE}/{FRESH}"),))
+    return lambda _setting, _cell, sample: CookRequest(
+        sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning
+    )
 
 
 def fresh(rate: str, *, passes: int | None = None) -> str:
@@ -117,36 +109,33 @@ WAYS: dict[str, Request] = {
     "instant": _effort("instant"),
     "quick": _effort("quick"),
     "thorough": _effort("thorough"),
-    NOISE: _effort("quick", control=True),
     "tune": _effort("tune"),
-    TWICE: _effort("tune", tuning=TuningOptions(passes=2)),
-    "tune uniform": _tuned(lambda setting: list(setting.job.training)),
-    "tune control": _tuned(lambda setting: [setting.job.control]),
-    **{fresh(rate): _tuned(lambda _: [FRESH], TuningOptions(rate=rate)) for rate in FRESH_RATES},
+    TWICE: _effort("tune", TuningOptions(passes=2)),
     **{
-        fresh(rate, passes=2): _tuned(lambda _: [FRESH], TuningOptions(rate=rate, passes=2)) for rate in FRESH_RATES
+        fresh(rate, passes=passes): _fresh(TuningOptions(rate=rate, passes=passes))
+        for rate in FRESH_RATES for passes in (None, 2)
     },
 }  # fmt: skip
 
 
 class Answers:
-    """Every answer so far, in a file of lines."""
+    """Every answer so far, a file each in a folder."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.known: dict[Cell, Answer] = {}
-        if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                value = json.loads(line)
-                cell = Cell(**value.pop("cell"))
-                self.known[cell] = Answer(cell=cell, **value)
+        for path in folder.glob("*.json"):
+            value = json.loads(path.read_bytes())
+            cell = Cell(**value.pop("cell"))
+            self.known[cell] = Answer(cell=cell, **value)
 
     def get(self, setting: Setting, cell: Cell) -> Answer:
         """The answer of a cell, asked for if need be."""
         if cell not in self.known:
             self.known[cell] = asked(setting, cell)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(self.known[cell])) + "\n")
+            path = self._folder / f"{digest_of(asdict(cell))[7:]}.json"
+            replace_file(path, json.dumps(asdict(self.known[cell])).encode(), beside=path.with_suffix(".new"))
         return self.known[cell]
 
 
@@ -163,14 +152,12 @@ def asked(setting: Setting, cell: Cell) -> Answer:
         refused = Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, commit=setting.commit)
         return replace(refused, refused=error.message)
     seconds = time.perf_counter() - began - forward
-    selected = (cooked.get("selection") or {}).get("selected") or [{}]
     check = cooked.get("verification")
     return Answer(
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
-        abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward, best=selected[0].get("ref"),
+        abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward,
         commit=setting.commit,
         held_out=check["difference"] if check and check["held_out"] else None,
-        noise=(cooked.get("search") or {}).get("noise"),
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
     )  # fmt: skip
 

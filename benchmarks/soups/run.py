@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.report import Result
+from benchmarks.soups import EFFORTS
 from benchmarks.soups.cells import Answer, Answers, Cell, even_average, scored
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, Setting
 from demo.results import Figure
@@ -45,7 +46,7 @@ class Run:
     sizes: Sequence[int]
     result: Result
     search: Search = field(kw_only=True)
-    without: Sequence[str] = ()
+    efforts: Sequence[str] = EFFORTS
     greedy: int | None = None
     """Adapters that greedy search may take, the best by themselves; all by default."""
     hostile: Sequence[str] = HOSTILE
@@ -88,25 +89,18 @@ class Run:
 
     def single(self, domain: str, name: str) -> np.ndarray:
         """NLL under one adapter of the bank."""
-        return self._alone(domain, f"{NAMESPACE}/{name}")
+        row = self.setting.client.adapter(f"{NAMESPACE}/{name}")
+        return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
 
     def averaged(self, domain: str, refs: Sequence[str]) -> np.ndarray:
         """NLL under the `even_average` of adapters."""
         cooked = self.setting.client.cook(even_average(refs))
         return scored(self.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
 
-    def digest(self, ref: str) -> str:
-        """Of an adapter of the bank."""
-        return str(self.setting.client.adapter(ref)["digest"])
-
-    def best(self, answer: Answer) -> np.ndarray:
-        """NLL under the adapter that a selector ranked first, the base where it chose none."""
-        domain = answer.cell.domain
-        return self.base(domain) if answer.best is None else self._alone(domain, answer.best)
-
-    def _alone(self, domain: str, ref: str) -> np.ndarray:
-        row = self.setting.client.adapter(ref)
-        return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
+    @property
+    def bank(self) -> tuple[str, ...]:
+        """Adapters that oracles may take: those of the domains, and where ratios are over the control, that too."""
+        return self.setting.job.pushed if self.over == "control" else self.setting.job.training
 
     def zero(self, domain: str) -> np.ndarray:
         """NLL under what ratios are over: the base, or the control adapter."""

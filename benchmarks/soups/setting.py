@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.soups import german
 from demo.base_models import base_entry
 from demo.job import Job, own_job, shorten
 from demo.prepare import convert_all, neutral_domains
@@ -41,7 +40,7 @@ TEST = 40
 WORDS = 60
 """Of a passage that is made here."""
 SENTENCE = "The ferry leaves the harbour at noon. "
-HOSTILE = ("source_code", "another_language", "shuffled_words", "digits", "one_sentence", GENERAL)
+HOSTILE = ("source_code", "shuffled_words", "digits", "one_sentence", GENERAL)
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,6 @@ class Texts:
         """Passages that figures come from; none of them is in a sample."""
         return self._short(draw(self._texts(domain, "test"), self.test_passages, seed=0))
 
-    def population(self, domain: str) -> list[str]:
-        """All test passages of a domain."""
-        return self._short(self._texts(domain, "test"))
-
     def _short(self, texts: list[str]) -> list[str]:
         return texts if self.job.longest is None else [shorten(text, self.job.longest) for text in texts]
 
@@ -96,7 +91,6 @@ class Texts:
         digits = random.Random(2)
         made = {
             "source_code": _source_code(),
-            "another_language": german.passages(400, seed=3),
             "shuffled_words": _passages(words),
             "digits": _passages([str(digits.randrange(10**6)) for _ in range(300 * WORDS)]),
             "one_sentence": [(SENTENCE * 16)[number % 20 : 40 + number] for number in range(400)],
@@ -193,7 +187,7 @@ def prepared(
 def same_lengths(home: Path, lengths: Lengths) -> None:
     """Raises InvalidParameter where a folder keeps answers of other lengths, or does not say of which."""
     path = home / "lengths.json"
-    if not path.is_file() and not (home / "answers.jsonl").is_file():
+    if not path.is_file() and not (home / "answers").is_dir():
         home.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(lengths)))
     kept = json.loads(path.read_text()) if path.is_file() else "lengths it does not name"

@@ -34,7 +34,7 @@ from benchmarks import (
 )
 from benchmarks.faults import headers, kills, outages, server, tenants, updates
 from benchmarks.peers import process
-from benchmarks.peers.files import write_gguf, write_peft
+from benchmarks.peers.files import write_peft
 from benchmarks.shelf import lists, pools, pushes
 from demo import results
 from demo.results import Figure
@@ -50,17 +50,11 @@ RESULTS = Path(report.__file__).parent / "results"
 TINY = {"layers": 1, "hidden": 64, "vocabulary": 2048}
 
 
-def test_a_repeated_figure_is_its_median():
-    figure = report.repeated([3.0, 1.0, 2.0], "s", goal=0.5)
-    assert figure.as_json() == {"value": 2.0, "goal": 0.5, "unit": "s", "repeats": [3.0, 1.0, 2.0]}
-
-
 def test_calls_take_turns_after_a_warm_up():
     calls: list[str] = []
     found = report.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
     assert "".join(calls) == "ababab"
     assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
-    assert min(found["a"]) >= 0
 
 
 def test_the_dtype_is_the_one_the_machine_has_instructions_for(monkeypatch):
@@ -71,16 +65,16 @@ def test_the_dtype_is_the_one_the_machine_has_instructions_for(monkeypatch):
     assert results.best_dtype() == "float32"
 
 
-def test_a_table_has_a_column_for_each_key():
-    assert report.table([{"a": 1, "bb": 0.123456}, {"a": None, "bb": 2}]) == "a  bb    \n1  0.1235\n-  2     "
-    assert report.table([]) == ""
-
-
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "x.json"
-    report.Result("x", {"y_s": results.Figure(1.5, "s")}, [{"a": 1}]).finish(out)
+    repeated = report.repeated([3.0, 1.0, 2.0], "s", goal=0.5)
+    report.Result("x", {"y_s": repeated, "n": Figure(7, "adapters", note="all")}, [{"a": 1}]).finish(out)
     first = out.read_text()
     check_form(json.loads(first), "x")
+    assert json.loads(first)["figures"] == {
+        "y_s": {"value": 2.0, "goal": 0.5, "unit": "s", "repeats": [3.0, 1.0, 2.0]},
+        "n": {"value": 7, "goal": None, "unit": "adapters", "repeats": [], "note": "all"},
+    }
     with pytest.raises(ValueError, match="JSON compliant"):
         report.Result("x", {"y_s": results.Figure(float("nan"), "s")}).finish(out)
     assert out.read_text() == first
@@ -230,49 +224,34 @@ def test_committed_results_have_the_form(file):
     assert not str(result["commit"]).endswith("-dirty"), "measure on a committed tree"
 
 
-@pytest.mark.parametrize("variant", list(training.VARIANTS))
-def test_every_variant_of_training_takes_steps(variant, tiny_base_dir):
-    row = training.measure(tiny_base_dir, variant, dtype="float32", steps=1, block=16)
-    assert row["step_s"] > 0
-    assert row["peak_memory_mib"] > 0
-    assert row["parameters_trained"] > 0
+def test_every_variant_of_training_takes_steps(tiny_base_dir):
+    for variant in training.VARIANTS:
+        row = training.measure(tiny_base_dir, variant, dtype="float32", steps=1, block=16)
+        assert min(row["step_s"], row["peak_memory_mib"], row["parameters_trained"]) > 0, variant
 
 
 def test_training_speed_is_told_as_ratios_within_a_repeat():
     seconds = {"full": 1.5, "adapter": 1.0, "lora": 1.1, "peft_lora": 1.2, "adamix_pass": 1.05, "adamix_step": 2.2}
-    slower = iter([1.0, 3.0])  # the machine is three times as slow in the second repeat
+    slower = iter([1.0, 3.0, 1.0])  # the machine is three times as slow in the second repeat
     factor = 1.0
 
     def take(variant: str) -> results.Row:
         nonlocal factor
-        if variant == next(iter(training.VARIANTS)):
-            factor = next(slower)
+        factor = next(slower) if variant == "full" else factor
         step = factor * seconds.get(variant, 1.0)
         return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
                 "peak_memory_mib": 5.0}  # fmt: skip
 
     result = training.run(take, repeats=2, dtype="float32")
-    values = {name: figure.value for name, figure in result.figures.items()}
-    assert values["adapter_vs_full"] == pytest.approx(1.5)
-    assert values["adapter_vs_peft_lora"] == pytest.approx(1.2)
-    assert values["adamix_overhead"] == pytest.approx(0.05)
-    assert values["adamix_step_overhead"] == pytest.approx(0.1)
-    assert values["mask_overhead"] == pytest.approx(0)
+    values = {name: figure.value for name, figure in result.figures.items() if not name.startswith(("peak", "tokens"))}
+    assert values == pytest.approx({
+        "adapter_vs_full": 1.5, "adapter_vs_peft_lora": 1.2, "lora_vs_peft_lora": 1.2 / 1.1, "adamix_overhead": 0.05,
+        "adamix_step_overhead": 0.1, "mask_overhead": 0,
+    })  # fmt: skip
     assert [row["variant"] for row in result.rows] == list(training.VARIANTS)
-    assert result.figures["adapter_vs_full"].goal == 1.2
-
-
-def test_some_variants_of_training_give_the_figures_that_they_can():
-    def take(variant: str) -> results.Row:
-        step = 3.0 if variant == "full" else 2.0
-        return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
-                "peak_memory_mib": 5.0}  # fmt: skip
-
-    found = training.run(take, repeats=1, dtype="float32", variants=["full", "adapter"], name="training_deep")
-    assert found.name == "training_deep"
-    assert found.figures["adapter_vs_full"].value == pytest.approx(1.5)
-    assert found.figures["adapter_vs_full"].goal == 1.3
-    assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(found.figures)
+    deep = training.run(take, repeats=1, dtype="float32", variants=["full", "adapter"], name="training_deep").figures
+    assert (deep["adapter_vs_full"].goal, result.figures["adapter_vs_full"].goal) == (1.3, 1.2)
+    assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(deep)
 
 
 def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() -> None:
@@ -383,8 +362,7 @@ def test_every_peer_has_its_script_and_pinned_requirements():
         assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
 
 
-def test_files_for_peers_hold_the_same(tmp_path, tiny_llama):
-    from gguf import GGUFReader
+def test_loras_for_peers_hold_the_same(tmp_path, tiny_llama):
     from peft import PeftModel
 
     (lora,) = writing.drawn(tiny_llama, subjects.lora_of(tiny_llama.shape), 1)
@@ -392,14 +370,6 @@ def test_files_for_peers_hold_the_same(tmp_path, tiny_llama):
     model = PeftModel.from_pretrained(copy.deepcopy(tiny_llama.model), folder)
     held = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items()}
     assert all(torch.equal(held[name], tensor) for name, tensor in lora.load().items())
-
-    reader = GGUFReader(write_gguf(tmp_path / "base.gguf", tiny_llama))
-    found = {one.name: torch.from_numpy(one.data.copy()) for one in reader.tensors}
-    layer = tiny_llama.model.model.layers[1]
-    assert torch.equal(found["blk.1.ffn_down.weight"], layer.mlp.down_proj.weight)
-    turned = layer.self_attn.k_proj.weight.view(2, 2, 4, 32)  # heads, halves that are turned together, pairs
-    assert torch.equal(found["blk.1.attn_k.weight"].view(2, 4, 2, 32), turned.transpose(1, 2))
-    assert len(found) == 3 + 9 * 2
 
 
 def test_scoring_gives_the_nats_of_the_script(tiny_llama, monkeypatch):

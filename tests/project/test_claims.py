@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.claims import Claim, Estimate, Scored, claim_row, contrast, verdict
+from benchmarks.claims import Scored, contrast, verdict
 from registry.errors import InvalidParameter
 
 
@@ -53,8 +53,6 @@ def test_what_has_no_seeds_stands_beside_every_seed():
     alone = contrast({"x": scored(seeds=1)}, {"a": 1.0, "base": -1.0})
     assert alone.from_seeds is None
     assert alone.standard_error == alone.from_passages > 0
-    row = claim_row(Claim("a", "p", "s", {}), alone, unit="nats a token")
-    assert row["standard_error_seeds"] is None
 
 
 @given(st.floats(-2, 2), st.floats(-2, 2))
@@ -83,13 +81,3 @@ def test_what_cannot_be_compared_is_refused():
 )
 def test_a_verdict_is_beyond_two_errors(value, error, expected):
     assert verdict(value, error) == expected
-
-
-def test_rows_hold_what_the_documentation_quotes():
-    claim = Claim("b_below_a", "Paper, table 1: b 1.0, a 2.0", "b is better than a", {"b": 1.0, "a": -1.0})
-    row = claim_row(claim, contrast({"x": scored()}, claim.coefficients), unit="nats a token")
-    assert row["verdict"] == "agrees"
-    assert row["minimum_detectable"] > row["standard_error"] > 0
-    assert row["unit"] == "nats a token"
-    other = claim_row(claim, Estimate(-0.3, 0.1, 0.1, 0.0, {"x": -0.3}), unit="share of the steps")
-    assert (other["verdict"], other["unit"]) == ("agrees", "share of the steps")

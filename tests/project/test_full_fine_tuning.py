@@ -18,57 +18,36 @@ DATA = Data(TEXTS, VALID)
 RECIPE = Hyperparameters(steps=4, batch=2, block=16, learning_rate=1e-3, evaluations=1)
 
 
-def changed(base, tuned) -> set[str]:
-    before = dict(base.model.named_parameters())
-    return {name for name, value in tuned.base.model.named_parameters() if not value.equal(before[name])}
-
-
-def parameters(model) -> dict[str, int]:
-    return {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
-
-
 @pytest.mark.parametrize(
-    ("part", "inside"),
-    [("all", ("",)), ("top", ("transformer.h.1.",)), ("norms", ("ln_1.", "ln_2.", "ln_f."))],
+    ("part", "inside"), [("all", ("",)), ("top", ("transformer.h.1.",)), ("norms", ("ln_1.", "ln_2.", "ln_f."))]
 )
 def test_a_part_is_trained_and_nothing_else_and_the_base_stays(base, part, inside):
-    before = state_hash(base.model)
+    digest, before = state_hash(base.model), dict(base.model.named_parameters())
     tuned = fine_tune(base, DATA, hyperparameters=RECIPE, part=part)
-    assert state_hash(base.model) == before
-    found = changed(base, tuned)
-    assert found
-    assert all(any(one in name for one in inside) for name in found)
+    assert state_hash(base.model) == digest
+    changed = {name for name, value in tuned.base.model.named_parameters() if not value.equal(before[name])}
+    assert changed == {name for name in before if any(one in name for one in inside)}
     assert tuned.outcome.valid_best < tuned.outcome.valid_before
-    assert not parameters(tuned.base.model)
-
-
-def test_how_many_parameters_each_part_has(base):
-    d, layers = base.shape.hidden_size, base.shape.num_layers
-    assert sum(parameters(unfrozen(base.model, "norms")).values()) == 2 * d * (2 * layers + 1)
-    every = sum(value.numel() for value in base.model.parameters())
-    assert sum(parameters(unfrozen(base.model, "all")).values()) == every
-    one, two = (sum(parameters(unfrozen(base.model, "top", layers=n)).values()) for n in (1, 2))
-    assert two == 2 * one == 2 * (12 * d * d + 13 * d)
+    assert not any(value.requires_grad for value in tuned.base.model.parameters())
 
 
 def test_norms_of_another_kind_are_found(tmp_path):
     llama = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
-    assert set(parameters(unfrozen(llama.model, "norms"))) >= {"model.norm.weight"}
-    assert sum(parameters(unfrozen(llama.model, "norms")).values()) == 5 * llama.shape.hidden_size
+    trained = {n: v.numel() for n, v in unfrozen(llama.model, "norms").named_parameters() if v.requires_grad}
+    assert "model.norm.weight" in trained
+    assert sum(trained.values()) == 5 * llama.shape.hidden_size
 
 
-def test_the_same_seeds_give_the_same_bits(base):
-    one, other = (state_hash(fine_tune(base, DATA, hyperparameters=RECIPE).base.model) for _ in range(2))
-    assert one == other
-
-
-def test_what_cannot_be_is_refused(base):
-    for layers in (0, 3):
-        with pytest.raises(InvalidParameter, match=f"2 layers, and {layers}"):
-            fine_tune(base, DATA, hyperparameters=RECIPE, part="top", layers=layers)
-    with pytest.raises(InvalidParameter, match="context of 64"):
-        fine_tune(base, DATA, hyperparameters=RECIPE.model_copy(update={"block": 65}))
-    with pytest.raises(InvalidParameter, match="needs a head"):
-        fine_tune(base, DATA, hyperparameters=RECIPE, task=TASKS["classification"])
-    with pytest.raises(InvalidParameter, match="diverged"):
-        fine_tune(base, DATA, hyperparameters=RECIPE.model_copy(update={"learning_rate": 1e4}))
+@pytest.mark.parametrize(
+    ("fields", "changes", "match"),
+    [
+        ({"part": "top", "layers": 0}, {}, "2 layers, and 0"),
+        ({"part": "top", "layers": 3}, {}, "2 layers, and 3"),
+        ({}, {"block": 65}, "context of 64"),
+        ({"task": TASKS["classification"]}, {}, "needs a head"),
+        ({}, {"learning_rate": 1e4}, "diverged"),
+    ],
+)
+def test_what_cannot_be_is_refused(base, fields, changes, match):
+    with pytest.raises(InvalidParameter, match=match):
+        fine_tune(base, DATA, hyperparameters=RECIPE.model_copy(update=changes), **fields)
