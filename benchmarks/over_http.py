@@ -25,6 +25,8 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
+
 from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.subjects import (
     SMALL_VOCABULARY,
@@ -179,6 +181,8 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
     try:
         began = time.perf_counter()
         with running(bases, scratch / "data", settings={"SOUP_ENGINE_ROWS": str(streams)}) as server:
+            while httpx2.get(f"{server.url}/readyz").status_code != 200:  # until the base model is loaded
+                time.sleep(0.02)
             yield Setting(server, base, engine, streams, clients), time.perf_counter() - began
     finally:
         engine.stop()
