@@ -159,8 +159,7 @@ def _source(result: Result, name: str) -> Sequence[str]:
     hardware = [str(machine["processor"])] if machine.get("processor") else []
     hardware += [f"{machine['cores']} cores"] if machine.get("cores") else []
     commit = f", commit {result['commit'][:12]}" if result.get("commit") else ""
-    partial = " The run is partial." if result.get("partial") else ""
     return [
         f"Source: `benchmarks/results/{name}.json`, {str(result['date'])[:10]}{commit}"
-        f"{', ' + ', '.join(hardware) if hardware else ''}.{partial}"
+        f"{', ' + ', '.join(hardware) if hardware else ''}."
     ]

@@ -203,7 +203,7 @@ def test_headers_are_read_or_refused_and_all_else_is_a_crash(monkeypatch):
 
 def check_form(result: dict, name: str) -> None:
     """The form that `docs.figures` reads."""
-    assert set(result) - {"partial"} == {"name", "command", "date", "commit", "machine", "figures", "rows"}
+    assert set(result) == {"name", "command", "date", "commit", "machine", "figures", "rows"}
     assert result["name"] == name
     assert datetime.fromisoformat(result["date"]).utcoffset() is not None
     assert {"processor", "flags", "cores", "torch"} <= set(result["machine"])
