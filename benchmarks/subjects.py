@@ -101,7 +101,8 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     )  # fmt: skip
     tokenizer.train_from_iterator([page_text()], trainer)
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 @cache

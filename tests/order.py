@@ -18,7 +18,6 @@ LONGEST = (
     "project/test_benchmarks.py",
     "pieces/test_on_ray.py",
     "training/test_sweep.py",
-    "project/test_extras.py",
     "project/test_lm_adapters.py",
     "service/journeys/test_several_servers.py",
     "service/journeys/test_rolling_upgrade.py",

@@ -1,12 +1,11 @@
 """The Dockerfile, as far as it can be held to something without a container engine.
 
-It is parsed. The rules of the image stand as functions with canaries; the lines that need no network are run as they
-stand there: the list of dependencies, the wheel from exactly what the image copies, and the health check.
+It is parsed, and the lines that need no network are run as they stand there: the list of dependencies, the wheel from
+exactly what the image copies, and the health check.
 """
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
@@ -17,10 +16,9 @@ import sys
 import threading
 import tomllib
 import zipfile
-from collections.abc import Callable
 from fnmatch import fnmatch
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import make_url
@@ -36,83 +34,30 @@ pytestmark = pytest.mark.slow
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PACKAGES = {"adaptersoup", "plots", "registry", "training", "service", "migrations"}
 
-Found = list[str]
-
-
 # --- the Dockerfile -----------------------------------------------------------------------------------
 
 
-def loose_images(text: str) -> Found:
-    """Images that are not pinned to a version of three numbers, or to a digest."""
-    arguments = dict(rest.split("=", 1) for name, rest in lines(text) if name == "ARG" and "=" in rest)
-    made = {rest.split(" AS ")[1] for name, rest in lines(text) if name == "FROM" and " AS " in rest}
-    named = [rest.split(" ")[0] for name, rest in lines(text) if name == "FROM"]
-    images = [re.sub(r"\$\{(\w+)\}", lambda found: arguments.get(found[1], ""), name) for name in named]
-    return [name for name in images if name not in made and not re.search(r":\d+\.\d+\.\d+|@sha256:[0-9a-f]{64}", name)]
+def test_images_and_what_pip_installs_are_pinned() -> None:
+    arguments = dict(rest.split("=", 1) for name, rest in lines(DOCKERFILE) if name == "ARG" and "=" in rest)
+    images = {rest.split(" ")[0] for name, rest in lines(DOCKERFILE) if name == "FROM"}
+    assert images == {"${PYTHON_IMAGE}"}
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-bookworm", arguments["PYTHON_IMAGE"])
+    runs = [call.strip() for name, rest in lines(DOCKERFILE) if name == "RUN" for call in rest.split("&&")]
+    installs = [call for call in runs if " install " in call and "pip" in call]
+    assert len(installs) == 4
+    assert all("-c constraints.txt" in call or "--no-index" in call for call in installs)
+    assert not [call for call in runs if re.search(r"\b(curl|wget|git)\b", call)]
+    assert "ADD" not in {name for name, _ in lines(DOCKERFILE)}  # it fetches, and unpacks
 
 
-def rooted(text: str) -> Found:
-    """What runs as root: the last USER of the image has to be a number other than 0, and nothing may run after it."""
-    last = stages(text)[-1]
-    users = rests(last, "USER")
-    if not users or not re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1]):
-        return [f"USER {users[-1] if users else 'root'}"]
-    after = last[last.index(("USER", users[-1])) :]
-    return [f"{name} {rest}" for name, rest in after if name in ("RUN", "COPY", "ADD")]
-
-
-def secrets(text: str) -> Found:
-    """Variables of a build or an image that look like secrets: they would lie in a layer, or in its history."""
-    named = [rest for name, rest in lines(text) if name in ("ARG", "ENV")]
-    return [rest for rest in named if re.search(r"(PASSWORD|SECRET|TOKEN|_KEY|DATABASE_URL)\b", rest)]
-
-
-def fetched(text: str) -> Found:
-    """ADD, which fetches and unpacks, and tools that do."""
-    return [
-        f"{name} {rest}"
-        for name, rest in lines(text)
-        if name == "ADD" or (name == "RUN" and re.search(r"\b(curl|wget|git)\b", rest))
-    ]
-
-
-def unpinned_installs(text: str) -> Found:
-    """Calls of pip that take anything from an index without the constraints."""
-    calls = [call for name, rest in lines(text) if name == "RUN" for call in rest.split("&&") if " install " in call]
-    return [call.strip() for call in calls if "pip" in call and not re.search(r"-c constraints.txt|--no-index", call)]
-
-
-def shell_forms(text: str) -> Found:
-    """What starts in a shell, which would take the signals."""
-    last = stages(text)[-1]
-    return [
-        f"{name} {rest}" for name in ("ENTRYPOINT", "CMD") for rest in rests(last, name) if not rest.startswith("[")
-    ]
-
-
-CANARIES: list[tuple[Callable[[str], Found], str]] = [
-    (loose_images, "FROM python:latest"),
-    (loose_images, "ARG IMAGE=python:3\nFROM ${IMAGE} AS build\nFROM build"),
-    (rooted, "FROM a"),
-    (rooted, "FROM a\nUSER 10001:10001\nUSER 0:0"),
-    (rooted, "FROM a\nUSER 10001:10001\nRUN id"),
-    (secrets, "FROM a\nENV SOUP_BOOTSTRAP_KEY=sk-soup-1"),
-    (fetched, "FROM a\nADD https://example.com/x /x"),
-    (fetched, "FROM a\nRUN true \\\n && curl -O x"),
-    (unpinned_installs, "FROM a\nRUN python -m pip install torch"),
-    (shell_forms, "FROM a\nCMD soup serve"),
-]
-RULES = list(dict.fromkeys(rule for rule, _ in CANARIES))
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_rule_of_the_image(rule: Callable[[str], Found]) -> None:
-    assert rule(DOCKERFILE) == []
-
-
-@pytest.mark.parametrize(("rule", "text"), CANARIES, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_rule_notices(rule: Callable[[str], Found], text: str) -> None:
-    assert len(rule(text)) == 1
+def test_what_runs_has_no_root_no_shell_and_no_secret() -> None:
+    *_, last = stages(DOCKERFILE)
+    names = [name for name, _ in last]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", rests(last, "USER")[-1])
+    assert {"RUN", "COPY"}.isdisjoint(names[names.index("USER") :])
+    assert all(rest.startswith("[") for name in ("ENTRYPOINT", "CMD") for rest in rests(last, name))
+    named = [rest for name, rest in lines(DOCKERFILE) if name in ("ARG", "ENV")]
+    assert not [rest for rest in named if re.search(r"(PASSWORD|SECRET|TOKEN|_KEY|DATABASE_URL)\b", rest)]
 
 
 def copied() -> list[str]:
@@ -261,19 +206,11 @@ def test_the_health_check_passes_on_the_server(tmp_path: Path, tiny_base_dir: Pa
             assert healthy(make_url(live.url).port or 0)
 
 
-class _Failing(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(503)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
 def test_the_health_check_fails_where_nothing_or_an_error_answers() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and listening to nobody
         assert not healthy(taken.getsockname()[1])
-    with http.server.HTTPServer(("127.0.0.1", 0), _Failing) as server:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # it answers 501
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert not healthy(server.server_port)
         server.shutdown()

