@@ -107,7 +107,7 @@ def test_the_whole_demo_again_and_on_postgresql(world, postgres, capsys):
     picture = next(line.removeprefix("Picture: ") for line in said.out.splitlines() if line.startswith("Picture: "))
     drawn = Path(picture).read_bytes()
     assert b"<svg" in drawn
-    assert b"<!-- poems -->" in drawn
+    assert b">poems</text>" in drawn
     assert servers() == []
 
     result = json.loads(Path("results/main_job.json").read_text())
