@@ -45,7 +45,6 @@ from service.http.schemas.keys import CreatedKey, Key
 from service.http.schemas.limits import Limits
 from service.http.schemas.models import ModelCard
 from service.http.schemas.namespaces import Namespace
-from service.http.schemas.replicas import Replica
 from service.http.schemas.usage import UsageEntry
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -114,7 +113,6 @@ class Calls:
     change_limits = Call(one(admin_calls.change_limits, Limits))
     usage = Rows(rows(admin_calls.usage, UsageEntry))
     usage_csv = Call(admin_calls.usage_csv)
-    replicas = Call(each(admin_calls.replicas, Replica))
     ready = Call(one(admin_calls.ready, Ready))
 
 

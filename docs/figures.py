@@ -3,7 +3,7 @@
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain, `NAME:sentence` its
 result in one sentence, `NAME:run` the figures as they are in the file. The views of `docs.papers` are claims with
-verdicts and pictures, those of `docs.soups` efforts beside each other, those of `docs.fleets` a model of many servers.
+verdicts and pictures, those of `docs.soups` efforts beside each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.table import answered
-from docs import fleets, papers, soups
+from docs import papers, soups
 from docs.markdown import table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -37,8 +37,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     default = _comparison if _compares(result) else _plain
     own = {"domains": _by_domain, "sentence": _sentence, "run": _plain}
     views = {**papers.VIEWS, **own}
-    named = {**soups.VIEWS, **fleets.VIEWS}
-    lines = named[view](result, name) if view in named else views.get(view or "", default)(result)
+    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What is stored of a secret that somebody else holds: a key's, a browser's session. Servers and routers look it up."""
+"""What is stored of a secret that somebody else holds: a key's, a browser's session."""
 
 from __future__ import annotations
 

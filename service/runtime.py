@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
-from registry.catalogue.replica_rows import ReplicaLoad
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.names import sha256_digest
@@ -151,7 +150,7 @@ class Runtime:
             )  # fmt: skip
 
     def join(self) -> None:
-        """Be one of the servers of the database, to which routers send requests: once this one listens.
+        """Be one of the servers of the database, once this one listens.
 
         Raises Incompatible where one of them has another state of a base model.
         """
@@ -159,13 +158,8 @@ class Runtime:
             self.presence.join()
 
     def begin_stop(self) -> None:
-        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it.
-
-        Routers send no more requests.
-        """
+        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it."""
         self.jobs.begin_stop()
-        if self.presence is not None:
-            self.presence.begin_leave()
 
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
         """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing.
@@ -254,13 +248,8 @@ class Runtime:
         self._check_bank()
         if not storage.is_sqlite(self.database):
             fingerprints = {base_id: base.shape.fingerprint for base_id, base in self.bases.items()}
-            self.presence = Presence(self.database, self.settings, bases=fingerprints, load=self._load)
+            self.presence = Presence(self.database, self.settings, bases=fingerprints)
             self.presence.check()  # before minutes of loading; `join` looks again
-
-    def _load(self) -> ReplicaLoad:
-        """What the other servers hear of this one."""
-        found = self.engine.counters()
-        return ReplicaLoad(int(found["requests"]), int(found["adapters_held"]), int(found["adapter_bytes"]))
 
     def _check_bank(self) -> None:
         """Raises InvalidParameter where no adapter of any base model would ever have room."""

@@ -18,7 +18,6 @@ from registry.errors import InvalidParameter
 from service.limit_settings import LimitSettings
 from service.place_settings import DEFAULT_DATA, PlaceSettings
 from service.ray_settings import RaySettings
-from service.replica_settings import ReplicaSettings
 from service.retention_settings import RetentionSettings
 
 MIB = 1024 * 1024
@@ -27,7 +26,7 @@ ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Settings(PlaceSettings, ReplicaSettings, RaySettings, LimitSettings, RetentionSettings):
+class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
@@ -39,6 +38,14 @@ class Settings(PlaceSettings, ReplicaSettings, RaySettings, LimitSettings, Reten
     )
     accept_database: bool = Field(
         False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
+    )
+
+    # --- several servers over one database ----------------------------------------------------------
+    role: Literal["all", "api", "worker"] = Field(
+        "all", description="`api` answers and runs no jobs, `worker` runs jobs and answers health checks alone."
+    )
+    replica_beat_seconds: float = Field(
+        2.0, ge=0.1, le=60, description="How often a server says on PostgreSQL that it is there; two missed: it is out."
     )
 
     # --- listening ----------------------------------------------------------------------------------

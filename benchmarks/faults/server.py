@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,8 +108,6 @@ class Stoppable:
     url: str
     stop: Callable[[], object]
     start: Callable[[], object]
-    kill: Callable[[], object]
-    """kill -9 of all of its processes; returns when they are gone."""
 
 
 @contextmanager
@@ -136,32 +131,7 @@ def postgresql_server() -> Iterator[Stoppable]:
             connection.exec_driver_sql("CREATE DATABASE trust TEMPLATE template0")
         engine.dispose()
         url = str(server.get_uri("trust", driver="psycopg"))
-        yield Stoppable(url, server.stop, server.start, lambda: _kill_all(folder / "data", int(server.get_pid() or 0)))
+        yield Stoppable(url, server.stop, server.start)
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_all(data: Path, postmaster: int) -> None:
-    """Kill a PostgreSQL's process and its children, and wait until they are gone: one that is there keeps a start out.
-
-    So do its locks, where nobody takes note that the process they name has ended (a container without an init).
-    """
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text(encoding="ascii").split()
-    every = [postmaster, *map(int, children)]
-    for process in every:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    while any(_is_running(process) for process in every):
-        time.sleep(0.01)
-    for lock in ("postmaster.pid", ".s.PGSQL.5432.lock"):
-        (data / lock).unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether there is such a process that does something, not only waits to be seen as ended."""
-    try:
-        said = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return said.rpartition(")")[2].split()[0] not in ("Z", "X")

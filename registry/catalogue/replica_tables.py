@@ -1,4 +1,4 @@
-"""What several servers of a database tell each other, as tables: that they are there, and what is used of rates.
+"""Tables of what several servers of a database tell each other: that they are alive, and what is used of rates.
 
 Imported by `replicas` and `rate_buckets`, which say what the columns mean.
 """
@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, BigInteger, CheckConstraint, Column, Float, Integer, String, Table
 
-from registry.catalogue.tables import Microseconds, metadata
+from registry.catalogue.tables import metadata
 
-replicas = Table(  # their moments are the database's
+replicas = Table(
     "replicas",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("url", String(300)),
     Column("bases", JSON, nullable=False),
-    Column("places", Integer, nullable=False),
-    Column("bank_bytes", BigInteger, nullable=False),
     Column("beat", BigInteger, nullable=False),  # microseconds
-    Column("requests", Integer, nullable=False),
-    Column("adapters", Integer, nullable=False),
-    Column("adapter_bytes", BigInteger, nullable=False),
-    Column("started_at", Microseconds, nullable=False),
-    Column("seen_at", Microseconds, nullable=False),
-    Column("version", String(32)),
-    Column("revision", String(32)),
+    Column("seen_at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
+    # Only the last release reads and writes the rest: dropped one release later (docs/decisions/0062).
+    Column("role", String(16), nullable=False, server_default="all"),
+    Column("url", String(300)),
+    Column("places", Integer, nullable=False, server_default="0"),
+    Column("bank_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("requests", Integer, nullable=False, server_default="0"),
+    Column("adapters", Integer, nullable=False, server_default="0"),
+    Column("adapter_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("started_at", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("role IN ('all', 'api', 'worker')", name="role"),
 )
 rate_buckets = Table(

@@ -26,7 +26,6 @@ ROOT = {**SETTINGS, "add_completion": True}
 
 VERBS = {
     "serve": "Start the server.",
-    "route": "Start a router before several servers.",
     "ray": "Generate on a Ray cluster.",
     "migrate": "Bring the database's schema up to date.",
     "check": "Check the stored blobs.",
@@ -59,7 +58,6 @@ VERBS = {
     "usage": "Sum up requests and tokens, last day first.",
     "jobs": "List, show, watch and cancel jobs.",
     "audit": "List who did what, newest first.",
-    "replicas": "List the servers that share the database.",
     "train": "Train an adapter on texts of a domain.",
     "evaluate": "Evaluate a trained adapter on data of its task.",
     "matrix": "Evaluate the adapters of a pool on each other's samples.",

@@ -1,4 +1,4 @@
-"""Serving on a socket until a signal comes, for `soup serve` and `soup route`."""
+"""Serving on a socket until a signal comes, for `soup serve`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def address_of(listener: socket.socket) -> str:
 
 def until_signal(
     config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None],
-    stopping: Callable[[], None] = lambda: None,
+    stopping: Callable[[], None],
 ) -> None:  # fmt: skip
     """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
 

@@ -9,7 +9,7 @@ from registry.errors import InvalidParameter
 from registry.names import KeyScope
 from service.client.adapter_calls import matching
 from service.client.answers import part
-from service.client.steps import Json, Listing, Steps, data_of, json_of, listing, send
+from service.client.steps import Json, Listing, Steps, json_of, listing, send
 
 
 def create_key(
@@ -106,11 +106,6 @@ def usage_csv(*, by: Sequence[str] = (), **filters: str | None) -> Steps[str]:
     """All of the same as CSV."""
     params = {**filters, "by": by or None, "format": "csv"}
     return (yield from send("GET", "/v1/usage", params=params)).text
-
-
-def replicas() -> Steps[list[Json]]:
-    """The servers that share the database, with what they serve and have to do."""
-    return (yield from data_of("GET", "/v1/replicas"))
 
 
 def ready() -> Steps[Json]:

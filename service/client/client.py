@@ -127,5 +127,4 @@ class SoupClient(Sync):
     change_limits = Call(admin_calls.change_limits)
     usage = Rows(admin_calls.usage)
     usage_csv = Call(admin_calls.usage_csv)
-    replicas = Call(admin_calls.replicas)
     ready = Call(admin_calls.ready)

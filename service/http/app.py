@@ -39,7 +39,6 @@ from service.http.routes import (
     namespaces,
     perplexity,
     purges,
-    replicas,
     selectors,
     soups,
     tokens,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 ROUTES = (
     *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),
-    *(jobs, keys, namespaces, limits, usage, audit, replicas, health),
+    *(jobs, keys, namespaces, limits, usage, audit, health),
     hub,
 )
 """In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would

@@ -4,7 +4,7 @@ uvicorn waits without end for a client that has connected, or has sent half of i
 the process can open no more files, its own blobs included. Here every connection without an answer under way has a
 deadline, and so has one whose client takes nothing of its answer; there are never more than `most`, and a newcomer
 beyond it takes the place of the one that has kept the server waiting the longest. Bodies that stop half way are the
-affair of `bodies`. Used by `soup serve` and `soup route`.
+affair of `bodies`. Used by `soup serve`.
 """
 
 from __future__ import annotations

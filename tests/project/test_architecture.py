@@ -264,7 +264,6 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("inside the client", {"service/client/canary.py": "from service.client import connection"}),
     ("inside http", {"service/http/answers/canary.py": "from service.http.routes import chat"}),
     ("inside the pages", {"service/http/pages/canary.py": ""}),
-    ("inside the router", {"service/router/canary.py": ""}),
     ("routes do not import routes", {"service/http/routes/canary.py": "from service.http.routes import chat"}),
     ("torch stays in the ML modules", {"registry/selectors/canary.py": "from registry import likelihood"}),
     ("torch is imported by these only", {"service/http/routes/canary.py": "def f():\n    import torch"}),

@@ -25,12 +25,13 @@ pytestmark = pytest.mark.slow
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 LIBPQ = {"PGPASSWORD"}
 """Variables of the server's environment that are libpq's and not ours."""
+KUBERNETES = REPOSITORY / "deploy" / "kubernetes" / "base"
 STORE = {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 """Variables of the object store's client."""
 ALWAYS = {"postgres", "migrate", "soup"}
-REPLICAS = {"first": "http://first:8000", "second": "http://second:8000"}
-"""The servers of the profile `replicas`, and where the router reaches them."""
-OURS = ("migrate", "soup", *REPLICAS, "route")
+REPLICAS = ("first", "second")
+"""The servers of the profile `replicas`."""
+OURS = ("migrate", "soup", *REPLICAS)
 
 GIVEN = {"POSTGRES_PASSWORD": "p@ss/w#rd $x%", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43, "BASES": "./bases"}
 
@@ -99,6 +100,7 @@ def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: di
     assert services["postgres"]["image"] == f"postgres:{major[1]}-bookworm"
     assert {services[name]["image"] for name in OURS} == {f"adaptersoup:{PROJECT['version']}"}
     assert re.fullmatch(r"chrislusf/seaweedfs:\d+\.\d+", services["objects"]["image"])
+    assert f"image: {services['proxy']['image']}\n" in (KUBERNETES / "proxy.yaml").read_text()
 
 
 def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
@@ -111,36 +113,36 @@ def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
     assert {"migrate", "serve"} <= set(VERBS)
 
 
-def test_the_router_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
-    """`docker compose up route` starts it and what it waits for."""
+def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
+    """`docker compose up proxy` starts it and what it waits for."""
     assert {name for name, one in services.items() if one.get("profiles") == ["replicas"]} == {
-        "objects", "route", *REPLICAS
+        "objects", "proxy", *REPLICAS
     }  # fmt: skip
-    started, todo = set(), ["route"]
+    started, todo = set(), ["proxy"]
     while todo:
         name = todo.pop()
         started.add(name)
         todo += services[name].get("depends_on", {})
-    assert started == {"postgres", "migrate", "objects", "route", *REPLICAS}
-    assert services["route"]["command"] == ["route"]
-    assert "route" in VERBS
+    assert started == {"postgres", "migrate", "objects", "proxy", *REPLICAS}
     for name in REPLICAS:
         waits = {other: one["condition"] for other, one in services[name]["depends_on"].items()}
         assert waits == {
             "postgres": "service_healthy", "migrate": "service_completed_successfully", "objects": "service_healthy"
         }  # fmt: skip
-        assert services["route"]["depends_on"][name] == {"condition": "service_healthy"}
+        assert services["proxy"]["depends_on"][name] == {"condition": "service_healthy"}
 
 
 @pytest.mark.parametrize("name", REPLICAS)
-def test_a_replica_is_reached_by_its_name_and_keeps_its_own_things(
+def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
     name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = services[name]
     image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
     ours = {name: value for name, value in service["environment"].items() if name.startswith("SOUP_")}
     settings = settings_from(image | ours, monkeypatch)
-    assert settings.replica_url == REPLICAS[name] == f"http://{name}:{settings.port}"
+    assert service["networks"]["default"]["aliases"] == [services["proxy"]["environment"]["SOUP_SERVERS"]]
+    (config,) = services["proxy"]["volumes"]
+    assert f"${{SOUP_SERVERS}}:{settings.port}" in (REPOSITORY / config["source"]).read_text()
     own, bases = service["volumes"]
     assert own == f"{name}:/var/lib/soup"
     assert bases == services["soup"]["volumes"][-1]
@@ -197,7 +199,7 @@ def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
     assert soup["volumes"][-1] == bases
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, "proxy"])
 def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> None:
     service = services[name]
     assert service["read_only"] is True
@@ -207,9 +209,9 @@ def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> No
     assert "user" not in service
 
 
-def test_only_the_server_or_the_router_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:
-    assert [name for name, service in services.items() if "ports" in service] == ["soup", "route"]
-    assert services["soup"]["ports"] == services["route"]["ports"]
+def test_only_the_server_or_the_proxy_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["soup", "proxy"]
+    assert services["soup"]["ports"] == services["proxy"]["ports"]
     assert services["soup"]["ports"] == [f"127.0.0.1:8000:{environment(DOCKERFILE)['SOUP_PORT']}"]
     elsewhere = compose(GIVEN | {"PUBLISH": "127.0.0.1:8000-8001"})["services"]["soup"]
     assert elsewhere["ports"] == ["127.0.0.1:8000-8001:8000"]

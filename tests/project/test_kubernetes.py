@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from sqlalchemy import make_url
-from starlette.testclient import TestClient
 
 from docs import api_page
 from registry.base_model import read_allowlist
-from registry.catalogue import Database
 from service.cli.app import command_of
 from service.settings import Settings
 from tests.project.dockerfile import DOCKERFILE, environment, rests, settings_from, stages
@@ -33,8 +30,10 @@ PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
 SCHEMAS = json.loads((REPOSITORY / "tests" / "fixtures" / "kubernetes-1.37.json").read_text())
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 IMAGE = environment(DOCKERFILE)
-OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "POD_IP"}
-"""Variables that are not settings of ours: of libpq, of the object store's client, and one that another is made of."""
+OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+"""Variables that are not settings of ours: of libpq, and of the object store's client."""
+PROXY = "soup-proxy"
+"""HAProxy, whose image is not ours."""
 SECRET = re.compile("PASSWORD|KEY|TOKEN|SECRET")
 
 
@@ -51,7 +50,7 @@ def of_kind(resources: list[Resource], *kinds: str) -> dict[str, Resource]:
 def pods(resources: list[Resource]) -> dict[str, Resource]:
     """The template of every workload's pods, by the workload's name."""
     workloads = of_kind(resources, "Deployment", "Job")
-    assert {name.removeprefix("soup-") for name in workloads} == {"api", "worker", "route", "migrate"}
+    assert {name.removeprefix("soup-") for name in workloads} == {"api", "worker", "proxy", "migrate"}
     return {name: one["spec"]["template"] for name, one in workloads.items()}
 
 
@@ -62,6 +61,11 @@ def containers(resources: list[Resource]) -> dict[str, Resource]:
     return found
 
 
+def ours(resources: list[Resource]) -> dict[str, Resource]:
+    """The containers of our image."""
+    return {name: one for name, one in containers(resources).items() if name != PROXY}
+
+
 def settings_map(resources: list[Resource]) -> dict[str, str]:
     data: dict[str, str] = of_kind(resources, "ConfigMap")[f"soup-settings{SUFFIX}"]["data"]
     return data
@@ -70,7 +74,7 @@ def settings_map(resources: list[Resource]) -> dict[str, str]:
 def variables(container: Resource, resources: list[Resource]) -> dict[str, str]:
     """What a container's process sees, with values of our own for those that the cluster fills in."""
     found = dict(settings_map(resources)) if "envFrom" in container else {}
-    given = {"POD_IP": "10.1.2.3", "SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
+    given = {"SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
     for one in container["env"]:
         value = one.get("value", given.get(one["name"], "given"))
         found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
@@ -107,7 +111,7 @@ def test_no_two_have_the_same_name_and_all_are_in_the_namespace(resources: list[
 def test_kubectl_renders_the_same(name: str) -> None:
     folder = FOLDER / "overlays" / name
     told = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
-    theirs = re.sub(r"\b(soup-(?:settings|bases))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
+    theirs = re.sub(r"\b(soup-(?:settings|bases|proxy))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
     assert theirs != told
     assert {key_of(one): one for one in yaml.safe_load_all(theirs)} == {key_of(one): one for one in render(folder)}
 
@@ -143,12 +147,12 @@ def test_every_selector_finds_the_pods_that_it_is_for(resources: list[Resource])
         (own, *spread) = selectors(deployment)
         assert [other for other, template in templates.items() if selects(own, template)] == [name]
         assert spread == [own, own]
-    for kind, expected in (("PodDisruptionBudget", {"soup-api", "soup-route"}), ("Service", {"soup"})):
+    for kind, expected in (("PodDisruptionBudget", {"soup-api", PROXY}), ("Service", {"soup-api", "soup"})):
         found = of_kind(resources, kind)
         assert found.keys() == expected
         for name, resource in found.items():
             (selector,) = selectors(resource)
-            wanted = "soup-route" if kind == "Service" else name
+            wanted = PROXY if name == "soup" else name
             assert [other for other, template in templates.items() if selects(selector, template)] == [wanted]
 
 
@@ -170,7 +174,7 @@ def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[R
     assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "soup-api"}
     deployments = of_kind(resources, "Deployment")
     assert "replicas" not in deployments["soup-api"]["spec"]  # each `apply` would set it back
-    assert {name for name, one in deployments.items() if "replicas" in one["spec"]} == {"soup-route", "soup-worker"}
+    assert {name for name, one in deployments.items() if "replicas" in one["spec"]} == {PROXY, "soup-worker"}
     requests = containers(resources)["soup-api"]["resources"]["requests"]
     assert [metric["resource"]["name"] for metric in scaler["spec"]["metrics"]] == ["cpu"]
     assert "cpu" in requests  # utilisation is of what was asked for
@@ -181,11 +185,23 @@ def test_ports_meet(resources: list[Resource]) -> None:
         ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
         assert ports == ({} if name == "soup-migrate" else {"http": int(IMAGE["SOUP_PORT"])})
         assert {probe["httpGet"]["port"] for probe in probes(container).values()} <= ports.keys()
-    ((_, service),) = of_kind(resources, "Service").items()
-    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
-    api = containers(resources)["soup-api"]
-    url = variables(api, resources)["SOUP_REPLICA_URL"]
-    assert url == f"http://10.1.2.3:{api['ports'][0]['containerPort']}"
+    for service in of_kind(resources, "Service").values():
+        assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
+
+
+def test_the_proxy_finds_every_pod_by_the_name_of_their_service(resources: list[Resource]) -> None:
+    """HAProxy asks for the addresses; what a name would be balanced to by the cluster knows no models."""
+    service = of_kind(resources, "Service")["soup-api"]["spec"]
+    assert service["clusterIP"] == "None"
+    variables = {one["name"]: one.get("value") for one in containers(resources)[PROXY]["env"]}
+    assert str(variables["SOUP_SERVERS"]).partition(".$(NAMESPACE).svc.")[0] == "soup-api"
+    config = of_kind(resources, "ConfigMap")[f"{PROXY}{SUFFIX}"]["data"]["haproxy.cfg"]
+    templates = set(re.findall(r'server-template server (\d+) "\$\{SOUP_SERVERS\}:(\d+)"', config))
+    ((slots, port),) = templates
+    assert int(port) == service["ports"][0]["port"]
+    (scaler,) = of_kind(resources, "HorizontalPodAutoscaler").values()
+    assert int(slots) >= scaler["spec"]["maxReplicas"] + 1  # one more while a pod is exchanged
+    assert f"bind :{IMAGE['SOUP_PORT']}" in config
 
 
 def test_only_what_is_needed_passes_the_network(resources: list[Resource]) -> None:
@@ -202,12 +218,12 @@ def test_only_what_is_needed_passes_the_network(resources: list[Resource]) -> No
         return (policy["spec"]["podSelector"]["matchLabels"],)
 
     assert reached("soup-worker") == reached("soup-migrate") == []
-    (to_api,), (to_route,) = reached("soup-api"), reached("soup-route")
+    (to_api,), (to_proxy,) = reached("soup-api"), reached(PROXY)
     (source,) = selectors(to_api["from"])
-    assert [name for name, template in templates.items() if selects(source, template)] == ["soup-route"]
-    assert to_route["from"] == [{"namespaceSelector": {}}]
-    assert to_api["ports"] == to_route["ports"] == [{"port": "http", "protocol": "TCP"}]
-    (target,) = selectors(policies["soup-route"]["spec"]["egress"])
+    assert [name for name, template in templates.items() if selects(source, template)] == [PROXY]
+    assert to_proxy["from"] == [{"namespaceSelector": {}}]
+    assert to_api["ports"] == to_proxy["ports"] == [{"port": "http", "protocol": "TCP"}]
+    (target,) = selectors(policies[PROXY]["spec"]["egress"])
     assert [name for name, template in templates.items() if selects(target, template)] == ["soup-api"]
     everywhere = {
         port["port"] for rule in policies["soup"]["spec"]["egress"] if "to" not in rule for port in rule["ports"]
@@ -231,44 +247,34 @@ def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource]) -> No
             continue
         assert asked["livenessProbe"] == "/healthz"
         assert asked["readinessProbe"] == "/readyz"
-        assert ("startupProbe" in asked) == (name != "soup-route")  # a router loads no model
+        assert ("startupProbe" in asked) == (name != PROXY)  # it loads no model
         assert asked.get("startupProbe", "/healthz") == "/healthz"
         assert all("security" not in calls[path]["get"] for path in asked.values())
 
 
-def test_a_router_answers_its_probes_itself(tmp_path: Path) -> None:
-    from service.router.app import Router
-
-    database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
-    with closing(database), closing(TestClient(Router(database, Settings()))) as client:
-        assert client.get("/healthz").status_code == 200
-        assert client.get("/readyz").status_code == 503  # no replica is there
-
-
 def test_the_arguments_are_commands(resources: list[Resource]) -> None:
-    for name, container in containers(resources).items():
+    for name, container in ours(resources).items():
         assert "command" not in container  # the image's entry point is soup
         verb, *options = container["args"]
-        assert verb == {"soup-migrate": "migrate", "soup-route": "route"}.get(name, "serve")
+        assert verb == ("migrate" if name == "soup-migrate" else "serve")
         with command_of(verb).make_context(verb, options):
             pass
 
 
 def test_variables_are_settings_and_make_sense(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, container in containers(resources).items():
+    for name, container in ours(resources).items():
         found = variables(container, resources)
-        ours = {one: value for one, value in found.items() if one.startswith("SOUP_")}
-        assert found.keys() - ours.keys() <= OTHERS
-        assert {one.removeprefix("SOUP_").lower() for one in ours} <= set(Settings.model_fields)
+        named = {one: value for one, value in found.items() if one.startswith("SOUP_")}
+        assert found.keys() - named.keys() <= OTHERS
+        assert {one.removeprefix("SOUP_").lower() for one in named} <= set(Settings.model_fields)
         image = {one: value for one, value in IMAGE.items() if one.startswith("SOUP_")}
-        settings = settings_from(image | ours, monkeypatch)
+        settings = settings_from(image | named, monkeypatch)
         assert (settings.host, settings.port) == ("0.0.0.0", 8000)
         url = make_url(settings.database)
         assert (url.drivername, url.password) == ("postgresql+psycopg", None)
         assert found["PGPASSWORD"] == "given"
         role = {"soup-api": "api", "soup-worker": "worker"}.get(name, "all")
         assert settings.role == role
-        assert (settings.replica_url is not None) == (name == "soup-api")
         assert (settings.bootstrap_key is not None) == (role != "all")
         assert str(settings.blobs_url).startswith("s3://")
 
@@ -285,8 +291,8 @@ def test_what_is_written_is_written_into_volumes(resources: list[Resource], monk
     for name in ("soup-api", "soup-worker"):
         container, spec = containers(resources)[name], pods(resources)[name]["spec"]
         found = variables(container, resources)
-        ours = {one: value for one, value in (IMAGE | found).items() if one.startswith("SOUP_")}
-        settings = settings_from(ours, monkeypatch)
+        named = {one: value for one, value in (IMAGE | found).items() if one.startswith("SOUP_")}
+        settings = settings_from(named, monkeypatch)
         mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
         volumes = {one["name"]: one for one in spec["volumes"]}
         writable = {path for path, one in mounts.items() if "emptyDir" in volumes[one["name"]]}
@@ -309,7 +315,7 @@ def test_the_allowlist_of_the_example_is_read() -> None:
 
 
 def test_images_are_of_this_version(resources: list[Resource]) -> None:
-    images = {container["image"] for container in containers(resources).values()}
+    images = {container["image"] for container in ours(resources).values()}
     assert images == {f"registry.example/adaptersoup:{PROJECT['version']}"}
 
 
@@ -349,7 +355,7 @@ def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:
         secret = {one["name"]: one["valueFrom"] for one in container["env"] if SECRET.search(one["name"])}
         for variable, source in secret.items():
             assert source == {"secretKeyRef": {"name": "soup-secrets", "key": variable}}
-        expected = {"PGPASSWORD"}
+        expected = set() if name == PROXY else {"PGPASSWORD"}
         if name in {"soup-api", "soup-worker"}:
             expected |= {"SOUP_BOOTSTRAP_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
         assert secret.keys() == expected

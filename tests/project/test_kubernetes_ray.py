@@ -99,7 +99,7 @@ def test_the_schema_would_see_a_typo(field: str) -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kubectl_renders_the_same() -> None:
     told = subprocess.run(["kubectl", "kustomize", FOLDER / "ray"], capture_output=True, text=True, check=True).stdout
-    theirs = re.sub(r"\b(soup-(?:settings|bases))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
+    theirs = re.sub(r"\b(soup-(?:settings|bases|proxy))-[a-z0-9]{10}\b", rf"\1{SUFFIX}", told)
     assert {key_of(one): one for one in yaml.safe_load_all(theirs)} == resources()
 
 
@@ -222,7 +222,8 @@ def test_nodes_reach_each_other_and_nobody_else_reaches_them() -> None:
 def test_no_service_has_a_port_of_ray_but_the_heads_own() -> None:
     """KubeRay's Service of the head has the ports that its container names; with none it would have the dashboard's."""
     services = [one for one in resources().values() if one["kind"] == "Service"]
-    assert [one["metadata"]["name"] for one in services] == ["soup"]
+    assert sorted(one["metadata"]["name"] for one in services) == ["soup", "soup-api"]
+    assert not any(PART.items() <= one["spec"]["selector"].items() for one in services)
     head = cluster()["headGroupSpec"]
     assert "serviceType" not in head  # within the cluster
     (container,) = head["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Several `soup serve` and a `soup route` as processes over one PostgreSQL and one folder of blobs."""
+"""Several `soup serve` as processes over one PostgreSQL and one folder of blobs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def found_in(code: Path | None) -> dict[str, str]:
 
 @dataclass
 class Process:
-    """A server or router."""
+    """A server, or another command of `soup`."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -91,16 +91,10 @@ class Cluster:
         self.running.append(Process("", process))
         return self.running[-1]
 
-    def replica(self, *, code: Path | None = None, **settings: Any) -> Process:
-        """Begin a server that routers reach."""
-        port = free_port()
+    def server(self, *, code: Path | None = None, **settings: Any) -> Process:
+        """Begin a server."""
         data = self.folder / f"data-{len(self.running)}"
-        own = {"data": data, "port": port, "replica_url": f"http://127.0.0.1:{port}"}
-        return self.start("serve", code=code, **{**own, **settings})
-
-    def router(self, **settings: Any) -> Process:
-        """Begin a router."""
-        return self.start("route", port=0, **settings)
+        return self.start("serve", code=code, **{"data": data, "port": 0, **settings})
 
     def migrate(self, *, code: Path | None = None) -> None:
         """Run `soup migrate` to its end."""
@@ -125,11 +119,6 @@ def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
             if one.process.poll() is None:
                 one.process.kill()
             one.process.communicate()
-
-
-def ids(client: httpx2.Client, *, alive: bool = True) -> list[str]:
-    """The replicas that a server lists."""
-    return [one["id"] for one in client.get("/v1/replicas").json()["data"] if one["alive"] or not alive]
 
 
 def client_of(url: str, key: str = KEY) -> httpx2.Client:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from registry.catalogue import Database
-from registry.catalogue.replica_rows import ReplicaLoad, ReplicaRow
 from service.presence import Presence
 from service.settings import Settings
 from tests.postgres import Postgres
+from tests.registry.catalogue.test_replicas import seen
 from tests.service.cluster import until
 
 pytestmark = pytest.mark.slow
@@ -20,21 +20,15 @@ def test_a_server_beats_while_its_requests_hold_every_connection(postgres: Postg
     url = postgres.url()
     ours, other = Database(url, pool_size=1), Database(url, pool_size=1)
     settings = Settings(data=tmp_path, database_url=url, replica_beat_seconds=0.1)
-    presence = Presence(ours, settings, bases={}, load=lambda: ReplicaLoad(0, 0, 0))
-
-    def row() -> ReplicaRow:
-        with other.read() as catalogue:
-            return catalogue.replicas.list()[0]
-
+    presence = Presence(ours, settings, bases={})
     presence.join()
     try:
         with ours.read():
-            first = row().seen_at
-            until(lambda: row().seen_at > first, "a beat")
+            first = seen(other)
+            until(lambda: seen(other) != first, "a beat")
     finally:
         presence.leave()
-    with other.read() as catalogue:
-        assert catalogue.replicas.list() == []
+    assert seen(other) == {}
     for one in (ours, other):
         one.close()
     postgres.drop(url)

@@ -57,7 +57,7 @@ def _of_columns(table: str, before: dict[str, Any], after: dict[str, Any]) -> li
             found.append(f"{table}.{name} was {old['type']} and is {new['type']}")
         if old["nullable"] and not new["nullable"]:
             found.append(f"{table}.{name} takes no NULL any more")
-        if new["default"] != old["default"]:
+        if new["default"] != old["default"] and (old["nullable"] or old["default"] is not None):
             found.append(f"{table}.{name} had the default {old['default']} and has {new['default']}")
     for name in after.keys() - before.keys():
         if not after[name]["nullable"] and after[name]["default"] is None:

@@ -19,7 +19,7 @@ from service.storage import Migrated, SchemaWatch, check_schema, check_serves, m
 from tests import last_release as history
 from tests.registry.catalogue.neighbours import Schema, copy_rows, rows_of, schema_of, taken_away
 from tests.registry.catalogue.test_migrations import fill, schema
-from tests.registry.catalogue.test_replicas import IDLE, ONE
+from tests.registry.catalogue.test_replicas import join
 from tests.registry.catalogue_rows import add_ready
 
 CONTRACTED: dict[str, str] = {}
@@ -69,6 +69,7 @@ HARMLESS = (
     ALTER.format(table="adapters", what='add_column(sa.Column("planted", sa.String(64)))'),
     ALTER.format(table="jobs", what='add_column(sa.Column("planted", sa.Text(), nullable=False, server_default=""))'),
     'op.create_index("ix_more", "jobs", ["created_by", "attempts"])',
+    ALTER.format(table="audit", what='alter_column("action", existing_type=sa.String(64), server_default="x")'),
     NEW_TABLE.format(rule=', ondelete="CASCADE"'),
 )  # fmt: skip
 
@@ -218,8 +219,7 @@ def test_it_does_not_serve_one_of_the_version_after_that(database: Database, bey
 def test_a_database_on_which_older_servers_run_is_not_migrated_under_them(database: Database, tmp_path: Path) -> None:
     """On SQLite there is no other server."""
     shared = database.engine.dialect.name == "postgresql"
-    with database.write() as catalogue:
-        catalogue.replicas.join(ONE, IDLE)
+    join(database, "one")
     migrations.downgrade(database.engine, "0018")
     if shared:
         sentence = rf"1 of the servers .* at revision '0018' .* from revision '{last_release.REVISION}' on: stop them"
@@ -227,7 +227,7 @@ def test_a_database_on_which_older_servers_run_is_not_migrated_under_them(databa
             migrate(database, backups=tmp_path)
         assert migrations.current(database.engine) == "0018"
         with database.write() as catalogue:
-            catalogue.replicas.leave(ONE.id)
+            catalogue.replicas.leave("one")
     assert migrate(database, backups=tmp_path).after == migrations.head()
     migrations.downgrade(database.engine, "0010")  # nobody was listed then
     assert migrate(database, backups=tmp_path).before == "0010"

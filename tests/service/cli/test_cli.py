@@ -1006,24 +1006,6 @@ class TestKeysAndJobs:
         assert "They differ." in err
 
 
-def test_servers_are_listed_with_their_versions(soup: Soup, server: Server) -> None:
-    """How many are of which, where they differ; one that knows no versions answers with none."""
-    one = {
-        "role": "all", "url": None, "alive": True, "silent_seconds": 0.3, "requests": 0, "places": 16, "adapters": 0,
-        "bases": {},
-    }  # fmt: skip
-    new = {**one, "version": "0.1.0", "revision": "0022"}
-    rows = [{**new, "id": "a"}, {**new, "id": "b"}, {**one, "id": "c", "version": None, "revision": None}]
-    server.on("GET /v1/replicas", ok({"object": "list", "data": rows}))
-    code, out, err = soup("replicas")
-    told = [said for line in out.splitlines() for said in ("0.1.0 (0022)", "not said") if said in line]
-    assert (code, told) == (0, ["0.1.0 (0022)", "0.1.0 (0022)", "not said"])
-    assert err == "Servers by version: 0.1.0 (0022) 2, not said 1.\n"
-    server.on("GET /v1/replicas", ok({"object": "list", "data": [{**one, "id": "c"}]}))
-    code, out, err = soup("replicas")
-    assert (code, "not said" in out, err) == (0, True, "")
-
-
 class TestOutput:
     def test_columns(self) -> None:
         text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])

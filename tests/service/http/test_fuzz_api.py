@@ -167,7 +167,6 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "GET /v1/jobs/{id}/events": job,
         "POST /v1/jobs/{id}/cancel": job,
         "GET /v1/keys": {},
-        "GET /v1/replicas": {},
         "POST /v1/keys": {"body": KEY},
         "GET /v1/namespaces/{ns}": {"path_parameters": {"ns": "acme"}},
         "PATCH /v1/namespaces/{ns}": {"path_parameters": {"ns": "acme"}, "body": {"tuning": "allow"}},

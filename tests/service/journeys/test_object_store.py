@@ -160,7 +160,7 @@ def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
     database, data = postgres.url(), bytes(range(256)) * 4000
     settings = {"blobs": None, "blobs_url": object_store.bucket(), "database_url": database, "bases": bases}
     with cluster(tmp_path / "cluster", **settings, preload=False, job_workers=0) as found:
-        servers = [found.replica(), found.replica()]
+        servers = [found.server(), found.server()]
         for one in servers:
             one.wait()
         first, second = (client_of(one.url) for one in servers)

@@ -7,7 +7,7 @@ import hashlib
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,7 +25,8 @@ from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests.last_release import last_release
 from tests.postgres import Postgres
-from tests.service.cluster import Cluster, client_of, cluster, ids, until
+from tests.registry.catalogue.test_replicas import seen
+from tests.service.cluster import Cluster, client_of, cluster, until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, write_bases
 
@@ -46,7 +47,7 @@ class Fleet:
     def __init__(self, base: Path, cache: Path) -> None:
         self._entry, self._cache = BaseEntry(id=BASE_ID, source=str(base)), cache
         self.clients: dict[str, httpx2.Client] = {}
-        """By version, and `router`."""
+        """By version."""
 
     def weights(self, seed: int) -> bytes:
         """Weights of an adapter that visibly changes what the tiny base says."""
@@ -139,41 +140,41 @@ def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base
     """The last release's server goes on while this version migrates and starts beside it, until it is stopped."""
     fleet = Fleet(tiny_base_dir, tmp_path / "cache")
     migrated(servers, REVISION)
-    old = servers.replica(code=code)
+    old = servers.server(code=code)
     old.wait()
     with ExitStack() as stack:
         fleet.clients["old"] = stack.enter_context(client_of(old.url))
         before = fleet.push("old", "acme/before", seed=1)
         with asking(fleet, "old", "acme/before") as heard:
             head = migrated(servers)
-            new, router = servers.replica(), servers.router()
-            for version, one in (("new", new), ("router", router)):
-                one.wait()
-                fleet.clients[version] = stack.enter_context(client_of(one.url))
-            until(lambda: len(ids(fleet.clients["old"])) == 2, "two servers")
-            listed = fleet.clients["new"].get("/v1/replicas").json()["data"]
-            assert [one["revision"] for one in listed] == [None, head], "which of them is to be exchanged still"
+            new = servers.server()
+            new.wait()
+            fleet.clients["new"] = stack.enter_context(client_of(new.url))
+            listed = answered(fleet.clients["old"].get("/v1/replicas"))["data"]
+            assert [one["alive"] for one in listed] == [True, True], "the old one reads the new one's row"
             each_does_what_the_other_sees(fleet, before["digest"])
             bytes_go_beside_pushes_of_them(fleet)
             count = len(heard)
             until(lambda: len(heard) > count, "an answer of the old one")
-        with asking(fleet, "router", "acme/before"):
+        with asking(fleet, "new", "acme/before"):
             old.end(signal.SIGTERM)
-            assert len(ids(fleet.clients["new"])) == 1
+            assert len(seen(stack.enter_context(opened(servers)))) == 1
         fleet.push("new", "acme/after", seed=9)
-        assert fleet.says("router", "acme/before") == heard[0]
+        assert fleet.says("new", "acme/before") == heard[0]
     assert head == migrations.head()
     assert "Traceback" not in servers.logs()
 
 
+def opened(servers: Cluster) -> closing[Database]:
+    """The database of the servers."""
+    return closing(Database(servers.settings["database_url"]))
+
+
 def migrated(servers: Cluster, revision: str = "head") -> str | None:
     """Bring the database to a revision; gives the one that it is at then."""
-    database = Database(servers.settings["database_url"])
-    try:
+    with opened(servers) as database:
         migrations.upgrade(database.engine, revision)
         return migrations.current(database.engine)
-    finally:
-        database.close()
 
 
 def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
@@ -190,9 +191,8 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
             alias = {"version": version}
             answered(fleet.clients[here].put(f"/v1/adapters/acme/moved-{here}/aliases/live", json=alias))
             body = {"model": f"acme/moved-{here}@live", "prompt": "a", "max_tokens": 1}
-            for asked in (there, "router"):
-                answer = fleet.clients[asked].post("/v1/completions", json=body)
-                assert answer.headers["x-soup-digest"] == target
+            answer = fleet.clients[there].post("/v1/completions", json=body)
+            assert answer.headers["x-soup-digest"] == target
 
         ingredients = [{"ref": "acme/before"}, {"ref": name, "weight": 2}]
         body = {"recipe": {"ingredients": ingredients}, "name": f"acme/soup-{here}", "verify": False, "wait": 60}
@@ -207,8 +207,8 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
 
         upload(fleet, here, there, f"sent to the {here} one".encode() * 100)
     listed = [sorted(one["id"] for one in answered(fleet.clients[version].get("/v1/models"))["data"])
-              for version in ("old", "new", "router")]  # fmt: skip
-    assert listed[0] == listed[1] == listed[2]
+              for version in VERSIONS]  # fmt: skip
+    assert listed[0] == listed[1]
     assert {"acme/by-old", "acme/by-new"} <= {one.partition("@")[0] for one in listed[0]}
 
 

@@ -14,15 +14,14 @@ from typing import Any, Literal
 
 import pytest
 
-import migrations
 from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.spec import Provenance
 from service.runtime import Runtime
 from service.settings import Settings
-from service.version import VERSION
 from tests.postgres import Postgres
-from tests.service.cluster import ids, until
+from tests.registry.catalogue.test_replicas import seen
+from tests.service.cluster import until
 from tests.service.passages import WORDS, passages
 from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 from tests.tiny_models import build_tiny_base
@@ -258,48 +257,29 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
     other = build_tiny_base(tmp_path / "other", seed=9)
     mine = {**shared, "bases": write_bases(tmp_path / "bases.toml", {BASE_ID: other})}
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
-    with pytest.raises(Incompatible, match=rf"'{BASE_ID}' is in another state here .* than on the server replica-"):
+    with pytest.raises(
+        Incompatible, match=rf"'{BASE_ID}' is in another state here .* than on the server \S+-[0-9a-f]{{12}} "
+    ):
         runtime.start()
     mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": other})
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
     runtime.start()
-    own = runtime.presence.me.id
-    assert own not in ids(servers[0].client), "nobody is sent to it before it listens"
+    own, before = runtime.presence.id, seen(servers[0].runtime.database).keys()
+    assert own not in before
     runtime.join()
-    assert own in ids(servers[0].client)
+    assert seen(servers[0].runtime.database).keys() == before | {own}
     runtime.stop()
-
-
-def test_servers_are_listed_while_they_are_there(
-    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path
-) -> None:
-    def listed() -> dict[str, Any]:
-        return {one["id"]: one for one in servers[0].client.get("/v1/replicas").json()["data"] if one["alive"]}
-
-    before = listed()
-    assert {server.runtime.presence.me.id for server in servers} <= set(before)
-    with contextmanager(open_world)(tmp_path / "third", **{**shared, "replica_url": "http://10.0.0.3:8000"}) as third:
-        own = third.runtime.presence.me.id
-        shape = third.runtime.bases[BASE_ID].shape
-        found = listed()
-        assert set(found) - set(before) == {own}
-        assert found[own]["url"] == "http://10.0.0.3:8000"
-        assert found[own]["bases"] == {BASE_ID: shape.fingerprint}
-        assert found[own]["role"] == "all"
-        assert (found[own]["version"], found[own]["revision"]) == (VERSION, migrations.head())
-    assert own not in listed()
-    team = servers[0].key(["admin"], ["acme"])
-    assert servers[0].client.get("/v1/replicas", headers=servers[0].headers(team)).status_code == 403
+    assert seen(servers[0].runtime.database).keys() == before
 
 
 def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path) -> None:
     """As after an outage of the database: its row is old, or is gone."""
     with contextmanager(open_world)(tmp_path / "third", **{**shared, "replica_beat_seconds": 0.1}) as third:
-        own = third.runtime.presence.me.id
+        own = third.runtime.presence.id
         for change in ("UPDATE replicas SET seen_at = 1 WHERE id = %s", "DELETE FROM replicas WHERE id = %s"):
             with servers[0].runtime.database.engine.begin() as connection:
                 connection.exec_driver_sql(change, (own,))
-            until(lambda: own in ids(servers[0].client))
+            until(lambda: seen(servers[0].runtime.database).get(own, 1) > 1)
 
 
 def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: dict[str, Any], tmp_path: Path) -> None:
@@ -309,7 +289,7 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
     with opened(tmp_path / "api", **mine, role="api") as api:
         pushed = api.push("acme/law", seed=3, domain="law", sample={"texts": passages("court", 25)})
         assert api.client.get(f"/v1/jobs/{pushed['job']}").json()["state"] == "queued"
-        with opened(tmp_path / "worker", **mine, role="worker", replica_url="http://10.0.0.9:80") as worker:
+        with opened(tmp_path / "worker", **mine, role="worker") as worker:
             assert ended(api, pushed["job"])["state"] == "succeeded"
             for path in ("/v1/models", "/v1/adapters/acme/law", "/docs", "/nothing", "/"):
                 answer = worker.client.get(path)
@@ -321,8 +301,6 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
             assert worker.client.post("/v1/completions", json=body, headers={"authorization": ""}).status_code == 401
             assert worker.client.get("/healthz").status_code == worker.client.get("/readyz").status_code == 200
             assert "soup_jobs_ended_total" in worker.client.get("/metrics").text
-            roles = {one["role"]: one["url"] for one in api.client.get("/v1/replicas").json()["data"]}
-            assert roles == {"api": None, "worker": None}, "nobody is sent to a worker"
     postgres.drop(url)
 
 

@@ -1,1 +1,0 @@
-"""What `benchmarks.scale` measures of several servers behind `soup route`, a part each."""
