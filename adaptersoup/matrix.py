@@ -7,11 +7,11 @@ from typing import Any
 
 from adaptersoup.calls import request_of
 from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
-from registry.pieces.places import place_of_work
 from registry.progress import Progress
 from registry.registry import Caller
 from registry.select import pool_of
-from service.engine.score_pieces import score_samples
+from registry.tasks.run import open_pool
+from service.engine.score_task import score_samples
 from service.http.schemas.evaluations import EvaluationRequest
 from service.runtime import Runtime
 
@@ -20,9 +20,9 @@ def evaluate_on(
     on: str, runtime: Runtime, *, pool: Mapping[str, Any] | None, passages: int | None, parallel: int | None,
     cores: int | None, progress: Progress,
 ) -> CrossEvaluated:  # fmt: skip
-    """Evaluate what is missing of a pool as pieces of work, and keep it in the store as it comes.
+    """Evaluate what is missing of a pool as tasks, and store each result as it comes.
 
-    Raises InvalidParameter for what is asked for wrongly, and otherwise as `cross_evaluate` and `place_of_work` do.
+    Raises InvalidParameter for a wrong argument, and otherwise as `cross_evaluate` and `open_pool` do.
     """
     given = {"pool": pool, "passages": passages}
     asked = request_of(EvaluationRequest, **{name: value for name, value in given.items() if value is not None})
@@ -30,8 +30,8 @@ def evaluate_on(
     base, spec = pool_of(registry, caller, asked.pool)
     with registry.database.write() as catalogue:
         caller.audit(catalogue, "evaluation.ask", spec.digest)
-    with place_of_work(on, at_once=parallel, cores=cores) as place:
-        elsewhere = Elsewhere(place, score_samples, place.threads(of=1))
+    with open_pool(on, at_once=parallel, cores=cores) as tasks:
+        elsewhere = Elsewhere(tasks, score_samples, tasks.threads(of=1))
         return cross_evaluate(
             registry, caller, base, spec, passages=asked.passages, progress=progress, elsewhere=elsewhere
         )  # fmt: skip

@@ -23,7 +23,7 @@ from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, m
 from benchmarks.soups.greedy import searched
 from benchmarks.soups.run import Run, Search
 from benchmarks.soups.setting import HOSTILE, LARGEST, TEST, Lengths, Setting, opened
-from registry.pieces.places import place_of_work
+from registry.tasks.run import open_pool
 
 PAPER = ("uniform", "similarity", "clustering")
 PARTS = ("hostile", "thorough")
@@ -204,11 +204,11 @@ def main() -> None:
     name = "adaptersoup" if given.out is None else given.out.stem
     lengths = Lengths(given.passages, given.largest, given.longest)
     with (
-        place_of_work(given.on, at_once=given.parallel, cores=given.cores) as place,
+        open_pool(given.on, at_once=given.parallel, cores=given.cores) as pool,
         opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting,
     ):
         found = run(
-            setting, given.home, search=partial(searched, place), over=given.over, draws=given.draws,
+            setting, given.home, search=partial(searched, pool), over=given.over, draws=given.draws,
             sizes=given.sizes, name=name, without=given.without, greedy=given.greedy,
         )  # fmt: skip
     found.finish(given.out)

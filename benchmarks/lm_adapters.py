@@ -23,7 +23,7 @@ from benchmarks.report import Result, options
 from demo.results import best_dtype
 from registry.base_model import shape_of
 from registry.errors import SoupError
-from registry.pieces.places import place_of_work
+from registry.tasks.run import open_pool
 
 FOLDER = Path(".reproduce") / "lm"
 SHARED = Path("../shared")
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
         dtype = best_dtype() if asked.dtype == "auto" else asked.dtype
         given = Given(chosen, shape, runner.all_data(place), dtype)
         at_once = asked.parallel or (HERE if asked.on is None else None)
-        with place_of_work(asked.on, at_once=at_once) as workplace:
-            result = Experiment(Runner(place, workplace), given).run()
+        with open_pool(asked.on, at_once=at_once) as pool:
+            result = Experiment(Runner(place, pool), given).run()
         result.finish(asked.out)
     except SoupError as problem:
         print(f"error: {problem}", file=sys.stderr)

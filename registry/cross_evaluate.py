@@ -15,12 +15,13 @@ from registry.catalogue.evaluation_rows import NewEvaluation
 from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
 from registry.files import decode_lines
-from registry.pieces import Ended, Piece, Watch, Workplace
 from registry.pools import check_not_empty, current_members
 from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
 from registry.spec import AdapterConfig, BaseEntry, PassageScore, PoolSpec
 from registry.stored_adapters import loadable
+from registry.tasks.run import run_tasks
+from registry.tasks.task import Pool, Task, TaskLost, Watch
 from registry.uncertainty import paired_difference
 
 MOST_ADAPTERS = 100
@@ -45,7 +46,7 @@ class CrossEvaluated:
 class ToScore:
     """Samples, by their digests, that are scored by an adapter, or by the base model alone.
 
-    Pieces share the texts, by these digests; what comes of one depends on nothing else.
+    Tasks share the texts, by these digests.
     """
 
     entry: BaseEntry
@@ -56,12 +57,16 @@ class ToScore:
     """Its digest, its configuration, and its weights as they are stored."""
 
 
+Scores = list[list[PassageScore]]
+"""Of each sample, its passages' scores."""
+
+
 @dataclass(frozen=True)
 class Elsewhere:
-    """A place where pools are evaluated, and the function that gives a sample's scores there, each in its order."""
+    """Processes or machines on which adapters are evaluated, and the function that scores samples there."""
 
-    place: Workplace
-    work: Callable[[ToScore, Watch], list[list[PassageScore]]]
+    pool: Pool
+    score: Callable[[ToScore, Watch], Scores]
     threads: int
 
 
@@ -168,40 +173,41 @@ class _Work:
             self.failed[one.ref] = error.message
 
     def evaluate_elsewhere(self, pairs: Sequence[tuple[AdapterRow, AdapterRow]], at: Elsewhere) -> None:
-        """Pairs at a place: first the base alone, a sample a piece, then a piece for each adapter with its samples."""
+        """Pairs in a pool: first the base alone, a task a sample, then a task for each adapter with its samples."""
         sampled = {_sample(of): of for _, of in pairs}
         texts = self._all_texts(sampled)
         alone = self._alone_elsewhere(texts, sampled, at)
-        wanted: dict[str, list[AdapterRow]] = {}
+        samples: dict[str, list[AdapterRow]] = {}
         for one, of in pairs:
             if _sample(of) in alone:
-                wanted.setdefault(one.digest, []).append(of)
-        rows = {one.digest: one for one, _ in pairs if one.digest in wanted}
-        self._begun = len(pairs) - sum(map(len, wanted.values()))
+                samples.setdefault(one.digest, []).append(of)
+        rows = list({one.digest: one for one, _ in pairs if one.digest in samples}.values())
+        self._begun = len(pairs) - sum(map(len, samples.values()))
+        started: list[AdapterRow] = []
 
-        def pieces() -> Iterator[Piece[list[list[PassageScore]]]]:
+        def tasks() -> Iterator[Task]:
             """An adapter's weights are read when it is about to be evaluated."""
-            for digest, one in rows.items():
-                samples = tuple(_sample(of) for of in wanted[digest])
+            for one in rows:
                 try:
-                    adapter = (digest, one.config, self._registry.blobs.read(one.weights_blob))
+                    adapter = (one.digest, one.config, self._registry.blobs.read(one.weights_blob))
                 except BROKEN as error:
                     self.failed[one.ref] = error.message
-                    self._begun += len(wanted[digest])
+                    self._begun += len(samples[one.digest])
                     continue
-                yield Piece(digest, at.work, self._to_score(at, samples, adapter), texts)
+                started.append(one)
+                yield Task(self._to_score(at, tuple(map(_sample, samples[one.digest])), adapter), texts)
 
-        for ended in self._run(pieces(), at, lambda digest: rows[digest].ref):
-            one = rows[ended.name]
-            try:
-                found = _scores(ended)
-            except BROKEN as error:
-                self.failed[one.ref] = error.message
-                found = []
-            for of, scores in zip(wanted[one.digest], found, strict=False):
-                self._alone = alone[_sample(of)]
-                self._store(one, of, scores)
-            self._begun += len(wanted[one.digest])
+        for index, outcome in self._run(at, tasks(), lambda index: started[index].ref):
+            one = started[index]
+            if isinstance(outcome, (*BROKEN, TaskLost)):
+                self.failed[one.ref] = outcome.message
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                for of, scores in zip(samples[one.digest], outcome, strict=True):
+                    self._alone = alone[_sample(of)]
+                    self._store(one, of, scores)
+            self._begun += len(samples[one.digest])
 
     def _all_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[str, ...]]:
         """The texts of samples by their digests; one that is damaged is noted and left out."""
@@ -217,16 +223,18 @@ class _Work:
         self, texts: Mapping[str, tuple[str, ...]], sampled: Mapping[str, AdapterRow], at: Elsewhere
     ) -> dict[str, list[PassageScore]]:
         """What the base gets on each sample; one of which too little can be scored is noted and left out."""
-        pieces = [Piece(digest, at.work, self._to_score(at, (digest,)), texts) for digest in texts]
-        found = {}
-        for ended in self._run(pieces, at, lambda digest: f"the base model on {sampled[digest].domain}"):
-            (scores,) = ended.value()
+        digests, found = list(texts), {}
+        tasks = [Task(self._to_score(at, (digest,)), texts) for digest in digests]
+        for index, outcome in self._run(at, tasks, lambda index: f"the base model on {sampled[digests[index]].domain}"):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            (scores,) = outcome
             try:
                 _check_scored(scores)
             except InvalidParameter as error:
-                self.failed[sampled[ended.name].ref] = error.message
+                self.failed[sampled[digests[index]].ref] = error.message
             else:
-                found[ended.name] = scores
+                found[digests[index]] = scores
         return found
 
     def _to_score(
@@ -235,18 +243,18 @@ class _Work:
         return ToScore(self._base.entry, self._base.shape.fingerprint, at.threads, samples, adapter)
 
     def _run(
-        self, pieces: Iterable[Piece[list[list[PassageScore]]]], at: Elsewhere, called: Callable[[str], str]
-    ) -> Iterator[Ended[list[list[PassageScore]]]]:
-        """Pieces as they end; `progress` is called meanwhile, and may raise to end them."""
-        said = "waiting for the first piece"
+        self, at: Elsewhere, tasks: Iterable[Task], name: Callable[[int], str]
+    ) -> Iterator[tuple[int, Scores | BaseException]]:
+        """Tasks as they end; `progress` is called meanwhile, and may raise to end them."""
+        message = "waiting for the first task"
 
         def should_stop() -> bool:
-            self._progress(self._begun, self._total, said)
+            self._progress(self._begun, self._total, message)
             return False
 
-        for ended in at.place.run(pieces, should_stop=should_stop):
-            said = called(ended.name)
-            yield ended
+        for index, outcome in run_tasks(at.pool, at.score, tasks, should_stop=should_stop):
+            message = name(index)
+            yield index, outcome
 
     def _read(self, of: AdapterRow, alive: Progress) -> None:
         """The text of a sample, and the base alone on it."""
@@ -285,13 +293,6 @@ def _check_scored(alone: Sequence[PassageScore]) -> None:
             f"{FEWEST}: push a sample with longer texts.",
             param="passages",
         )
-
-
-def _scores(ended: Ended[list[list[PassageScore]]]) -> list[list[PassageScore]]:
-    """What a piece came to; one whose process was lost too often is an adapter that cannot be run."""
-    if ended.gave_up:
-        raise Internal(str(ended.problem))
-    return ended.value()
 
 
 def _sample(row: AdapterRow) -> str:

@@ -2,23 +2,29 @@
 
 Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3). Each cell
 is a directory to push. One that is there is not trained again, and one that was stopped goes on from its checkpoint,
-so that the same call finishes what an earlier one began. Several cells at once are `training.parallel_sweep`'s.
+so that the same call finishes what an earlier one began. Cells run one after another, or several at once in a pool;
+with as many threads they come out the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from registry.base_model import BaseText, LoadedBase
-from registry.errors import InvalidParameter, NotFound
-from registry.formats import AdapterDirectory, read_directory
+from registry.errors import Cancelled, InvalidParameter, NotFound
+from registry.formats import AdapterDirectory, place_files, read_directory
+from registry.tasks.run import run_tasks
+from registry.tasks.task import Pool, Task, TaskLost
 from training.build import read_items
-from training.checkpoint import differences, held
+from training.cell_task import CellTask, Files, members_of, train_elsewhere, train_here
+from training.checkpoint import differences, discard, held
 from training.data import MIN_TEXTS, MIN_VALID_TEXTS, Data, enough
 from training.request import TrainingRun
 from training.spec import SAMPLE, TrainingSpec
@@ -132,27 +138,110 @@ def cells_of(domains: Sequence[Domain], rates: Sequence[float], seeds: Sequence[
 
 
 def sweep(
-    base: LoadedBase, grid: Grid, *, progress: CellProgress = nobody, should_stop: Callable[[], bool] | None = None
+    base: BaseText,
+    grid: Grid,
+    *,
+    pool: Pool | None = None,
+    progress: CellProgress = nobody,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row]:
-    """Train the cells one after another, and give what became of each.
+    """Train the cells one after another on a LoadedBase, or several at once in a pool, and yield a row for each.
 
-    A cell that diverges does not end the others. Before the first is trained, those that are there are checked:
-    raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
-    `training.train.train` does.
+    A cell that diverges, or whose process died too often, does not end the others. In a pool the threads of torch are
+    shared out. Before the first is trained, those that are there are checked: raises Conflict where one is of another
+    training. Raises Cancelled when `should_stop` returns True, and otherwise what `training.train.train` does.
     """
     with at_work(grid):
-        kept, now = kept_cells(base, grid), made_with()
+        kept, threads = kept_cells(base, grid), torch.get_num_threads()
+        now = made_with(threads if pool is None else pool.threads(of=threads))
         for cell in grid.cells:
             if cell.name in kept:
                 yield made(cell, "kept", kept[cell.name], now)
-                continue
+        cells = [cell for cell in grid.cells if cell.name not in kept]
+        errors = (
+            _one_by_one(base, grid, cells, progress, should_stop)
+            if pool is None
+            else _at_once(base, grid, cells, pool, progress, should_stop)
+        )
+        for cell, error in errors:
+            yield (
+                made(cell, "trained", read_directory(grid.out / cell.name), now)
+                if error is None
+                else (untrained(cell, error))
+            )
+
+
+Errors = Iterator[tuple[Cell, BaseException | None]]
+"""Cells as they end, each with what it raised."""
+
+
+def _one_by_one(
+    base: BaseText, grid: Grid, cells: Sequence[Cell], progress: CellProgress, should_stop: Callable[[], bool]
+) -> Errors:
+    assert isinstance(base, LoadedBase)
+    for cell in cells:
+        error: InvalidParameter | None = None
+        try:
             report = partial(progress, cell)
-            try:
-                train(grid.run_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
-            except InvalidParameter as problem:
-                yield diverged(cell, problem)
-            else:
-                yield made(cell, "trained", read_directory(grid.out / cell.name), now)
+            train(grid.run_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
+        except InvalidParameter as problem:
+            error = problem
+        yield cell, error
+
+
+def _at_once(
+    base: BaseText, grid: Grid, cells: Sequence[Cell], pool: Pool, progress: CellProgress,
+    should_stop: Callable[[], bool],
+) -> Errors:  # fmt: skip
+    outcomes = run_tasks(
+        pool,
+        train_elsewhere if pool.remote else train_here,
+        _tasks(base, [grid.run_of(cell) for cell in cells], pool),
+        progress=lambda index, *report: progress(cells[index], *report),
+        should_stop=should_stop,
+    )
+    try:
+        for index, outcome in outcomes:
+            if isinstance(outcome, dict):  # of another machine
+                _write(grid.run_of(cells[index]), outcome)
+            yield cells[index], outcome if isinstance(outcome, BaseException) else None
+    except Cancelled:
+        raise Cancelled(
+            "The sweep was cancelled; the cells that were being trained begin anew."
+            if pool.remote
+            else "The sweep was cancelled, and the cells that were being trained are saved."
+        ) from None
+
+
+def _tasks(base: BaseText, runs: Sequence[TrainingRun], pool: Pool) -> Iterator[Task]:
+    """The cells' tasks; on other machines with their files, of which each is read once."""
+    read = cache(Path.read_bytes)
+    texts = cache(lambda *paths: tuple(map(read, paths)))
+    for run in runs:
+        cell = CellTask(base.entry, base.shape.fingerprint, pool.threads(of=torch.get_num_threads()), run)
+        if pool.remote:
+            yield Task(replace(cell, members=members_of(run, read)), texts(run.train, run.valid))
+        else:
+            yield Task(cell)
+
+
+def _write(run: TrainingRun, directories: Mapping[str, Files]) -> None:
+    """Write what another machine trained, the merge of a bank last; a checkpoint from before is not needed any more."""
+    for name, files in sorted(directories.items(), key=lambda item: item[0] == run.out.name):
+        place_files(run.out.with_name(name), files, replace=name != run.out.name)  # a bank that was left by a crash
+    assert run.checkpoint is not None
+    discard(run.checkpoint)
+
+
+def untrained(cell: Cell, error: BaseException) -> Row:
+    """The row of a cell that diverged, or whose process died; raises any other error, which all cells have."""
+    if isinstance(error, TaskLost):
+        return Row(cell, "failed", problem=str(error))
+    if not isinstance(error, InvalidParameter) or error.param not in ("texts", DIVERGED):
+        raise error
+    if error.param == "texts":
+        raise InvalidParameter(f"{cell.domain.train.parent}: {error.message}", param="texts") from error
+    return Row(cell, "diverged", problem=error.message)
 
 
 def made(cell: Cell, state: Literal["trained", "kept"], folder: AdapterDirectory, now: Mapping[str, Any]) -> Row:
@@ -167,15 +256,6 @@ def _recorded(folder: AdapterDirectory) -> list[dict[str, Any]]:
     """The `made_with` of each part of an adapter's training; none where a file from elsewhere says something else."""
     found = folder.provenance.training.get("made_with")
     return found if isinstance(found, list) and all(isinstance(one, dict) for one in found) else []
-
-
-def diverged(cell: Cell, problem: InvalidParameter) -> Row:
-    """The row of a cell that diverged; raises any other problem, with its domain where it is one of the data."""
-    if problem.param == "texts":
-        raise InvalidParameter(f"{cell.domain.train.parent}: {problem.message}", param="texts") from problem
-    if problem.param != DIVERGED:
-        raise problem
-    return Row(cell, "diverged", problem=problem.message)
 
 
 @contextmanager

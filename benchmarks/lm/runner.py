@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from benchmarks.lm.work import Texts, adapter_file, data_of, run_cell, texts_of
 from demo.results import commit
 from registry.base_model import shape_of
 from registry.files import replace_file
-from registry.pieces import Ended, Piece, Watch, Workplace, own_disk, own_folder
 from registry.spec import BaseEntry
-from training.cell_pieces import base_of
+from registry.tasks.run import run_tasks
+from registry.tasks.task import Pool, Task, Watch
+from training.cell_task import base_of
 
 Record = dict[str, Any]
 
@@ -77,10 +79,10 @@ def kept(place: Place, cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
 
 
 class Runner:
-    """Runs cells at a place of work."""
+    """Runs cells in a pool."""
 
-    def __init__(self, place: Place, workplace: Workplace) -> None:
-        self._place, self._workplace = place, workplace
+    def __init__(self, place: Place, pool: Pool) -> None:
+        self._place, self._pool = place, pool
         self._texts = cache(self._read_texts)
         self._fingerprint = cache(lambda: shape_of(entry(place)).fingerprint)  # of all its weights
 
@@ -91,27 +93,27 @@ class Runner:
         """
         files = kept(self._place, cells)
         found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
-        todo = {cell.key: cell for cell in sorted(cells, key=lambda one: -one.training_tokens) if cell.key not in found}
-        tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo.values())))
-        failed: Ended[Ran] | None = None
-        pieces = (self._piece(cell) for cell in takewhile(lambda _: failed is None, todo.values()))
-        for ended in self._workplace.run(pieces):
-            if ended.problem is not None:
-                failed = failed or ended
+        todo = [cell for cell in sorted(cells, key=lambda one: -one.training_tokens) if cell.key not in found]
+        tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo)))
+        failed: BaseException | None = None
+        tasks = (self._task(cell) for cell in takewhile(lambda _: failed is None, todo))
+        for index, outcome in run_tasks(self._pool, _run, tasks):
+            if isinstance(outcome, BaseException):
+                failed = failed or outcome
                 continue
-            cell = todo[ended.name]
-            found[cell.key] = self._keep(cell, ended.value())
+            cell = todo[index]
+            found[cell.key] = self._keep(cell, outcome)
             tell.done(cell, _tokens(cell), found[cell.key])
         if failed is not None:
-            failed.value()
+            raise failed
         return found
 
-    def _piece(self, cell: Cell) -> Piece[Ran]:
+    def _task(self, cell: Cell) -> Task:
         """A cell with all that it is run on but the base model, whose fingerprint says which it must be."""
         base = entry(self._place)
         members = {name: (self._place.cells / name).read_bytes() for name in map(adapter_file, cell.members)}
         texts = self._texts(cell.data.domain, cell.data.tenth)
-        return Piece(cell.key, _run, ToRun(cell, base, self._fingerprint(), members), texts)
+        return Task(ToRun(cell, base, self._fingerprint(), members), texts)
 
     def _read_texts(self, domain: str, tenth: bool) -> Texts:
         return texts_of(self._place.corpora, domain, self._place.size, tenth=tenth)
@@ -183,13 +185,10 @@ class Ran:
 
 
 def _run(given: ToRun, watch: Watch) -> Ran:
-    """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number.
-
-    Raises MachineProblem as `base_of` and `own_disk` do.
-    """
+    """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
     torch.set_num_threads(1)
     base, began = base_of(given.base, given.fingerprint), time.monotonic()
-    with own_disk(), own_folder("soup-cell-") as name:
+    with TemporaryDirectory(prefix="soup-cell-") as name:
         folder = Path(name)
         for file, data in given.members.items():
             (folder / file).write_bytes(data)

@@ -1,9 +1,9 @@
 """Greedy search of `benchmarks.adaptersoup`: the average of adapters that is best on the test passages themselves.
 
-A search is a piece of work for each domain, since none waits for another: they run in processes here or on Ray. A piece
-mixes as the server's cook does and scores as its engine does, with nothing asked of the server, and comes to the
-figures that cooking and scoring each average there would, to the last bit on as many threads. What was found is kept
-with the scores, by the digests of the adapters: a domain that was searched is not searched again.
+Each domain's search is a task, in a process here or on Ray. It mixes as the server's cook does and scores as its engine
+does, without requests to the server, and gives the figures that cooking and scoring each average there would, to the
+last bit on as many threads. Results are kept with the scores, by the digests of the adapters: a domain that was
+searched is not searched again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import adapter_digest, dtype_of, load_tensors
 from registry.base_model import shape_of
-from registry.base_model.same_files import named_machine
 from registry.cook.mix import planned
 from registry.errors import Conflict
 from registry.formats import read_directory
 from registry.names import digest_of
-from registry.pieces import Piece, PieceProgress, Watch, Workplace
 from registry.soup.auto import settle
 from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig, BaseEntry, BaseShape, Provenance, weights_by_digest
-from service.engine.score_pieces import engine_of
+from registry.tasks.run import run_tasks
+from registry.tasks.task import Pool, Task, Watch
+from service.engine.score_task import engine_of
 
 Alone = Mapping[str, np.ndarray]
 """NLL of a domain's test passages under each adapter that may be in the average, by the adapter's name."""
@@ -62,60 +62,52 @@ def greedy(alone: Alone, averaged: Averaged) -> Found:
     return Found(tuple(chosen), found)
 
 
-def searched(place: Workplace, setting: Setting, alone: Mapping[str, Alone]) -> dict[str, np.ndarray]:
-    """NLL of each domain's test passages under what its search finds: a piece of work at a place for each.
+def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[str, np.ndarray]:
+    """NLL of each domain's test passages under the average that its search finds.
 
-    Raises what a piece or the place does, and Conflict as `bank_of`; what was found before is kept.
+    Raises what a search raises, and Conflict as `bank_of`. Domains that were searched before are not searched again.
     """
     names = sorted({name for own in alone.values() for name in own})
     digests = {name: str(setting.client.adapter(f"{NAMESPACE}/{name}")["digest"]) for name in names}
     keys = {domain: digest_of(["greedy search", {one: digests[one] for one in own}]) for domain, own in alone.items()}
+    todo = [domain for domain in alone if not setting.scores.has(keys[domain], setting.test(domain))]
+
     found: dict[str, Found] = {}
 
-    def kept(domain: str) -> np.ndarray:
+    def nll_of(domain: str) -> np.ndarray:
         texts = setting.test(domain)
-        cell = setting.scores.get(keys[domain], texts, lambda: _scores(setting, domain, found[domain].nll))
-        return np.array(cell.nll)
+        return np.array(setting.scores.get(keys[domain], texts, lambda: _scores(setting, domain, found[domain])).nll)
 
-    for ended in place.run(_pieces(place, setting, alone, keys, digests), progress=_talk()):
-        found[ended.name] = ended.value()
-        kept(ended.name)
-        print(f"greedy search: {ended.name} is done, {', '.join(found[ended.name].chosen)}", file=sys.stderr)
-    return {domain: kept(domain) for domain in alone}
+    def report(index: int, done: int, total: int, message: str) -> None:
+        print(f"greedy search: {todo[index]}, {message} ({done} of at most {total})", file=sys.stderr)
+
+    for index, outcome in run_tasks(pool, search, _tasks(pool, setting, alone, todo, digests), progress=report):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found[todo[index]] = outcome
+        nll_of(todo[index])
+        print(f"greedy search: {todo[index]} is done, {', '.join(outcome.chosen)}", file=sys.stderr)
+    return {domain: nll_of(domain) for domain in alone}
 
 
-def _scores(setting: Setting, domain: str, nll: np.ndarray) -> dict[str, Any]:
-    """What was found, in the form of an answer of /v1/perplexity: tokens are counted as under the base model."""
+def _scores(setting: Setting, domain: str, found: Found) -> dict[str, Any]:
+    """The result in the form of an answer of /v1/perplexity: tokens are counted as under the base model."""
     texts, (_, tokens) = setting.test(domain), scored(setting, domain, setting.base, None)
-    rows = zip(nll.tolist(), tokens.tolist(), texts, strict=True)
+    rows = zip(found.nll.tolist(), tokens.tolist(), texts, strict=True)
     return {"texts": [{"nll": one, "tokens": count, "bytes": len(text.encode())} for one, count, text in rows]}
 
 
-def _pieces(
-    place: Workplace, setting: Setting, alone: Mapping[str, Alone], keys: Mapping[str, str], digests: Mapping[str, str]
-) -> Iterator[Piece[Found]]:
-    """The searches that are still to be made; they share the bank."""
-    todo = [domain for domain in alone if not setting.scores.has(keys[domain], setting.test(domain))]
-    if not todo:
+def _tasks(
+    pool: Pool, setting: Setting, alone: Mapping[str, Alone], domains: Sequence[str], digests: Mapping[str, str]
+) -> Iterator[Task]:
+    """The searches of these domains, which share the bank."""
+    if not domains:
         return
     job = setting.job
-    shape, threads = shape_of(job.base, job.home / "cache"), place.threads(of=cores.ALL)
+    shape, threads = shape_of(job.base, job.home / "cache"), pool.threads(of=cores.ALL)
     bank = bank_of(job.adapters, digests, shape)
-    for domain in todo:
-        given = ToSearch(job.base, shape, threads, tuple(setting.test(domain)), alone[domain])
-        yield Piece(domain, search, given, bank)
-
-
-def _talk() -> PieceProgress:
-    """Tells on stderr of each adapter that joins an average."""
-    said: dict[str, int] = {}
-
-    def tell(domain: str, done: int, total: int, message: str) -> None:
-        if said.get(domain) != done:
-            said[domain] = done
-            print(f"greedy search: {domain}, {message} ({done} of at most {total})", file=sys.stderr)
-
-    return tell
+    for domain in domains:
+        yield Task(ToSearch(job.base, shape, threads, tuple(setting.test(domain)), alone[domain]), bank)
 
 
 def _sum(nll: np.ndarray) -> float:
@@ -181,8 +173,7 @@ def search(given: ToSearch, watch: Watch) -> Found:
         scores = engine.score(given.entry.id, given.texts, soup, should_stop=watch.should_stop, patient=True)
         return np.array([one.nll for one in scores])
 
-    with named_machine():
-        return greedy(given.alone, averaged)
+    return greedy(given.alone, averaged)
 
 
 def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:

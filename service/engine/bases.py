@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 class AllowedBases:
     """The engine's source of base models; any thread may use it. Every method raises NotFound or Unavailable."""
 
-    def __init__(self, entries: Mapping[str, BaseEntry], cache_dir: Path) -> None:
+    def __init__(self, entries: Mapping[str, BaseEntry], cache_dir: Path | None) -> None:
         self.entries = entries
         self._cache_dir = cache_dir
         self._locks = {base_id: threading.Lock() for base_id in entries}

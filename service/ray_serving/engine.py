@@ -20,7 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import Busy, Internal, SoupError, Unavailable
-from registry.ray_cluster import ray_cluster
+from registry.ray_connection import ray_connection
 from service.engine import Engine, GenerateRequest, Generation, Ticket
 from service.engine.engine import STOPPING
 from service.engine.life import Life, watching
@@ -84,8 +84,8 @@ class RayEngine(Engine):
     # --- from any thread ------------------------------------------------------------------------
 
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
-        """Connect and start; raises as `ray_cluster`."""
-        self._connection.enter_context(ray_cluster(self._ray.address))
+        """Connect and start; raises as `ray_connection`."""
+        self._connection.enter_context(ray_connection(self._ray.address))
         self._thread_away.start()
         self._handle = asyncio.run_coroutine_threadsafe(self._open_handle(), self._loop_away).result()
         return super().start(base_ids)

@@ -1,4 +1,4 @@
-"""A pool that is evaluated as pieces of work: the figures of the store's own engine, and what goes wrong."""
+"""A pool that is evaluated as tasks: the figures of the store's own engine, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from adaptersoup import Store
 from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
 from registry.errors import Cancelled, InvalidParameter
-from registry.pieces import Processes
 from registry.progress import Progress, silent
 from registry.registry import Caller
 from registry.select import pool_of
 from registry.spec import PoolRequest
-from service.engine.score_pieces import score_samples
-from tests.pieces.matrix import SETTINGS, known, stock
+from registry.tasks.process_pool import ProcessPool
+from service.engine.score_task import score_samples
+from tests.tasks.matrix import SETTINGS, known, stock
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes(1) as place:
+def processes() -> Iterator[ProcessPool]:
+    with ProcessPool(1) as place:
         yield place
 
 
@@ -42,15 +42,15 @@ def store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def elsewhere(store: Store, place: Processes, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
+def elsewhere(store: Store, place: ProcessPool, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
     registry, caller = store._runtime.parts.registry, Caller("admin", None, "test")
     base, spec = pool_of(registry, caller, PoolRequest(**pool))
     at = Elsewhere(place, score_samples, 1)
     return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, elsewhere=at)
 
 
-def test_pieces_come_to_the_figures_of_the_stores_engine(
-    stocked: Path, store: Store, processes: Processes, tmp_path: Path
+def test_tasks_come_to_the_figures_of_the_stores_engine(
+    stocked: Path, store: Store, processes: ProcessPool, tmp_path: Path
 ) -> None:
     told: list[tuple[int, int]] = []
     found = elsewhere(store, processes, lambda done, total, _: told.append((done, total)))
@@ -63,12 +63,12 @@ def test_pieces_come_to_the_figures_of_the_stores_engine(
     assert len(known(store)) == 9
 
 
-def test_what_is_known_is_not_computed_again(store: Store, processes: Processes) -> None:
+def test_what_is_known_is_not_computed_again(store: Store, processes: ProcessPool) -> None:
     assert elsewhere(store, processes, namespaces=("team",), tag=None).computed == 9
     assert elsewhere(store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
 
 
-def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: Processes) -> None:
+def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: ProcessPool) -> None:
     row = store._row("team/code")
     weights = store._runtime.parts.registry.blobs.read(row.weights_blob)
     (path,) = (
@@ -82,7 +82,7 @@ def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: S
     assert {adapter for adapter, _ in known(store)} == {"team/court@1", "team/kitchen@1"}
 
 
-def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: Processes) -> None:
+def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: ProcessPool) -> None:
     def stop(done: int, _total: int, _said: str) -> None:
         if done:
             raise Cancelled("It was cancelled.")

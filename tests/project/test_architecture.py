@@ -130,7 +130,7 @@ def environment_outside_the_settings(root: Path) -> Found:
     return [
         f"{path}:{node.lineno}"
         for path, tree in modules(*SHIPPED, root=root)
-        if path not in ("service/settings.py", "registry/ray_cluster.py")  # the second: Ray's own variables
+        if path not in ("service/settings.py", "registry/ray_connection.py")  # the second: Ray's own variables
         for node in nodes(tree)
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names})

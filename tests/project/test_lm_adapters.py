@@ -20,7 +20,7 @@ from registry.adapters import create
 from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
-from registry.pieces import Processes
+from registry.tasks.process_pool import ProcessPool
 from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -290,6 +290,6 @@ def test_a_cell_that_fails_ends_the_run_when_those_beside_it_are_kept(place, giv
     first, other = sorted(cells, key=lambda cell: -cell.training_tokens)
     broken = first.model_copy(update={"data": first.data.model_copy(update={"digest": "sha256:" + "0" * 64})})
     elsewhere = replace(place, folder=tmp_path)
-    with Processes(2) as workplace, pytest.raises(Internal, match="are not those that the cell is of"):
-        runner.Runner(elsewhere, workplace).run([broken, other], what="cells")
+    with ProcessPool(2) as pool, pytest.raises(Internal, match="are not those that the cell is of"):
+        runner.Runner(elsewhere, pool).run([broken, other], what="cells")
     assert [path.is_file() for path in map(elsewhere.file, (broken, other))] == [False, True]

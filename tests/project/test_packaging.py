@@ -53,8 +53,8 @@ OPTIONS = {
     "gguf": ["registry.adapters.lora_gguf"],
     "plots": ["plots", "plots.charts", "plots.results", "plots.style"],
     "ray": [
-        "registry.ray_cluster",
-        "registry.pieces.on_ray",
+        "registry.ray_connection",
+        "registry.tasks.ray_pool",
         "service.ray_serving.engine",
         "service.ray_serving.deployment",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import torch
 
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import check_part
-from registry.pieces import processes
 from registry.spec import Provenance
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
@@ -242,39 +242,33 @@ def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_n
     assert (row.state, row.note) == ("kept", None)
 
 
-def test_a_cell_whose_process_is_killed_is_trained_again_to_the_same_adapter(command, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("deaths", [1, 3])
+def test_a_cell_whose_process_is_killed_is_trained_again_or_left_for_the_next_time(
+    command, tmp_path, capsys, monkeypatch, deaths
+):
     again = command(grid=("1e-3", "1"), of=1)
     assert soup(again) == 0
     whole = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
-    kill(monkeypatch, deaths=1)
-    assert soup([*again, "--parallel", "2"]) == 0
-    assert contents(tmp_path / "out") == whole
+    capsys.readouterr()
+    killed = set()
 
+    def kill():
+        for child in multiprocessing.active_children():
+            if len(killed) < deaths and child.pid not in killed:
+                killed.add(child.pid)
+                child.kill()
+        return False
 
-def test_a_cell_whose_processes_are_all_killed_is_left_for_the_next_time(command, tmp_path, capsys, monkeypatch):
-    again = command(grid=("1e-3", "1"), of=1)
     with monkeypatch.context() as patch:
-        kill(patch, deaths=3)
-        assert soup([*again, "--parallel", "2"]) == 1
-    said = capsys.readouterr()
-    assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed"]
-    assert "law-lr0.001-seed1: Its process ended with status -9. It was tried 3 times." in said.err
-    assert soup(again) == 0
-    assert len(contents(tmp_path / "out")) == 1
-
-
-def kill(patch, *, deaths):
-    """Have so many processes killed as soon as they have a cell."""
-    tell, left = processes._Process.tell, list(range(deaths))
-
-    def tell_and_kill(self, piece):
-        tell(self, piece)
-        if left:
-            left.pop()
-            self._process.kill()
-
-    patch.setattr(processes._Process, "tell", tell_and_kill)
+        patch.setattr(stopping, "stoppable", stop_when(kill))
+        assert soup([*again, "--parallel", "2"]) == (deaths == 3)
+    if deaths == 3:
+        said = capsys.readouterr()
+        assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed"]
+        assert "law-lr0.001-seed1: The process that ran it was killed, or crashed, 3 times." in said.err
+        assert soup(again) == 0
+    assert contents(tmp_path / "out") == whole
 
 
 def test_what_is_wrong_with_all_cells_ends_them_all(command, tmp_path, capsys):

@@ -6,8 +6,9 @@ It speaks to the cluster, not to a server: the cluster's token is the right to d
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,7 +78,8 @@ def deploy(
     with _connected(settings):
         talk("starting replicas")
         _deploy(settings, scaling)
-        _show(_state(settings), json=json)
+        state = _state(settings)
+    _show(state, json=json)
     talk(NEXT.format(settings.ray_address, settings.ray_app))
 
 
@@ -92,7 +94,8 @@ def status(where: OnRay, json: AS_JSON = False) -> None:
     """
     settings = _settings(where)
     with _connected(settings):
-        _show(_state(settings), json=json)
+        state = _state(settings)
+    _show(state, json=json)
 
 
 @app.command()
@@ -150,10 +153,10 @@ def _state(settings: Settings) -> dict[str, Any]:
 def _connected(settings: Settings) -> Iterator[None]:
     import grpc  # noqa: F401  # comes with Ray, which may only be imported once its variables are set
 
-    from registry.ray_cluster import ray_cluster
+    from registry.ray_connection import ray_connection
 
     assert settings.ray_address is not None
-    with ray_cluster(settings.ray_address):
+    with redirect_stdout(sys.stderr), ray_connection(settings.ray_address):  # Ray prints news of its machines
         yield
 
 

@@ -157,8 +157,7 @@ def _outcomes(
 ) -> Iterator[Row]:
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
-    from registry.pieces.places import place_of_work
-    from training.parallel_sweep import sweep_at
+    from registry.tasks.run import open_pool
     from training.sweep import sweep
 
     def report(cell: Cell, step: int, steps: int, message: str) -> None:
@@ -167,9 +166,8 @@ def _outcomes(
     if running.on is None and running.parallel in (None, 1):
         yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
         return
-    where = place_of_work(running.on, at_once=running.parallel, cores=running.cores)
-    with where as place:
-        yield from sweep_at(place, load_text(entry), grid, progress=report, should_stop=should_stop)
+    with open_pool(running.on, at_once=running.parallel, cores=running.cores) as pool:
+        yield from sweep(load_text(entry), grid, pool=pool, progress=report, should_stop=should_stop)
 
 
 def _said(row: Row) -> str:

@@ -16,14 +16,14 @@ import grpc
 import pytest
 
 from registry.errors import InvalidParameter, SoupError, Unauthenticated, Unavailable
-from registry.ray_cluster import auth_token, check_cluster
+from registry.ray_connection import auth_token, check_cluster
 
 TOKEN = "token-of-the-tests-" + "0" * 32
 HEAD = """
 import os, sys, warnings
 warnings.simplefilter("error")
-from registry.ray_cluster import LocalCluster, ray_cluster
-with ray_cluster(LocalCluster(cpus=1, store_bytes=80_000_000)):
+from registry.ray_connection import ray_connection
+with ray_connection(None):
     import ray
     usage = ray.remote(lambda: os.environ["RAY_USAGE_STATS_ENABLED"])
     print(ray.get_runtime_context().gcs_address, ray.get(usage.remote()), flush=True)
@@ -38,7 +38,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def head(**more: str) -> Iterator[str]:
-    """The address of a cluster that `ray_cluster` has started in a process of its own; its tasks send no statistics."""
+    """The address of a cluster started in a process of its own; its tasks send no statistics."""
     process = subprocess.Popen(
         [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(**more)
     )

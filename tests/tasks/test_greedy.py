@@ -1,4 +1,4 @@
-"""Greedy searches as pieces of work: the figures of a server that cooks and scores each average, and what is kept."""
+"""Greedy searches as tasks: the figures of a server that cooks and scores each average, and what is kept."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from demo.scores import Scores
 from registry import cores
 from registry.base_model import shape_of
 from registry.errors import Conflict
-from registry.pieces import Processes
-from tests.pieces.bank import BANK, DOMAINS, OTHER, alone, bank, by_server
+from registry.tasks.process_pool import ProcessPool
+from tests.tasks.bank import BANK, DOMAINS, OTHER, alone, bank, by_server
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
     """To the last bit; what was found is there for a run that has no bank at hand."""
     monkeypatch.setattr(cores, "ALL", 1)  # as many threads as the server has
     own = replace(setting, scores=Scores(tmp_path / "scores"))
-    with Processes(1) as place:
+    with ProcessPool(1) as place:
         found = searched(place, own, alone(setting))
         wanted = {domain: by_server(setting, domain) for domain in DOMAINS}
         assert {domain: nll.tolist() for domain, nll in found.items()} == {
@@ -63,7 +63,7 @@ def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
 
 
 @pytest.mark.parametrize("names", [("ale", "dough"), ("ale", OTHER), BANK])
-def test_a_soup_that_a_piece_mixes_is_the_servers(setting: Setting, names: tuple[str, ...]) -> None:
+def test_a_soup_that_a_task_mixes_is_the_servers(setting: Setting, names: tuple[str, ...]) -> None:
     """By average, and with one of another start in it by concatenation."""
     refs = [f"{NAMESPACE}/{name}" for name in names]
     shape = shape_of(setting.job.base, setting.job.home / "cache")

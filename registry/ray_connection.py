@@ -1,30 +1,25 @@
-"""The connection of this process to a Ray cluster, which is told apart from strangers by a token.
+"""The connection of this process to a Ray cluster, which must ask for a token.
 
-Used by whatever sends work to Ray: inference replicas, sweeps, evaluations. Ray is an extra (`adaptersoup[ray]`) and is
-imported here and by those users alone, in functions. Whoever reaches a cluster without a token runs code on
-it, so that one is refused unless the operator has said `RAY_AUTH_MODE=disabled`; Ray's own variables say which token
-(`RAY_AUTH_TOKEN`, else the file that `RAY_AUTH_TOKEN_PATH` names, else `~/.ray/auth_token`). No usage statistics
-are sent.
+Used by whatever sends work to Ray: inference replicas, sweeps, evaluations. Ray is an extra (`adaptersoup[ray]`),
+imported here and by those users alone, in functions. Whoever reaches a cluster without a token runs code on it, so
+that one is refused unless the operator sets `RAY_AUTH_MODE=disabled`. Ray's own variables name the token
+(`RAY_AUTH_TOKEN`, else the file `RAY_AUTH_TOKEN_PATH`, else `~/.ray/auth_token`). No usage statistics are sent.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidParameter, Unauthenticated, Unavailable
 
-log = logging.getLogger(__name__)
 NOT_INSTALLED = "This needs Ray, which is not installed: pip install 'adaptersoup[ray]'."
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""Where all of a local cluster listens: 127.0.0.1 Ray takes to mean the address by which others reach this machine."""
+"""Where all of a local cluster listens: Ray takes 127.0.0.1 to mean the address by which others reach this machine."""
 ANSWER_SECONDS = 5.0
 """How long a cluster may take to answer the first question."""
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
@@ -38,62 +33,36 @@ _ENVIRONMENT = {
 _PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
 """Of a process that uses a cluster: Ray would end it when the head has been away for a minute."""
 
-
-@dataclass(frozen=True)
-class LocalCluster:
-    """A cluster of one machine, which ends with the connection to it. All of it listens on loopback.
-
-    `cpus` is how many tasks of one CPU it runs at once (None: one for each core), `store_bytes` the size of its object
-    store (None: Ray's choice, a part of the memory). The dashboard can run code on the cluster, as every part can;
-    it is off, and listens on `dashboard_host` where it is on.
-    """
-
-    cpus: int | None = None
-    store_bytes: int | None = None
-    dashboard: bool = False
-    dashboard_host: str = "127.0.0.1"
+_TLS = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
 
 
 @contextmanager
-def ray_cluster(place: str | LocalCluster) -> Iterator[None]:
-    """Be connected to a cluster: to the one whose head has the address `HOST:PORT`, or to a new one of this machine.
+def ray_connection(address: str | None) -> Iterator[None]:
+    """Connect to the cluster whose head is at `HOST:PORT`, or, without an address, to a new one of this machine.
 
-    An address needs a node of that cluster on this machine (`ray start --address HOST:PORT`). Raises Unavailable where
-    Ray is not installed or nothing answers there, Unauthenticated where the token is missing, wrong or not asked for,
-    and InvalidParameter for an address of another form. A process is connected to one cluster at a time.
+    The new one listens on loopback and ends with the connection. An address needs a node of that cluster on this
+    machine (`ray start --address HOST:PORT`). Raises Unavailable where Ray is not installed or nothing answers,
+    Unauthenticated where the token is missing, wrong or not asked for, and InvalidParameter for an address of another
+    form. A process is connected to one cluster at a time.
     """
     prepare_environment()
-    if isinstance(place, str):
+    if address is not None:
         _set(_PATIENCE)
-        check_cluster(place)
+        check_cluster(address)
     try:
         import ray
     except ModuleNotFoundError:
         raise Unavailable(NOT_INSTALLED) from None
-    _log_news()
-    options: dict[str, Any] = {"address": place} if isinstance(place, str) else _new(place)
+    local: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": LOOPBACK}
+    options = local if address is None else {}
     try:
-        ray.init(**options, configure_logging=False, log_to_driver=False, namespace="soup")
+        ray.init(address or "local", configure_logging=False, log_to_driver=False, namespace="soup", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unavailable(_why(place, error)) from error
+        raise Unavailable(_why(address, error)) from error
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _log_news() -> None:
-    """Have Ray log what becomes of a cluster's machines: it prints that to standard output, where commands write JSON.
-
-    Ray has no option for it.
-    """
-    from ray._private import worker
-
-    def told(data: Mapping[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
-        for line in data["lines"]:
-            log.warning("Ray: %s", line)
-
-    worker.print_to_stdstream = told
 
 
 def prepare_environment() -> None:
@@ -109,7 +78,7 @@ def _set(variables: Mapping[str, str]) -> None:
 def check_cluster(address: str) -> None:
     """Ask the head of a cluster whether it is there and takes this token, which Ray itself would try for 20 seconds.
 
-    Raises as `ray_cluster`.
+    Raises as `ray_connection`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
@@ -145,8 +114,8 @@ def auth_token() -> str | None:
 
     Raises Unauthenticated where the file that is named for it cannot be read.
     """
-    if said := os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return said
+    if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     path = Path(named) if named else Path.home() / ".ray" / "auth_token"
     try:
@@ -185,53 +154,25 @@ def _ask(address: str, token: str | None) -> bool:
     return True
 
 
-def _certificates() -> tuple[bytes, bytes, bytes] | None:
+def _certificates() -> tuple[bytes, ...] | None:
     """Of the authority, then key and certificate of this node, from where Ray reads them; None without RAY_USE_TLS.
 
     Raises Unavailable where one is not named or cannot be read.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
-    authority, key, own = (_file_of(name) for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT"))
-    return authority, key, own
-
-
-def _file_of(name: str) -> bytes:
     try:
-        return Path(os.environ[name]).read_bytes()
-    except KeyError:
-        raise Unavailable(f"RAY_USE_TLS is set, and {name} names no file.") from None
+        return tuple(Path(os.environ[name]).read_bytes() for name in _TLS)
+    except KeyError as error:
+        raise Unavailable(f"RAY_USE_TLS is set, and {error.args[0]} names no file.") from None
     except OSError as error:
-        raise Unavailable(f"The file that {name} names cannot be read: {type(error).__name__}.") from None
+        raise Unavailable(f"RAY_USE_TLS is set, and a file of {', '.join(_TLS)} cannot be read: {error}.") from None
 
 
-def _new(place: LocalCluster) -> dict[str, object]:
-    """What Ray is told of a new cluster."""
-    if place.dashboard and not _is_loopback(place.dashboard_host) and os.environ.get("RAY_AUTH_MODE") == "disabled":
-        raise Unauthenticated(
-            f"Without a token the dashboard of Ray listens on loopback alone, not on {place.dashboard_host}."
-        )
-    return {
-        "address": "local",
-        "num_cpus": place.cpus,
-        "object_store_memory": place.store_bytes,
-        "include_dashboard": place.dashboard,
-        "dashboard_host": place.dashboard_host,
-        "_node_ip_address": LOOPBACK,
-    }
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
-
-
-def _why(place: str | LocalCluster, error: Exception) -> str:
-    if isinstance(place, LocalCluster):
+def _why(address: str | None, error: Exception) -> str:
+    if address is None:
         return f"A Ray cluster could not be started on this machine ({type(error).__name__}: {str(error)[:200]})."
     return (
-        f"The Ray cluster at {place} answers, and this machine has no node of it: `ray start --address {place}` starts "
-        "one, with --num-cpus 0 where nothing is to run here."
+        f"The Ray cluster at {address} answers, and this machine has no node of it: `ray start --address {address}` "
+        "starts one, with --num-cpus 0 where nothing is to run here."
     )

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from registry.errors import Unavailable
-from registry.ray_cluster import check_cluster
+from registry.ray_connection import check_cluster
 
 pytestmark = pytest.mark.slow
 TOKEN = "t" * 40
@@ -64,7 +64,7 @@ def test_the_question_goes_over_tls(head: str, files: tuple[Path, Path], monkeyp
     with pytest.raises(Unavailable, match="RAY_TLS_CA_CERT names no file"):
         check_cluster(head)
     monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0].with_name("none")))
-    with pytest.raises(Unavailable, match="RAY_TLS_CA_CERT names cannot be read"):
+    with pytest.raises(Unavailable, match="RAY_TLS_SERVER_CERT cannot be read"):
         check_cluster(head)
     monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0]))
     check_cluster(head)

@@ -1,0 +1,226 @@
+"""A Ray cluster of several nodes as a pool, and a sweep on it of which a node dies in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adaptersoup import Store
+from registry.errors import Unavailable
+from registry.ray_connection import LOOPBACK, prepare_environment, ray_connection
+from registry.tasks.run import run_tasks
+from registry.tasks.task import Task
+from service.cli.app import run as soup
+from tests.killed_node import kill_node
+from tests.tasks import work
+from tests.tasks.conformance import Build, PoolTests
+from tests.tasks.matrix import SETTINGS, known, stock
+from training import sweep
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "token-of-the-tests-" + "0" * 32
+STORE_BYTES = 100_000_000
+LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
+
+
+class Nodes:
+    """Machines of one processor core each, the first of which has the head."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._about = {"node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES}
+        head = {**self._about, "include_dashboard": False, "num_cpus": 1}
+        self._cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
+        self._nodes: list[Any] = []
+        self.address = str(self._cluster.address)
+
+    def add(self, cores: int = 1) -> None:
+        """One more."""
+        self._nodes.append(self._cluster.add_node(wait=False, **self._about | {"num_cpus": cores}))
+        self._cluster.wait_for_nodes()
+
+    def kill(self) -> None:
+        """The last one, at once."""
+        kill_node(self._cluster, self._nodes.pop())
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self._nodes)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        patch.setenv("RAY_health_check_period_ms", "500")  # 3000 by default: a dead node is missed after five
+        prepare_environment()
+        found = Nodes()
+        try:
+            found.add()
+            yield found
+        finally:
+            found.close()
+
+
+@pytest.fixture(scope="class")
+def connected(nodes: Nodes) -> Iterator[None]:
+    with ray_connection(nodes.address):
+        yield
+
+
+class TestRayPool(PoolTests):
+    @pytest.fixture
+    def build(self, connected: None) -> Build:
+        from registry.tasks.ray_pool import RayPool
+
+        return lambda size: RayPool(at_once=size)
+
+    def test_a_machine_that_is_unfit_is_left_out(self, build: Build, tmp_path: Path) -> None:
+        assert list(run_tasks(build(1), work.full, [Task(tmp_path)])) == [(0, 2)]
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> Callable[..., list[str]]:
+    folder = tmp_path_factory.mktemp("texts") / "law"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(LINES[:40]))
+    (folder / "valid.jsonl").write_text("\n".join(LINES[40:]))
+
+    def arguments(out: Path, *more: str, base: Path = tiny_base_dir) -> list[str]:
+        return ["train", "sweep", str(folder), "--base-folder", str(base), "--out", str(out), "--steps", "400", "--lr",
+                "1e-2,1e-3", "--seed", "1", "--batch", "2", "--block", "32", "--bottleneck", "4", *more]  # fmt: skip
+
+    return arguments
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As a task on Ray has by default."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def files_in(out: Path) -> dict[str, dict[str, bytes]]:
+    return {cell.name: {file.name: file.read_bytes() for file in cell.iterdir()} for cell in out.glob("[!.]*")}
+
+
+def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_but_json(
+    nodes: Nodes, command: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The node dies when each of the two has begun a cell; the cell begins again on the node that is left."""
+    begun: set[int] = set()
+
+    def killing(pool: Any, function: Any, tasks: Any, *, progress: Any, should_stop: Any) -> Any:
+        def watched(index: int, done: int, total: int, message: str) -> None:
+            progress(index, done, total, message)
+            begun.update([index] if done else [])
+            if len(begun) == 2 and nodes.count == 2:
+                nodes.kill()
+                (tmp_path / "killed").touch()
+
+        held = work.HeldOnTheWay(function, tmp_path / "killed")
+        return run_tasks(pool, held, tasks, progress=watched, should_stop=should_stop)
+
+    monkeypatch.setattr(sweep, "run_tasks", killing)
+    assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
+    assert (nodes.count, begun) == (1, {0, 1})
+    rows = json.loads(capsys.readouterr().out)["data"]
+    assert [(row["name"], row["state"]) for row in rows] == [
+        ("law-lr0.01-seed1", "trained"), ("law-lr0.001-seed1", "trained"),
+    ]  # fmt: skip
+    with one_thread():
+        assert soup(command(tmp_path / "here")) == 0
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "here")
+    shutil.rmtree(tmp_path / "out" / "law-lr0.001-seed1")
+    with one_thread():
+        assert soup(command(tmp_path / "out")) == 0  # what was trained on Ray and what is trained here are one sweep
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "here")
+
+
+def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
+    nodes: Nodes, command: Callable[..., list[str]], tiny_base_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    task = partial(sweep.CellTask)
+    monkeypatch.setattr(sweep, "CellTask", lambda entry, _, *more: task(entry, "sha256:" + "0" * 64, *more))
+    assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}")) == 1
+    said = capsys.readouterr().err
+    assert f"On {platform.node()}: The base model in {tiny_base_dir} is another" in said
+    assert "Every machine needs the same files." in said
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        (("--on", "spark"), "--on takes ray, or ray=HOST:PORT"),
+        (("--on", "ray="), "--on takes ray, or ray=HOST:PORT"),
+        (("--cores", "2", "--parallel", "2"), "--cores is of tasks on Ray"),
+        (("--on", "ray=nowhere"), "'nowhere' is not the address of a Ray cluster"),
+        (("--on", "ray=127.0.0.1:9"), "No Ray cluster answers at 127.0.0.1:9"),
+        (("--on", "ray"), "pip install 'adaptersoup[ray]'"),
+    ],
+)
+def test_what_is_no_pool_is_one_sentence(
+    nodes: Nodes, command: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], on: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    if on == ("--on", "ray"):
+        monkeypatch.setitem(sys.modules, "ray", None)
+    assert soup(command(tmp_path / "out", *on)) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_of_adapters_is_evaluated_to_the_figures_of_the_stores_engine(
+    nodes: Nodes, tiny_base_dir: Path, tmp_path: Path
+) -> None:
+    stock(tmp_path / "here", tiny_base_dir)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    with Store(tmp_path / "here", **SETTINGS) as here, Store(tmp_path / "there", **SETTINGS) as there:
+        found = there.evaluate_pool(passages=10, on=f"ray={nodes.address}")
+        assert found == here.evaluate_pool(passages=10)
+        assert (found.computed, found.failed) == (9, {})
+        assert known(there) == known(here)
+
+
+def test_a_cluster_without_a_machine_of_so_many_cores_says_so_from_the_start_or_when_it_is_gone(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    nodes.add(cores=2)
+    others = nodes.count - 1
+
+    def kill(*_: object) -> None:
+        if nodes.count > others:
+            nodes.kill()
+
+    with ray_connection(nodes.address):
+        from registry.tasks.ray_pool import RayPool
+
+        pool = RayPool(cores=2, silence=1.0)
+        with pytest.raises(Unavailable, match="No machine of the Ray cluster has 2 processor cores"):
+            list(run_tasks(pool, work.waits, [Task((tmp_path, "one"))], progress=kill))
+        with pytest.raises(Unavailable, match="has 64 processor cores for a task: its 1 machines have 1"):
+            RayPool(cores=64)
