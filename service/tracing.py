@@ -68,13 +68,17 @@ class Tracing:
     def instrument_app(self, app: Any) -> None:
         """Trace the requests of a FastAPI application."""
         FastAPIInstrumentor.instrument_app(
-            app, lambda *_: watching.set(partial(self._record, get_current())), tracer_provider=self.provider,
-            meter_provider=NoOpMeterProvider(), exclude_spans=["receive", "send"],
+            app, self._watch_request, tracer_provider=self.provider, meter_provider=NoOpMeterProvider(),
+            exclude_spans=["receive", "send"],
         )  # fmt: skip
+
+    def _watch_request(self, *_: Any) -> None:
+        watching.set(partial(self._record, get_current()))
 
     def instrument_database(self, engine: Any) -> None:
         """Trace the statements of an SQLAlchemy engine."""
-        EngineTracer(self._tracer, engine, NoOpMeter("").create_up_down_counter("connections"))
+        connections = NoOpMeter("").create_up_down_counter("connections")
+        EngineTracer(self._tracer, engine, connections)  # type: ignore[no-untyped-call]
 
     def traceparent(self) -> str | None:
         """The current span."""

@@ -65,7 +65,8 @@ def _probes(draw: np.random.Generator, down: Tensor) -> Tensor:
     if size > 0:
         probes += read / size
     probes -= probes.mean(1, keepdim=True)
-    return probes / probes.square().mean(1, keepdim=True).sqrt()
+    scaled: Tensor = probes / probes.square().mean(1, keepdim=True).sqrt()
+    return scaled
 
 
 def _drawn(draw: np.random.Generator, columns: int) -> Tensor:

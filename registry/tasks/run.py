@@ -80,8 +80,8 @@ def open_pool(on: str | None, *, at_once: int | None, cores: int | None = None) 
     if on is None:
         if cores is not None:
             raise InvalidParameter("--cores is of tasks on Ray: give --on ray as well.", param="cores")
-        with ProcessPool(at_once or 1) as pool:
-            yield pool
+        with ProcessPool(at_once or 1) as processes:
+            yield processes
         return
     name, equals, address = on.partition("=")
     if name != "ray" or bool(equals) != bool(address):
