@@ -73,11 +73,12 @@ quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a
 soak: $(VENV)/.dev  ## 20,000 requests over 500 adapters, each of which says who it is (some minutes)
 	SOAK=20000 OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/engine/test_canaries.py
 
-check: $(VENV)/.dev  ## format, lint, types, layers
+check: $(VENV)/.dev  ## format, lint, types, layers, generated clients
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(RUN) -m pytest -q tests/project/test_sync_clients.py
 
 format: $(VENV)/.dev  ## format the code
 	$(VENV)/bin/ruff format .

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adaptersoup.clients import AsyncClient, Client
+from adaptersoup.asynchronous.client import AsyncClient
 from adaptersoup.comparison import Compared, Comparison
+from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 
 if TYPE_CHECKING:

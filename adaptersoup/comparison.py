@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from adaptersoup.calls import checked
-from adaptersoup.clients import Client
+from adaptersoup.requests import checked
+from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Cell, Perplexity, Shown, Soup, Table
 from registry.errors import InvalidParameter, NotFound
 from registry.names import temporary_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adaptersoup.calls import request_of
+from adaptersoup.requests import request_of
 from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
 from registry.progress import Progress
 from registry.registry import Caller

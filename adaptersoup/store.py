@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from adaptersoup.calls import Model, checked, name_of, request_of
-from adaptersoup.clients import Client
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.in_process import AppTransport
 from adaptersoup.matrix import evaluate_on
+from adaptersoup.requests import Model, checked, name_of, request_of
+from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
 from registry.adapters import attached, from_tensors
@@ -30,7 +30,7 @@ from registry.files import sync_directory
 from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
 from registry.stored_adapters import loadable
-from service.client.transfer import name_of as name_of_folder
+from service.client.additions import name_of as name_of_folder
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings

@@ -17,8 +17,8 @@ from registry.formats import EmbeddingsNote
 from registry.names import sha256_digest
 from registry.sample_draw import draw
 from registry.spec import AdapterConfig, Card, Manifest, Provenance
+from service.client.answers import Json
 from service.client.client import SoupClient
-from service.client.steps import Json
 
 _CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 

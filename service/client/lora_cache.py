@@ -14,8 +14,8 @@ from pathlib import Path
 
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside
+from service.client.answers import Json
 from service.client.client import SoupClient
-from service.client.steps import Json
 
 log = logging.getLogger(__name__)
 

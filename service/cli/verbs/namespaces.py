@@ -10,7 +10,7 @@ from registry.spec import TuningSetting
 from service.cli.flags import number_or_default
 from service.cli.output import columns, data_width
 from service.cli.remote import Remote, verb
-from service.client.steps import Json
+from service.client.answers import Json
 
 app = typer.Typer(
     help="Show and change the settings of namespaces.", no_args_is_help=True, rich_markup_mode=None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -27,3 +28,8 @@ def body_of(kind: type[Body], answer: Mapping[str, Any]) -> Body:
             f"first {'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}): use a client of the server's "
             "version."
         ) from None
+
+
+def reader_of(kind: type[Body]) -> Callable[[Mapping[str, Any]], Body]:
+    """What reads answers as values of this kind."""
+    return partial(body_of, kind)

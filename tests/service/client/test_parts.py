@@ -13,7 +13,7 @@ import pytest
 from registry.errors import Busy, Cancelled, DigestMismatch, Forbidden, InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from service.client.client import SoupClient
-from service.client.parts import LONGEST_PAUSE, TRIES
+from service.client.uploading import LONGEST_PAUSE, TRIES
 
 DATA = bytes(range(250))
 DIGEST = sha256_digest(DATA)

@@ -27,7 +27,6 @@ from registry.formats import (
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 from service.client.client import SoupClient
-from service.client.steps import Sizes
 from service.engine import Delta, GenerateRequest, Ticket
 from service.http.schemas.jobs import Job, Progress
 from tests.service.cluster import PATIENCE
@@ -452,12 +451,3 @@ class TestSurface:
         assert inspect.iscoroutinefunction(AsyncClient.adapter)
         assert not inspect.iscoroutinefunction(Client.adapter)
         assert Client.cook.__doc__ == AsyncClient.cook.__doc__ is not None
-
-    def test_a_class_may_define_a_call_otherwise(self) -> None:
-        class Counting(Client):
-            def ready(self) -> Any:
-                return "mine"
-
-        with Counting("http://soup.test", transport=httpx2.MockTransport(Server())) as client:
-            assert client.ready() == "mine"
-            assert client._http.sizes == Sizes()

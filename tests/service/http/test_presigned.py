@@ -14,9 +14,8 @@ import pytest
 from registry.errors import DigestMismatch, InvalidParameter, Unavailable
 from registry.formats import WEIGHTS_FILE
 from service.cli.setting_flags import settings_of
-from service.client.adapter_calls import download
 from service.client.answers import place_elsewhere
-from service.client.async_connection import AsyncConnection
+from service.client.asynchronous.blobs import AsyncBlobs
 from service.client.client import SoupClient
 from service.client.transfer import pull_folder
 from service.settings import Settings
@@ -145,11 +144,8 @@ def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
     digest = live.world.client.get("/v1/adapters/acme/law").json()["weights_blob"]
 
     async def pull() -> None:
-        connection = AsyncConnection(live.url, live.world.admin)
-        try:
-            await connection.run(download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest))
-        finally:
-            await connection.aclose()
+        async with AsyncBlobs(live.url, live.world.admin) as client:
+            await client.download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest)
 
     asyncio.run(pull())
     assert (tmp_path / "weights").read_bytes() == weights(live)
@@ -177,7 +173,7 @@ def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
         moved = httpx2.MockTransport(lambda request, place=place: httpx2.Response(307, headers={"location": place}))
         client = SoupClient("http://127.0.0.1:1", "key", transport=moved)
         with pytest.raises(Unavailable, match="a place that is no address"):
-            client.run(download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64))
+            client.download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64)
         client.close()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from registry.names import sha256_digest
 from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
 from service.client.client import SoupClient
-from service.client.steps import send
 from tests.service.cluster import until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_live, open_world, write_bases
@@ -81,9 +80,9 @@ def test_an_upload_goes_on_after_kill_9_between_two_parts(tiny_base_dir: Path, t
     digest, part = sha256_digest(data), 2**18
     first = Server(tmp_path / "data", bases)
     try:
-        run = first.client.run
-        path = run(send("POST", "/v1/blobs/uploads", json={"digest": digest})).headers["location"]
-        run(send("PATCH", path, body=data[:part], headers={"content-range": f"0-{part - 1}"}))
+        send = first.client.send
+        path = send("POST", "/v1/blobs/uploads", json={"digest": digest}).headers["location"]
+        send("PATCH", path, body=data[:part], headers={"content-range": f"0-{part - 1}"})
     finally:
         first.kill()
     with (tmp_path / "data" / "blobs" / path.removeprefix("/v1/blobs/")).open("ab") as file:

@@ -19,9 +19,9 @@ from registry.blobs.bucket import Bucket
 from registry.errors import Unavailable
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
+from service.client.additions import Additions
 from service.client.client import SoupClient
-from service.client.steps import send
-from service.client.transfer import Additions, push_folder, send_folder
+from service.client.transfer import push_folder, send_folder
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
@@ -81,7 +81,7 @@ def test_kill_9_in_the_middle_of_a_push_and_a_start_with_an_empty_cache(
 
     def push(server: Server, name: str, file: dict[str, str]) -> None:
         body = {**manifest, "name": name, "files": {"adapter_model.safetensors": file}}
-        server.client.run(send("POST", "/v1/adapters", json=body))
+        server.client.send("POST", "/v1/adapters", json=body)
 
     def push_and_lose() -> None:
         with pytest.raises(Unavailable):  # the connection ends with the server
@@ -103,7 +103,7 @@ def test_kill_9_in_the_middle_of_a_push_and_a_start_with_an_empty_cache(
     shutil.rmtree(tmp_path / "data" / "cache")
     second = Server(tmp_path / "data", bases)
     try:
-        answer = second.client.run(send("POST", "/v1/completions", json=SAID)).json()
+        answer = second.client.send("POST", "/v1/completions", json=SAID).json()
         assert answer["model"].startswith("acme/law")
         assert [one.name for one in (tmp_path / "data" / "cache" / "blobs").iterdir()] == [
             sha256_digest(weights[0])[7:]

@@ -21,7 +21,7 @@ from service.cli.verbs.push.outcomes import Outcome, comment, summary
 from service.cli.verbs.push.sending import AT_ONCE, send_all
 from service.cli.verbs.push.sources import Source, from_folders, read_source
 from service.client import SoupClient
-from service.client.transfer import Additions
+from service.client.additions import Additions
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from registry.names import split_name
 from registry.spec import BaseId, Card, Domain, Owner
 from service.cli.flags import key_values, usage_error
 from service.cli.verbs.push.sources import Source, both_named
+from service.client.additions import Additions, name_of
 from service.client.samples import read_text
-from service.client.transfer import Additions, name_of
 
 if TYPE_CHECKING:
     from _csv import Reader

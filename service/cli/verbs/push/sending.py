@@ -15,7 +15,8 @@ from service.cli.output import progress_bar
 from service.cli.verbs.push.outcomes import Outcome
 from service.cli.verbs.push.sources import Source, cannot_be_read
 from service.client import SoupClient
-from service.client.transfer import Additions, Pushed, push_folder, send_folder
+from service.client.additions import Additions
+from service.client.transfer import Pushed, push_folder, send_folder
 
 AT_ONCE = 4
 """Adapters that are sent at the same time, where nothing else is said."""

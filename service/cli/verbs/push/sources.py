@@ -15,8 +15,8 @@ from registry.errors import InvalidSample, NotFound, SoupError
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from service.cli.verbs.push.dataset import Samples
+from service.client.additions import Additions, name_of
 from service.client.samples import read_texts
-from service.client.transfer import Additions, name_of
 
 
 @dataclass(frozen=True)

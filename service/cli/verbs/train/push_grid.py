@@ -10,8 +10,9 @@ from registry.formats import AdapterDirectory, read_directory
 from service.cli.failures import Failures
 from service.cli.output import talk
 from service.client import SoupClient
+from service.client.additions import name_of
 from service.client.samples import read_texts
-from service.client.transfer import name_of, push_folder
+from service.client.transfer import push_folder
 from training.request import merge_request
 from training.spec import BANK
 

@@ -1,0 +1,1 @@
+"""Generated from `asynchronous` by `python -m docs.sync_clients`: change those modules, and run it."""
