@@ -261,7 +261,7 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("inside adaptersoup", {"adaptersoup/canary.py": "from adaptersoup import store"}),
     ("inside the command line", {"service/cli/verbs/canary.py": "from service.cli import app"}),
     ("no verb imports another", {"service/cli/verbs/canary.py": "from service.cli.verbs import cook"}),
-    ("inside the client", {"service/client/canary.py": "from service.client import connection"}),
+    ("inside the client", {"service/client/canary.py": "from service.client import waiting"}),
     ("inside http", {"service/http/answers/canary.py": "from service.http.routes import chat"}),
     ("inside the pages", {"service/http/pages/canary.py": ""}),
     ("routes do not import routes", {"service/http/routes/canary.py": "from service.http.routes import chat"}),

@@ -35,7 +35,7 @@ def loaded(program: str) -> set[str]:
     "module",
     [
         "adaptersoup",
-        "adaptersoup.clients",
+        "adaptersoup.synchronous.client",
         "service.client.client",
         "service.client.transfer",
         "service.cli.app",

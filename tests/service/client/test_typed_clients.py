@@ -35,12 +35,7 @@ from tests.service.scripted_server import Server, events, ok
 from tests.service.servers import CONFIG, Live, adapter_weights
 
 INIT = Provenance(init_hash=f"sha256:{7:064x}", init_source="declared")
-OTHERWISE = {
-    "perplexity": "evaluate",  # as a Store calls it
-    "pause": None, "run": None,  # of those who send directories and compare strategies
-    "sample": None, "push_patiently": None, "wait_embedded": None,  # a part of other calls
-    "result_of": "soup_of", "download": "pull",
-}  # fmt: skip
+OTHERWISE = {"perplexity": "evaluate", "push_patiently": None, "wait_embedded": None}
 """Methods of `SoupClient` that are called otherwise, or are no call of their own."""
 
 
@@ -430,7 +425,7 @@ class TestAwaiting:
 
 class TestSurface:
     def test_every_call_of_the_untyped_client_is_there_with_values(self) -> None:
-        untyped = {name for name, _ in inspect.getmembers(SoupClient, inspect.isfunction) if name[0] != "_"}
+        untyped = {name for name in vars(SoupClient) if name[0] != "_"}
         wanted = {OTHERWISE.get(name, name) for name in untyped} - {None}
         assert wanted - set(dir(Client)) == set()
         assert set(OTHERWISE) <= untyped
@@ -439,7 +434,9 @@ class TestSurface:
         def calls(kind: type) -> dict[str, str]:
             found = inspect.getmembers(kind, inspect.isfunction)
             return {
-                name: str(inspect.signature(one)) for name, one in found if name.strip("_a") not in ("close", "init")
+                name: str(inspect.signature(one).parameters)
+                for name, one in found
+                if name.strip("_a") not in ("close", "init")
             }
 
         waiting, awaited = calls(Client), calls(AsyncClient)
