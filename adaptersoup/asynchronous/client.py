@@ -53,7 +53,6 @@ from service.http.schemas.limits import Limits
 from service.http.schemas.models import ModelCard
 from service.http.schemas.namespaces import Namespace
 from service.http.schemas.reading import body_of, reader_of
-from service.http.schemas.replicas import Replica
 from service.http.schemas.selectors import FitRequest, Nearest, NearestRequest, SelectRequest
 from service.http.schemas.usage import UsageEntry
 from training.request import TrainingRequest
@@ -523,10 +522,6 @@ class AsyncClient:
         """All of the same as CSV."""
         params = {**filters, "by": by or None, "format": "csv"}
         return (await self._http.send("GET", "/v1/usage", params=params)).text
-
-    async def replicas(self) -> list[Replica]:
-        """The servers that share the database, with what they serve and have to do."""
-        return [body_of(Replica, row) for row in await self._http.data("GET", "/v1/replicas")]
 
     async def ready(self) -> Ready:
         """What /readyz says; raises Unavailable while the server is not ready."""

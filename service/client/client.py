@@ -370,10 +370,6 @@ class SoupClient(Calls):
         """All of the same as CSV."""
         return self.send("GET", "/v1/usage", params={**filters, "by": by or None, "format": "csv"}).text
 
-    def replicas(self) -> list[Json]:
-        """The servers that share the database, with what they serve and have to do."""
-        return self.data("GET", "/v1/replicas")
-
     def ready(self) -> Json:
         """What /readyz says; raises Unavailable while the server is not ready."""
         return self.json("GET", "/readyz")
