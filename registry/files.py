@@ -6,25 +6,19 @@ whoever reads JSON and JSON lines that came from people.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import math
 import os
-import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidParameter, InvalidSample
 
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Arguments of Linux's renameat2(2): relative paths start at the current directory; the two names are swapped."""
-SYNC_FILE_RANGE_WRITE = 2
-"""Argument of Linux's sync_file_range(2): begin to write, and wait for nothing."""
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 """File systems of this machine: any other may be on the disk of another one."""
@@ -56,17 +50,6 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def begin_sync(file: IO[bytes], start: int, size: int) -> None:
-    """Have the system begin to write these bytes of a file to its disk, so that a later fsync has less to wait for.
-
-    Nothing is durable by it; where the system has no such call (no Linux), nothing happens.
-    """
-    sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if sync_file_range is not None:
-        file.flush()
-        sync_file_range(file.fileno(), ctypes.c_int64(start), ctypes.c_int64(size), SYNC_FILE_RANGE_WRITE)
-
-
 def sync_directory(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -82,37 +65,6 @@ def make_directory(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
         sync_directory(path.parent)
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Swap two names of one file system, in one step where the system can: after any crash both are there.
-
-    Elsewhere (no Linux, some network file systems) they are renamed one after the other: a crash in between leaves
-    `other` under a hidden name `.NAME.*.old` in its folder. Raises OSError, and then both are as they were.
-    """
-    if _exchanged(one, other):
-        return
-    aside = other.parent / f".{other.name}.{secrets.token_hex(4)}.old"
-    other.rename(aside)
-    try:
-        one.rename(other)
-    except OSError:
-        aside.rename(other)
-        raise
-    aside.rename(one)
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Whether the system has swapped them; raises OSError where it can and did not."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}:
-        return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
 # --- JSON ------------------------------------------------------------------------------------------

@@ -26,12 +26,10 @@ from registry.blobs.folder import ASIDE, BlobFolder, place_in, sync_place
 from registry.blobs.unfinished import Unfinished
 from registry.blobs.verified import Stamp, Verified
 from registry.errors import DamagedBlob, Internal, Unavailable
-from registry.files import begin_sync, open_regular, sync_directory
+from registry.files import open_regular, sync_directory
 from registry.names import sha256_digest
 
 log = logging.getLogger("soup.blobs")
-SYNCED_AT_ONCE = 16 * 1024 * 1024
-"""Bytes that the disk begins to write while the next ones come: the sync at the end of a large blob waits for fewer."""
 NOTHING = sha256_digest(b"")
 """Of a file that becomes no blob."""
 
@@ -256,7 +254,6 @@ class LocalWriter:
         self.temporary = self._folder / secrets.token_hex(16)
         self._check = check
         self._file: BinaryIO | None = None
-        self._syncing = 0
 
     def __enter__(self) -> Self:
         """Open the temporary file, and hold it: another process may sweep it between the two, then there is a next."""
@@ -278,9 +275,6 @@ class LocalWriter:
         self._check.add(chunk)
         with self._writing():
             file.write(chunk)
-            if (new := self._check.size - self._syncing) >= SYNCED_AT_ONCE:
-                begin_sync(file, self._syncing, new)
-                self._syncing += new
 
     def commit(self) -> None:
         """Verify, and have it taken in as the blob; raises DigestMismatch, or Unavailable."""

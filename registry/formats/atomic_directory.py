@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from registry.errors import Conflict
-from registry.files import exchange, make_directory, sync_directory
+from registry.files import make_directory, sync_directory
 
 CONFIG_FILE = "adapter_config.json"
 GGUF_FILE = "adapter_model.gguf"
@@ -74,15 +74,20 @@ def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") ->
 def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
     """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
 
-    Whoever made it may then forget what it was made from: a training its checkpoint.
+    A directory that is replaced is renamed before: a crash in between leaves it under a hidden name `.NAME.*.old`
+    beside the whole new one. Whoever made it may then forget what it was made from: a training its checkpoint.
     """
     check_place(path, replace=replace)
     sync_directory(beside)
-    replaces = path.is_dir() and any(path.iterdir())
-    if replaces:
-        exchange(beside, path)
-    else:
+    old = path.parent / f"{beside.name}.old"
+    if path.is_dir() and any(path.iterdir()):
+        path.rename(old)
+    try:
         beside.rename(path)
+    except OSError:
+        if old.exists():
+            old.rename(path)
+        raise
     sync_directory(path.parent)
-    if replaces:
-        shutil.rmtree(beside)  # where the old one is now
+    if old.exists():
+        shutil.rmtree(old)

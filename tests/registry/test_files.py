@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import files as durable
 from registry.errors import InvalidManifest
-from registry.files import JsonCount, exchange, is_local, loads_strict, make_directory, replace_file
+from registry.files import JsonCount, is_local, loads_strict, make_directory, replace_file
 
 
 def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
@@ -80,39 +79,6 @@ def test_folders_are_made_with_durable_names(tmp_path: Path, synced: list[str]) 
     make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert synced == [f"sync {tmp_path.name}", "sync a"]
-
-
-@pytest.fixture(params=["in one step", "one after the other"])
-def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Two folders that hold their names, where the system can swap them and where it cannot."""
-    if request.param == "one after the other":
-        monkeypatch.setattr(durable, "_exchanged", lambda one, other: False)
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "name").write_text(name)
-    return tmp_path / "one", tmp_path / "other"
-
-
-class TestExchange:
-    def test_each_has_the_name_of_the_other(self, two: tuple[Path, Path]) -> None:
-        exchange(*two)
-        assert [(path / "name").read_text() for path in two] == ["other", "one"]
-        assert sorted(two[0].parent.iterdir()) == sorted(two)
-
-    def test_what_is_not_there_is_no_loss(self, two: tuple[Path, Path]) -> None:
-        with pytest.raises(FileNotFoundError):
-            exchange(two[0].parent / "nothing", two[1])
-        assert [(path / "name").read_text() for path in two] == ["one", "other"]
-        assert sorted(two[0].parent.iterdir()) == sorted(two)
-
-    def test_where_the_system_can_it_is_one_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("one", "other"):
-            (tmp_path / name).write_text(name)
-        if not durable._exchanged(tmp_path / "one", tmp_path / "other"):
-            pytest.skip("this file system has no exchange")
-        monkeypatch.delattr(Path, "rename")
-        exchange(tmp_path / "one", tmp_path / "other")
-        assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["one", "other"]  # twice
 
 
 class TestStrictJson:

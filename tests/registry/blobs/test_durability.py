@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from registry.blobs import LocalBlobs, local
+from registry.blobs import LocalBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from tests.repository import REPOSITORY
@@ -37,28 +36,6 @@ def test_the_file_is_synced_before_it_has_its_name_and_the_folders_after(folder,
     temporary = synced[0].removeprefix("sync ")
     assert synced == [f"sync {temporary}", f"rename {temporary} {name}", f"sync {name[:2]}", "sync blobs"]
     assert temporary != name
-
-
-def test_a_large_file_is_on_its_way_to_the_disk_before_its_end_and_is_synced_all_the_same(folder, synced, monkeypatch):
-    begun: list[tuple[int, int, int]] = []
-    begin_sync = local.begin_sync
-
-    def noted(file: IO[bytes], start: int, size: int) -> None:
-        begin_sync(file, start, size)
-        begun.append((start, size, Path(file.name).stat().st_size))
-
-    monkeypatch.setattr(local, "begin_sync", noted)
-    monkeypatch.setattr(local, "SYNCED_AT_ONCE", 4)
-    store, data = LocalBlobs(folder), b"abcdefghijklmnop"
-    synced.clear()
-    with store.writer(sha256_digest(data), max_bytes=100) as writer:
-        for piece in (b"abc", b"def", b"ghijklm", b"nop"):
-            writer.write(piece)
-        writer.commit()
-    written = 13 if sys.platform == "linux" else 0
-    assert begun == [(0, 6, min(6, written)), (6, 7, written)], "each byte once, and none that is not in the file"
-    assert len(synced) == 4
-    assert store.read(sha256_digest(data)) == data
 
 
 def test_what_another_thread_just_renamed_is_synced_before_it_is_acknowledged(folder, synced):

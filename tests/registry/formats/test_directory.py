@@ -107,6 +107,23 @@ class TestWriting:
         assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
         assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
+    def test_an_old_directory_stays_where_the_new_one_cannot_have_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written(tmp_path / "a", weights=b"old")
+        rename = Path.rename
+
+        def refuse(self: Path, target: Path) -> Path:
+            if target == tmp_path / "a" and self.suffix != ".old":
+                raise OSError("no")
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="no"):
+            written(tmp_path / "a", weights=b"new", replace=True)
+        assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
     def test_what_is_no_adapter_s_is_never_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "texts").mkdir()
         (tmp_path / "texts" / "law.jsonl").write_text("mine")
