@@ -20,6 +20,7 @@ NAMES = {
     "AsyncBlobs": "Blobs",
     "AsyncCalls": "Calls",
     "AsyncConnection": "Connection",
+    "AsyncOperatorCalls": "OperatorCalls",
     "AsyncPause": "Pause",
     "AsyncStream": "Stream",
     "aclose": "close",

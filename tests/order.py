@@ -16,7 +16,7 @@ LONGEST = (
     "service/jobs/test_trainings.py",
     "service/jobs/test_jobs.py",
     "project/test_benchmarks.py",
-    "pieces/test_on_ray.py",
+    "tasks/test_ray_pool.py",
     "training/test_sweep.py",
     "project/test_lm_adapters.py",
     "service/journeys/test_several_servers.py",
@@ -31,7 +31,6 @@ LONGEST = (
     "service/cli/test_backup_commands.py",
     "project/test_container.py",
     "project/test_packaging.py",
-    "project/test_scale.py",
 )
 """Files that compute for long or start servers and processes, those that took most processor time first."""
 

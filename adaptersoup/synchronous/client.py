@@ -7,17 +7,13 @@ Python collects it. A client that was closed raises Unavailable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-
-import httpx2
+from typing import Any
 
 from adaptersoup.requests import Model, checked, cook_values, id_of, name_of, request_of, spec_of, values_of
+from adaptersoup.synchronous.operators import OperatorCalls
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
-from registry.names import KeyScope
 from registry.progress import Progress
 from registry.spec import Card, PoolRequest
 from service.client.additions import Additions
@@ -29,60 +25,25 @@ from service.client.paths import (
     alias_path,
     body_of_request,
     job_path,
-    key_path,
-    limits_path,
     matching,
-    namespace_path,
-    plain,
 )
-from service.client.synchronous.calls import Calls
-from service.client.synchronous.connection import ADDRESS, Stream
-from service.client.waiting import Pause, sleep
+from service.client.synchronous.connection import Stream
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
-from service.http.schemas.audit import AuditEntry
 from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection
 from service.http.schemas.completions import CompletionAnswer
 from service.http.schemas.embeddings import EmbeddingAnswer
 from service.http.schemas.evaluations import Evaluation
-from service.http.schemas.health import Ready
 from service.http.schemas.jobs import Job
 from service.http.schemas.jobs import Progress as JobProgress
-from service.http.schemas.keys import CreatedKey, Key
-from service.http.schemas.limits import Limits
 from service.http.schemas.models import ModelCard
-from service.http.schemas.namespaces import Namespace
 from service.http.schemas.reading import body_of, reader_of
 from service.http.schemas.selectors import FitRequest, Nearest, NearestRequest, SelectRequest
-from service.http.schemas.usage import UsageEntry
 from training.request import TrainingRequest
 
 
-class Client:
+class Client(OperatorCalls):
     """A client of one server. `transport` replaces the network, `pause` the waiting between two requests."""
-
-    def __init__(
-        self,
-        url: str = ADDRESS,
-        key: str | None = None,
-        *,
-        timeout: float = 600.0,
-        transport: httpx2.BaseTransport | None = None,
-        pause: Pause = sleep,
-    ) -> None:
-        self._http = Calls(url, key, transport=transport, timeout=timeout, pause=pause)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._http.close()
 
     # --- adapters ---------------------------------------------------------------------------------------------
 
@@ -427,96 +388,3 @@ class Client:
         return body_of(
             EmbeddingAnswer, self._http.json("POST", "/v1/embeddings", json={"model": model, "input": content})
         )
-
-    # --- operators --------------------------------------------------------------------------------------------
-
-    def create_key(
-        self,
-        name: str,
-        *,
-        scopes: Sequence[KeyScope],
-        namespaces: Sequence[str] | None = None,
-        expires_at: datetime | None = None,
-    ) -> CreatedKey:
-        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them.
-
-        `expires_at` knows its time zone; None never expires.
-        """
-        body = {"name": name, "scopes": list(scopes), "namespaces": namespaces and list(namespaces)}
-        body |= plain(given({"expires_at": expires_at}))
-        return body_of(CreatedKey, self._http.json("POST", "/v1/keys", json=body, repeat=False))
-
-    def keys(self, *, limit: int | None = None) -> Iterator[Key]:
-        """Keys, oldest first, without secrets: all, or the first `limit` of them."""
-        return self._http.rows("/v1/keys", {}, limit, reader_of(Key))
-
-    def change_key(self, key_id: str, **changes: str | Sequence[str] | datetime | None) -> Key:
-        """Change a key: name, scopes, namespaces (None: all), expires_at (None: never); what is not named stays."""
-        return body_of(Key, self._http.json("PATCH", key_path(key_id), json=plain(changes)))
-
-    def rotate_key(self, key_id: str, *, grace_seconds: int = 0) -> CreatedKey:
-        """Give a key another `secret`, which is in this answer and nowhere else; the old one ends after the grace."""
-        path, body = f"{key_path(key_id)}/rotate", {"grace_seconds": grace_seconds}
-        return body_of(CreatedKey, self._http.json("POST", path, json=body, repeat=False))
-
-    def revoke_key(self, key_id: str) -> Key:
-        """Revoke a key, from the next request on."""
-        return body_of(Key, self._http.json("DELETE", key_path(key_id)))
-
-    def audit(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
-        **filters: str | None,
-    ) -> Iterator[AuditEntry]:
-        """Who did what, newest first; filters action, subject, namespace and key_id. Moments know their time zone."""
-        moments = plain({"since": since, "until": until})
-        return self._http.rows("/v1/audit", {**filters, **moments}, limit, reader_of(AuditEntry))
-
-    def audit_csv(self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None) -> str:
-        """All of the same as CSV."""
-        params = {**filters, **plain({"since": since, "until": until}), "format": "csv"}
-        return (self._http.send("GET", "/v1/audit", params=params)).text
-
-    def namespace(self, namespace: str) -> Namespace:
-        """The settings of a namespace, and their etag."""
-        return body_of(Namespace, self._http.json("GET", namespace_path(namespace)))
-
-    def change_namespace(
-        self, namespace: str, *, if_match: str | None = None, **settings: str | int | list[str] | None
-    ) -> Namespace:
-        """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; what is not named stays.
-
-        With `if_match` (an etag) only if nobody else has changed them meanwhile.
-        """
-        path, headers = namespace_path(namespace), matching(if_match)
-        return body_of(Namespace, self._http.json("PATCH", path, json=settings, headers=headers))
-
-    def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Limits:
-        """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""
-        return body_of(Limits, self._http.json("GET", limits_path(key_id, namespace)))
-
-    def change_limits(self, *, key_id: str | None = None, namespace: str | None = None, **limits: int | None) -> Limits:
-        """Change limits: requests_per_minute, tokens_per_minute, stored_bytes, adapters, jobs.
-
-        None leaves one to the server's default; what is not named stays.
-        """
-        return body_of(Limits, self._http.json("PATCH", limits_path(key_id, namespace), json=limits))
-
-    def usage(self, *, by: Sequence[str] = (), limit: int | None = None, **filters: str | None) -> Iterator[UsageEntry]:
-        """Requests and tokens by day, key, namespace and model, or `by` some of these; last day first.
-
-        Filters are since and until (days: 2030-01-31), key_id, namespace and model.
-        """
-        return self._http.rows("/v1/usage", {**filters, "by": by or None}, limit, reader_of(UsageEntry))
-
-    def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
-        """All of the same as CSV."""
-        params = {**filters, "by": by or None, "format": "csv"}
-        return (self._http.send("GET", "/v1/usage", params=params)).text
-
-    def ready(self) -> Ready:
-        """What /readyz says; raises Unavailable while the server is not ready."""
-        return body_of(Ready, self._http.json("GET", "/readyz"))

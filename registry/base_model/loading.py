@@ -54,6 +54,12 @@ class BaseText:
     end_ids: tuple[int, ...] = ()
     turn_id: int | None = None
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the keys and values of one position in all layers."""
+        heads, width = self.shape.kv or (1, self.shape.hidden_size)
+        return self.shape.num_layers * 2 * heads * width * (4 if self.entry.dtype == "float32" else 2)
+
     def tokenize(self, text: str, *, bos: bool | None = None) -> list[int]:
         """Token ids of `text`, the BOS in front where `bos` says so (default: the allowlist entry's setting).
 

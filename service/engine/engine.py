@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
-from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
+from registry.errors import Internal, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
@@ -133,10 +133,6 @@ class Engine(TextCalls):
                 raise Unavailable(STOPPING)
             self._queue.check(self._scheduler.live(), owner, self._retry_after)
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Drop a request at the next step; one that has ended stays as it is."""
-        ticket.cancel()
-
     def base(self, base_id: str) -> BaseText:
         """Tokenizer and shape of the base model of that id, without its weights."""
         return self._bases.text(base_id)
@@ -157,7 +153,7 @@ class Engine(TextCalls):
     def wait_for_place(self, seconds: float) -> None:
         """Return when the queue has a place, or after `seconds`."""
         with self._changed:
-            self._changed.wait_for(self._has_place, seconds)
+            self._changed.wait_for(lambda: self._stop_at or not self._queue.is_full(self._scheduler.live()), seconds)
 
     def counters(self) -> dict[str, float]:
         """Figures for /metrics: names ending in `_total` only ever grow."""
@@ -273,7 +269,7 @@ class Engine(TextCalls):
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 
     def _is_wanted(self) -> bool:
-        return bool(self._scheduler.depth) or self._stop_at is not None
+        return self._scheduler.depth > 0 or self._stop_at is not None
 
     def _wait_for_news(self) -> None:
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""
@@ -367,32 +363,19 @@ class Engine(TextCalls):
         if not isinstance(request, GenerateRequest):
             if tokens_before(request):
                 longest = tokens_before(request) + max(map(len, request.windows))
-                self._check_fits(request.base_id, longest, "prompt")
+                self._space.check(request.base_id, longest, param="prompt")
             return ScoreDraft(request, speaks=base.shape.kind == "causal")
         return GenerationDraft.of(request, base, self._length_limit(request, base))
 
     def _length_limit(self, request: GenerateRequest, base: BaseText) -> int:
         """The most tokens a choice may get: what it asks for, or what context and memory leave."""
         taken, asked = tokens_before(request) + len(request.prompt), request.params.max_tokens
-        self._check_fits(request.base_id, taken + max(1, asked or 0), "max_tokens")
+        self._space.check(request.base_id, taken + max(1, asked or 0), param="max_tokens")
         limit, most = request.length_limit(base.shape), self._space.most(request.base_id)
         return limit if most is None or asked is not None else min(limit, most - taken)
 
-    def _check_fits(self, base_id: str, positions: int, param: str) -> None:
-        """Raises InvalidParameter for a sequence whose keys and values would never have room."""
-        if not self._space.fits(base_id, positions):
-            raise InvalidParameter(
-                f"{positions} tokens take {self._space.needed(base_id, positions)} bytes of keys and values, and this "
-                f"server has {self._space.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
-                param=param,
-            )
-
     def _position_bytes(self, base_id: str) -> int:
-        """Bytes of the keys and values of one position in all layers."""
-        text = self._bases.text(base_id)
-        shape, size = text.shape, 4 if text.entry.dtype == "float32" else 2
-        heads, width = shape.kv or (1, shape.hidden_size)
-        return shape.num_layers * 2 * heads * width * size
+        return self._bases.text(base_id).position_bytes
 
     def _settle(self, ended: Iterable[Work]) -> None:
         """Answer requests that have ended, outside of the lock: what waits for a ticket may submit again."""
@@ -410,9 +393,6 @@ class Engine(TextCalls):
             ended = self._scheduler.drop_cancelled()
             ended += self._scheduler.fail(self._scheduler.live(), error)
         self._settle(ended)
-
-    def _has_place(self) -> bool:
-        return not self._queue.is_full(self._scheduler.live()) or self._stop_at is not None
 
     def _retry_after(self, tokens: int) -> int:
         """Seconds in which so many tokens are computed at the present speed."""

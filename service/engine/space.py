@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from registry.errors import InvalidParameter
+
 Owner = TypeVar("Owner", bound=Hashable)
 
 SMALLEST = 64
@@ -35,6 +37,15 @@ class Space:
     def fits(self, base_id: str, positions: int) -> bool:
         """Whether a sequence of so many positions ever has room."""
         return self.limit is None or self.needed(base_id, positions) <= self.limit
+
+    def check(self, base_id: str, positions: int, *, param: str) -> None:
+        """Raise InvalidParameter for a sequence whose keys and values would never fit."""
+        if not self.fits(base_id, positions):
+            raise InvalidParameter(
+                f"{positions} tokens take {self.needed(base_id, positions)} bytes of keys and values, and this server "
+                f"has {self.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
+                param=param,
+            )
 
     def most(self, base_id: str) -> int | None:
         """The most positions that a sequence has room for; None where there is no limit."""

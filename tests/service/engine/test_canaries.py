@@ -117,7 +117,7 @@ class Client:
         if kind > 0.9:  # a client that goes away, before or after its first token
             if kind > 0.95:
                 gone.wait(120)
-            self.engine.cancel(ticket)
+            ticket.cancel()
         return ticket, lambda done: self.whole(done, bird, params)
 
     def whole(self, ticket: Ticket, bird: Canary, params: SamplingParams) -> None:

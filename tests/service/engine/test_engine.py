@@ -603,7 +603,7 @@ class TestCancel:
             engine.step()
         told = len(deltas)
         assert 0 < told < 30
-        engine.cancel(long)
+        long.cancel()
         before = engine.counters()["kv_bytes"]
         engine.step()
         assert engine.counters()["kv_bytes"] == before / 2, "its memory is free at the next step"
@@ -630,7 +630,7 @@ class TestCancel:
         early.cancel()
         late = engine.submit(GenerateRequest("tiny", (1,), params=greedy(2)))
         run(engine)
-        engine.cancel(late)
+        late.cancel()
         assert late.result(0).choices[0].token_ids
         assert engine.counters()["requests"] == 0
 

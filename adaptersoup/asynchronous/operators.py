@@ -1,0 +1,154 @@
+"""The connection of a typed client, and its calls for operators: keys, audit, namespaces, limits, usage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+from registry.names import KeyScope
+from service.client.answers import given
+from service.client.asynchronous.calls import AsyncCalls
+from service.client.asynchronous.connection import ADDRESS
+from service.client.paths import (
+    key_path,
+    limits_path,
+    matching,
+    namespace_path,
+    plain,
+)
+from service.client.waiting import AsyncPause, async_sleep
+from service.http.schemas.audit import AuditEntry
+from service.http.schemas.health import Ready
+from service.http.schemas.keys import CreatedKey, Key
+from service.http.schemas.limits import Limits
+from service.http.schemas.namespaces import Namespace
+from service.http.schemas.reading import body_of, reader_of
+from service.http.schemas.usage import UsageEntry
+
+
+class AsyncOperatorCalls:
+    """Calls for whoever runs a server. `transport` replaces the network, `pause` the waiting between two requests."""
+
+    def __init__(
+        self,
+        url: str = ADDRESS,
+        key: str | None = None,
+        *,
+        timeout: float = 600.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        pause: AsyncPause = async_sleep,
+    ) -> None:
+        self._http = AsyncCalls(url, key, transport=transport, timeout=timeout, pause=pause)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def create_key(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[KeyScope],
+        namespaces: Sequence[str] | None = None,
+        expires_at: datetime | None = None,
+    ) -> CreatedKey:
+        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them.
+
+        `expires_at` knows its time zone; None never expires.
+        """
+        body = {"name": name, "scopes": list(scopes), "namespaces": namespaces and list(namespaces)}
+        body |= plain(given({"expires_at": expires_at}))
+        return body_of(CreatedKey, await self._http.json("POST", "/v1/keys", json=body, repeat=False))
+
+    def keys(self, *, limit: int | None = None) -> AsyncIterator[Key]:
+        """Keys, oldest first, without secrets: all, or the first `limit` of them."""
+        return self._http.rows("/v1/keys", {}, limit, reader_of(Key))
+
+    async def change_key(self, key_id: str, **changes: str | Sequence[str] | datetime | None) -> Key:
+        """Change a key: name, scopes, namespaces (None: all), expires_at (None: never); what is not named stays."""
+        return body_of(Key, await self._http.json("PATCH", key_path(key_id), json=plain(changes)))
+
+    async def rotate_key(self, key_id: str, *, grace_seconds: int = 0) -> CreatedKey:
+        """Give a key another `secret`, which is in this answer and nowhere else; the old one ends after the grace."""
+        path, body = f"{key_path(key_id)}/rotate", {"grace_seconds": grace_seconds}
+        return body_of(CreatedKey, await self._http.json("POST", path, json=body, repeat=False))
+
+    async def revoke_key(self, key_id: str) -> Key:
+        """Revoke a key, from the next request on."""
+        return body_of(Key, await self._http.json("DELETE", key_path(key_id)))
+
+    def audit(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        **filters: str | None,
+    ) -> AsyncIterator[AuditEntry]:
+        """Who did what, newest first; filters action, subject, namespace and key_id. Moments know their time zone."""
+        moments = plain({"since": since, "until": until})
+        return self._http.rows("/v1/audit", {**filters, **moments}, limit, reader_of(AuditEntry))
+
+    async def audit_csv(
+        self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None
+    ) -> str:
+        """All of the same as CSV."""
+        params = {**filters, **plain({"since": since, "until": until}), "format": "csv"}
+        return (await self._http.send("GET", "/v1/audit", params=params)).text
+
+    async def namespace(self, namespace: str) -> Namespace:
+        """The settings of a namespace, and their etag."""
+        return body_of(Namespace, await self._http.json("GET", namespace_path(namespace)))
+
+    async def change_namespace(
+        self, namespace: str, *, if_match: str | None = None, **settings: str | int | list[str] | None
+    ) -> Namespace:
+        """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; what is not named stays.
+
+        With `if_match` (an etag) only if nobody else has changed them meanwhile.
+        """
+        path, headers = namespace_path(namespace), matching(if_match)
+        return body_of(Namespace, await self._http.json("PATCH", path, json=settings, headers=headers))
+
+    async def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Limits:
+        """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""
+        return body_of(Limits, await self._http.json("GET", limits_path(key_id, namespace)))
+
+    async def change_limits(
+        self, *, key_id: str | None = None, namespace: str | None = None, **limits: int | None
+    ) -> Limits:
+        """Change limits: requests_per_minute, tokens_per_minute, stored_bytes, adapters, jobs.
+
+        None leaves one to the server's default; what is not named stays.
+        """
+        return body_of(Limits, await self._http.json("PATCH", limits_path(key_id, namespace), json=limits))
+
+    def usage(
+        self, *, by: Sequence[str] = (), limit: int | None = None, **filters: str | None
+    ) -> AsyncIterator[UsageEntry]:
+        """Requests and tokens by day, key, namespace and model, or `by` some of these; last day first.
+
+        Filters are since and until (days: 2030-01-31), key_id, namespace and model.
+        """
+        return self._http.rows("/v1/usage", {**filters, "by": by or None}, limit, reader_of(UsageEntry))
+
+    async def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
+        """All of the same as CSV."""
+        params = {**filters, "by": by or None, "format": "csv"}
+        return (await self._http.send("GET", "/v1/usage", params=params)).text
+
+    async def ready(self) -> Ready:
+        """What /readyz says; raises Unavailable while the server is not ready."""
+        return body_of(Ready, await self._http.json("GET", "/readyz"))
