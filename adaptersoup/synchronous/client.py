@@ -189,7 +189,8 @@ class Client(OperatorCalls):
         PoolRequest.
         """
         request = request_of(FitRequest, selector=spec_of(selector), pool=pool)
-        begun = self._http.begin("/v1/selectors", {**values_of(request), "wait": 0}, progress)
+        values = {"selector": request.selector, "pool": request.pool, "wait": 0}
+        begun = self._http.begin("/v1/selectors", values, progress)
         return body_of(Selector, self._http.fitted(begun, progress))
 
     def selector(self, selector_id: str) -> Selector:
@@ -217,7 +218,10 @@ class Client(OperatorCalls):
         """
         sample = self._http.sample(checked(texts))
         request = request_of(SelectRequest, sample=sample, selector=spec_of(selector), options=options, pool=pool)
-        values = {**values_of(request), "list_all": list_all or None}
+        values = {
+            "sample": request.sample, "selector": request.selector, "options": request.options, "pool": request.pool,
+            "list_all": list_all or None,
+        }  # fmt: skip
         return body_of(Selection, self._http.once_fitted("/v1/select", values, progress))
 
     def nearest(
@@ -230,7 +234,8 @@ class Client(OperatorCalls):
     ) -> Nearest:
         """The adapters whose samples are most like these texts; a pool that was never fitted is fitted first."""
         request = request_of(NearestRequest, texts=tuple(checked(texts)), limit=limit, pool=pool)
-        answer = self._http.once_fitted("/v1/adapters/search", values_of(request), progress)
+        values = {"texts": list(request.texts), "limit": request.limit, "pool": request.pool}
+        answer = self._http.once_fitted("/v1/adapters/search", values, progress)
         return body_of(Nearest, answer)
 
     def cook(
