@@ -18,7 +18,6 @@ OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
 EXTRAS = {
     "serve": "server",
-    "route": "server",
     "ray": "server,ray",
     "migrate": "server",
     "check": "server",

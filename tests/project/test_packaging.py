@@ -48,7 +48,7 @@ NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
 OPTIONS = {
     "oidc": ["service.oidc.tokens"],
-    "otel": ["service.open_telemetry"],
+    "otel": ["service.tracing"],
     "hub": ["service.client.hub_download"],
     "gguf": ["registry.adapters.lora_gguf"],
     "plots": ["plots", "plots.charts", "plots.results", "plots.style"],
@@ -382,7 +382,6 @@ def _lines(folder: Path) -> list[list[str]]:
         (folder / "checkpoint" / name).write_text("{}")
     arguments = {
         "serve": ["--port", "0", "--data", str(folder / "data")],
-        "route": ["--port", "0", "--database-url", "postgresql+psycopg://soup@127.0.0.1/soup"],
         "ray": ["status", "--address", "127.0.0.1:1"],
         "migrate": ["--data", str(folder / "data")],
         "blobs": ["copy", "s3://bucket/soup", "--data", str(folder / "data")],

@@ -219,7 +219,7 @@ class TestServing:
 
 class TestConnecting:
     def header(self, client: Any) -> str | None:
-        found: str | None = client._http._http.headers.get("authorization")
+        found: str | None = client._http.headers.get("authorization")
         client.close()
         return found
 

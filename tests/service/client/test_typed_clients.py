@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
+from plots.style import to_svg
 from registry.errors import Cancelled, Conflict, InvalidParameter, NotFound, Retired, Unauthenticated, Unavailable
 from registry.formats import (
     CONFIG_FILE,
@@ -171,7 +172,7 @@ class TestSoups:
         fitted = asked("fit", "cosine", pool=pool)
         assert fitted.domains == 3
         assert "cosine over 3 domains" in fitted._repr_html_()
-        assert fitted.plot().title == "cosine over 3 domains"
+        assert "cosine over 3 domains" in to_svg(fitted.plot())
         assert holds(asked("selector", fitted.id), client.selector(fitted.id))
         assert fitted.id in [one.id for one in asked.all("selectors")]
         chosen = asked("select", passages("court", 20, seed=1), pool=pool)
