@@ -33,12 +33,19 @@ nothing else would be one, and small models give it."""
 ESCAPES = 'nrtbf\\"'
 """What may follow a backslash. With `\\u` the name of a property could be written in a way that the compiler does not
 know for it, and its value be of another type than its schema says."""
+COMPILED_BY: Any = {
+    "whitespace_pattern": WHITESPACE,
+    "json_allowed_escapes": ESCAPES,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""Options that a schema's own `x-guidance` cannot change."""
 LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 50_000,  # 4 ms
     "step_max_items": 20_000,  # 1 ms
     "max_items_in_row": 2_000,  # about 500 optional properties
-    "max_lexer_states": 50_000,  # MAX_LENGTHS characters take 45,000
+    "max_lexer_states": 50_000,  # about nine for each character of a string whose length is bounded
     "max_grammar_size": 200_000,
 }
 
@@ -57,10 +64,8 @@ class Grammar:
         self.schema = schema
         self._vocabulary = vocabulary
         try:
-            source = LLMatcher.grammar_from_json_schema(
-                schema, overrides={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
-            )
-        except ValueError as error:  # a number beyond any that it knows
+            source = LLMatcher.grammar_from_json_schema(schema, overrides=COMPILED_BY)
+        except ValueError as error:  # a number beyond any that it knows, or schemas too deep inside of each other
             raise refusal(_first_line(str(error))) from error
         limits: dict[str, Any] = {**LIMITS, "verbose_errors": False}
         self._start = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**limits))
