@@ -18,6 +18,9 @@ from registry.errors import InvalidParameter, TooLarge
 PARAM = "response_format"
 MAX_CHARS = 65_536
 """Of the schema as JSON."""
+MAX_LEVELS = 1_000
+"""Objects and lists inside of each other, through references too: llguidance follows them on its stack, and from some
+3,000 on the process ends."""
 REFUSED = ("allOf", "maxProperties", "minProperties", "multipleOf")
 ALONE = ("$ref", "anyOf", "oneOf")
 NOTES = frozenset(
@@ -44,10 +47,17 @@ def checked_schema(schema: dict[str, Any]) -> str:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         for one in _schemas(schema):
             _check(one)
+        named = [list(one.values()) for word in ("$defs", "definitions") if isinstance(one := schema.get(word), dict)]
+        levels = _levels(schema) + sum(_levels(one) for some in named for one in some)
     except RecursionError:
         raise refusal("its schemas stand too deep inside of each other") from None
     if len(text) > MAX_CHARS:
         raise TooLarge(f"The JSON schema has {len(text)} characters; at most {MAX_CHARS} are taken.", param=PARAM)
+    if levels > MAX_LEVELS:
+        raise TooLarge(
+            f"In the JSON schema {levels} levels may stand inside of each other; at most {MAX_LEVELS} are taken.",
+            param=PARAM,
+        )
     if CONTROL.search(text):
         raise refusal("a control character is not supported")
     return text
@@ -83,3 +93,10 @@ def _schemas(value: Any) -> Iterator[dict[str, Any]]:
                 yield from _schemas(list(inner.values()))
             elif word not in VALUES:
                 yield from _schemas(inner)
+
+
+def _levels(value: Any) -> int:
+    """How many objects and lists stand inside of each other."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)

@@ -337,6 +337,17 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def chained(length: int, deep: int) -> dict[str, Any]:
+    """Schemas each of which names the next, from inside of so many others."""
+    named: dict[str, Any] = {f"d{length}": {"type": "null"}}
+    for number in range(length):
+        schema: dict[str, Any] = {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"}]}
+        for _ in range(deep):
+            schema = {"anyOf": [schema]}
+        named[f"d{number}"] = schema
+    return {"$ref": "#/$defs/d0", "$defs": named}
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("schema", "words"),
@@ -403,6 +414,12 @@ class TestRefusals:
         with pytest.raises(TooLarge, match="at most 65536 are taken"):
             checked_schema({"enum": [fits["enum"][0] + "a"]})
 
+    @pytest.mark.parametrize(("length", "deep"), [(1300, 0), (60, 30), (500, 1)])
+    def test_references_that_would_overflow_the_compilers_stack_are_refused(self, length: int, deep: int) -> None:
+        """Compiled, these end the process: llguidance 1.9.1 follows references on its stack."""
+        with pytest.raises(TooLarge, match=r"levels may stand inside of each other; at most 1000 are taken"):
+            checked_schema(chained(length, deep))
+
     @pytest.mark.parametrize(
         "schema",
         [
@@ -420,8 +437,7 @@ class TestRefusals:
             {"const": [[[[[[[[]]]]]]]] * 500},
             {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
             {"properties": {name: {"type": "string", "maxLength": 60_000} for name in "abc"}, "required": ["a", "b"]},
-            {"$ref": "#/$defs/d0", "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(1300)}
-             | {"d1300": {"type": "null"}}},
+            chained(300, 0),
         ],
     )  # fmt: skip
     def test_hostile_schemas_are_followed_or_refused(
