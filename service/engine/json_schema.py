@@ -47,8 +47,9 @@ def checked_schema(schema: dict[str, Any]) -> str:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         for one in _schemas(schema):
             _check(one)
-        named = [list(one.values()) for word in ("$defs", "definitions") if isinstance(one := schema.get(word), dict)]
-        levels = _levels(schema) + sum(_levels(one) for some in named for one in some)
+        definitions = [schema.get(word) for word in ("$defs", "definitions")]
+        levels = _levels(schema)
+        levels += sum(_levels(one) for named in definitions if isinstance(named, dict) for one in named.values())
     except RecursionError:
         raise refusal("its schemas stand too deep inside of each other") from None
     if len(text) > MAX_CHARS:
