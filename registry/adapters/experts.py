@@ -98,8 +98,7 @@ class BankAdapter(AdapterModule):
             if isinstance(module, nn.Linear) and _has_copies(path, config)
         }
         for path, experts in self._experts.items():
-            parent, _, name = path.rpartition(".")
-            expert.get_submodule(parent)._modules[name] = experts
+            expert.set_submodule(path, experts)
         for name, child in expert.named_children():  # so that its tensors have the names of the expert's
             self.add_module(name, child)
         self.__dict__["_expert"] = expert  # not a child of its own: its children are the bank's

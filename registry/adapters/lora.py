@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
-from typing import cast
 
 import numpy as np
 import torch
@@ -122,9 +121,9 @@ def _power_of_two(rank: int) -> int:
 def _branch(root: nn.Module, names: list[str]) -> nn.Module:
     """The module at a path below `root`, made where it is not there yet."""
     for name in names:
-        if name not in root._modules:
+        if not hasattr(root, name):
             root.add_module(name, nn.Module())
-        root = cast(nn.Module, root._modules[name])
+        root = root.get_submodule(name)
     return root
 
 

@@ -8,7 +8,7 @@ settings and sizes; LoRAs of different ranks and scales are brought to one form 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from torch import Tensor, nn
 
@@ -89,8 +89,9 @@ class Stack:
 
     def _show(self, count: int) -> None:
         """Give the module the first `count` slots as its parameters."""
-        for owner, name, path in _owners(self.module):
-            owner._parameters[name] = self._tensors[path][:count]  # type: ignore[assignment]
+        for path, tensor in self._tensors.items():
+            owner, _, name = path.rpartition(".")
+            setattr(self.module.get_submodule(owner), name, nn.Parameter(tensor[:count], requires_grad=False))
 
 
 def _slots_for(tensor: Tensor, room: int) -> Tensor:
@@ -98,13 +99,3 @@ def _slots_for(tensor: Tensor, room: int) -> Tensor:
     if tensor.ndim == 2 and tensor.shape[0] > tensor.shape[1]:
         return tensor.new_empty((room, tensor.shape[1], tensor.shape[0])).transpose(1, 2)
     return tensor.new_empty((room, *tensor.shape))
-
-
-def _owners(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:
-    """(module, name within it, name from the root) of every parameter."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield module, name, prefix + name
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _owners(child, f"{prefix}{name}.")

@@ -91,7 +91,7 @@ def _site_of(joined: AdapterModule, site: str, alone: Sequence[dict[str, Tensor]
     up, biases = layer.weight.detach(), None
     if layer.bias is not None:
         biases = torch.stack([one[f"{name}.bias"] for one in alone]).to(up)
-        del layer._parameters["bias"]
-    del layer._parameters["weight"]
+        del layer.bias
+    del layer.weight
     widths = torch.tensor([len(one[narrow]) if narrow in one else 0 for one in alone], device=up.device)
     return _Site(layer, up, biases, widths)
