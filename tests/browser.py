@@ -184,8 +184,11 @@ class Page:
 
     def open(self, path: str) -> None:
         """Go to a page of the server, and wait until it is there with all that it loads."""
-        self.call("Page.navigate", url=self._origin + path)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.evaluate("window.isLeft = true")
+        if "errorText" in self.call("Page.navigate", url=self._origin + path):
+            # The page that is left went elsewhere at that moment: a job's page loads itself again at its end.
+            self.call("Page.navigate", url=self._origin + path)
+        self.until("document.readyState === 'complete' && !window.isLeft")
 
     @property
     def path(self) -> str:
