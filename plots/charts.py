@@ -24,6 +24,8 @@ WIDTH = 560.0
 ROW, PANEL_FRAME, LINE = 17.0, 42.0, 14.0
 """Points: a row of a panel, a panel's caption and axis, and a line of text."""
 MAX_ROWS = 50
+NAME_OFFSETS = ((7, 0), (-7, 0), (7, 11), (-7, 11), (7, -11), (-7, -11))
+"""Where a name may stand beside its point, in points to the right and up."""
 LABEL_LETTERS, TITLE_LETTERS, LINE_LETTERS, CAPTION_LETTERS = 38, 80, 90, 66
 HATCHES = ("", "//", "..", "xx")
 MAX_LINEAGE = 16
@@ -147,15 +149,15 @@ def lines(
     """Lines over one axis; a `logarithmic` one has these ticks, or one at every point. Each series has a point."""
     figure = new_plot(WIDTH, 290, theme)
     axes = figure.subplots()
-    for number, one in enumerate(series):
-        points = sorted(one.points)
+    for number, line in enumerate(series):
+        points = sorted(line.points)
         colour = theme.series[number % len(theme.series)]
         marker = MARKERS[number % len(MARKERS)] if len(points) <= MAX_ROWS else ""
-        axes.plot(*zip(*points, strict=True), label=one.name, color=colour, marker=marker, markersize=4, linewidth=1.6)
-        axes.plot(*zip(*[p for p in points if p[0] == one.marked] or [(np.nan, np.nan)], strict=True), "o",
+        axes.plot(*zip(*points, strict=True), label=line.name, color=colour, marker=marker, markersize=4, linewidth=1.6)
+        axes.plot(*zip(*[p for p in points if p[0] == line.marked] or [(np.nan, np.nan)], strict=True), "o",
                   markersize=10, markerfacecolor="none", markeredgecolor=theme.ink)  # fmt: skip
     if logarithmic:
-        _set_logarithmic(axes, ticks or sorted({x for one in series for x, _ in one.points}))
+        _set_logarithmic(axes, ticks or sorted({x for line in series for x, _ in line.points}))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     style_axes(axes, theme, grid="y")
@@ -167,11 +169,11 @@ def points(
     title: str, places: Mapping[str, Point], *, x_label: str, y_label: str, ticks: Sequence[float],
     theme: Theme = LIGHT,
 ) -> Plot:  # fmt: skip
-    """Named points over a logarithmic axis."""
+    """Points over a logarithmic axis, each with its name."""
     figure = new_plot(WIDTH, 320, theme, constrained=False)
     axes = figure.add_axes((0.1, 0.13, 0.7, 0.78))
     _set_logarithmic(axes, ticks)
-    _scatter(axes, places, {}, theme)
+    _scatter(axes, places, {}, theme, every_name=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     style_axes(axes, theme, grid="y")
@@ -183,7 +185,8 @@ def domain_map(places: Mapping[str, Point], text: Point | None = None, *, theme:
     """Domains in two dimensions of one scale, and a text among them; a name is drawn where it has room."""
     figure = new_plot(680, 440, theme, constrained=False)
     axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
-    _scatter(axes, places, {} if text is None else {"your text": text}, theme, equal=True)
+    axes.set_aspect("equal", adjustable="datalim")
+    _scatter(axes, places, {} if text is None else {"your text": text}, theme)
     style_axes(axes, theme)
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
@@ -192,35 +195,37 @@ def domain_map(places: Mapping[str, Point], text: Point | None = None, *, theme:
 
 
 def _scatter(
-    axes: Axes, places: Mapping[str, Point], special: Mapping[str, Point], theme: Theme, *, equal: bool = False
+    axes: Axes, places: Mapping[str, Point], special: Mapping[str, Point], theme: Theme, *, every_name: bool = False
 ) -> None:
-    """Draw points, and the names of as many as have room beside their point, the special ones first."""
-    every = {**special, **places}
-    coordinates = np.array(list(every.values()), dtype=float)
+    """Draw points and, special ones first, the names that have room beside them; with `every_name` all of them."""
+    named = {**special, **places}
+    coordinates = np.array(list(named.values()), dtype=float)
     axes.plot(*np.array(list(places.values())).T, "o", markersize=6, color=theme.series[0])
     if special:
         axes.plot(*np.array(list(special.values())).T, "D", markersize=9, color=theme.series[1])
     axes.margins(0.12)
-    if equal:
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.apply_aspect()
+    axes.apply_aspect()
     axes.autoscale_view()
     scale = 72 / axes.figure.dpi
     positions = axes.transData.transform(coordinates) * scale
     taken = np.hstack([positions - 4, positions + 4])
-    right_edge = scale * axes.bbox.x1 + (0 if equal else 90)
-    for name, (x, y) in zip(every, positions, strict=True):
-        wide = 5.2 * len(name)
-        for left, side in ((x + 7, "left"), (x - 7 - wide, "right")):
-            box = np.array([left, y - 6, left + wide, y + 6])
+    left_edge, right_edge = scale * axes.bbox.x0, scale * axes.bbox.x1 + (90 if every_name else 0)
+    for name, (x, y) in zip(named, positions, strict=True):
+        width = 5.2 * len(name)
+        for right, up in NAME_OFFSETS if every_name else NAME_OFFSETS[:2]:
+            left = x + right - (width if right < 0 else 0)
+            box = np.array([left, y + up - 6, left + width, y + up + 6])
             free = not np.any(np.all((taken[:, :2] < box[2:]) & (box[:2] < taken[:, 2:]), axis=1))
-            if free and scale * axes.bbox.x0 <= left and left + wide <= right_edge:
-                taken = np.vstack([taken, box])
-                axes.annotate(
-                    name, every[name], xytext=(7 if side == "left" else -7, 0), textcoords="offset points", ha=side,
-                    va="center", fontsize=9, color=theme.ink, weight="bold" if name in special else "normal",
-                )  # fmt: skip
+            if free and left_edge <= left and left + width <= right_edge:
                 break
+        else:
+            if not every_name:
+                continue
+        taken = np.vstack([taken, box])
+        axes.annotate(
+            name, named[name], xytext=(right, up), textcoords="offset points", ha="left" if right > 0 else "right",
+            va="center", fontsize=9, color=theme.ink, weight="bold" if name in special else "normal",
+        )  # fmt: skip
 
 
 def heat_map(

@@ -31,19 +31,21 @@ def soup_plot(
 ) -> Plot:  # fmt: skip
     """The result of a cook: ingredients, differences against the base, and the adapters that were weighed."""
     candidates = search.candidates if search else ()
-    refs = {one.digest: one.ref for one in (selection.selected if selection else ())}
+    refs = {adapter.digest: adapter.ref for adapter in (selection.selected if selection else ())}
     refs |= {candidate.digest: candidate.ref for candidate in candidates}
-    ingredients = sorted(recipe.ingredients if recipe else (), key=lambda one: (-float(one.weight), one.digest))
+    ingredients = sorted(recipe.ingredients if recipe else (), key=lambda item: (-float(item.weight), item.digest))
     weights = [
-        Bar(refs.get(one.digest, one.digest), float(one.weight), f"{float(one.weight):.3f}") for one in ingredients
+        Bar(refs.get(item.digest, item.digest), float(item.weight), f"{float(item.weight):.3f}") for item in ingredients
     ]
     passages = ""
     if verification:
         kind = "held-out passages" if verification.held_out else "passages of the sample itself"
         passages = f" on {verification.passages} {kind}"
     weighed = [
-        Interval.around(one.ref, one.score, one.standard_error or 0.0, chosen=one.coefficient is not None)
-        for one in candidates
+        Interval.around(
+            candidate.ref, candidate.score, candidate.standard_error or 0.0, chosen=candidate.coefficient is not None
+        )
+        for candidate in candidates
     ]
     return panels(
         f"Abstained: {model}" if abstained else model,
@@ -75,7 +77,7 @@ def base_differences(search: Search | None, check: Verification | None, *, absta
         ):
             if control is not None:
                 differences.append(Interval.around(label, control.difference, errors * control.standard_error))
-    if check is not None and not any(one.chosen for one in differences) and check.interval is not None:
+    if check is not None and not any(row.chosen for row in differences) and check.interval is not None:
         label = "The soup that was not good enough" if abstained else "The soup"
         differences.append(Interval(label, check.difference, *check.interval, chosen=True))
     return differences
@@ -91,13 +93,13 @@ def _errors_in_interval(check: Verification | None) -> float:
 def selection_plot(selection: Selection) -> Plot:
     """The ranking of a selection by score: the adapters chosen, then those left out."""
     chosen = [
-        Bar(one.ref, one.score or 0.0, _score_text(one.score, f"weight {float(one.weight):.2f}"))
-        for one in selection.selected
+        Bar(adapter.ref, adapter.score or 0.0, _score_text(adapter.score, f"weight {float(adapter.weight):.2f}"))
+        for adapter in selection.selected
     ]
-    others = [
-        Bar(one.ref, one.score, _score_text(one.score), chosen=False)
-        for one in selection.left_out
-        if one.score is not None
+    left_out = [
+        Bar(adapter.ref, adapter.score, _score_text(adapter.score), chosen=False)
+        for adapter in selection.left_out
+        if adapter.score is not None
     ]
     thresholds = [
         f"{name.removeprefix('min_')} of at least {value:.3g}" for name, value in selection.thresholds.items()
@@ -105,7 +107,7 @@ def selection_plot(selection: Selection) -> Plot:
     caption = "Score; filled: chosen" + (f" ({', '.join(thresholds)})" if thresholds else "")
     total = len(chosen) + len(selection.left_out) + sum(selection.more_left_out.values())
     title = "Abstained: no adapter fits" if selection.abstained else f"{len(chosen)} chosen of {total}"
-    return panels(title, [selection.reason, *selection.warnings], [Panel(caption, [*chosen, *others])])
+    return panels(title, [selection.reason, *selection.warnings], [Panel(caption, [*chosen, *left_out])])
 
 
 def _score_text(score: float | None, more: str = "") -> str:
@@ -157,8 +159,12 @@ def fit_plot(selector: str, domains: int, report: Mapping[str, Any]) -> Plot:
     ]
     scores = [Bar(domain, score, f"{score:.3f}") for domain, score in (report.get("own_scores") or {}).items()]
     clusters = [
-        Bar(f"{one['cluster']}: {', '.join(one['domains']) or 'no domain'}", one["units"], str(one["units"]))
-        for one in report.get("clusters") or ()
+        Bar(
+            f"{cluster['cluster']}: {', '.join(cluster['domains']) or 'no domain'}",
+            cluster["units"],
+            str(cluster["units"]),
+        )
+        for cluster in report.get("clusters") or ()
     ]
     threshold = f" (threshold {report['threshold']:.3f})" if isinstance(report.get("threshold"), float) else ""
     rows = [
