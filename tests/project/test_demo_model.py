@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -147,6 +148,12 @@ def test_other_bytes_and_another_model_are_refused(models, monkeypatch, known, m
     with pytest.raises(DemoFailed, match=match):
         smollm2(Talk(1))
     assert names(models) == left
+
+
+def test_a_full_disk_is_refused_before_the_download(models, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000_000))
+    with pytest.raises(DemoFailed, match="has 5 MB free, and the model needs 600 MB"):
+        smollm2(Talk(1))
 
 
 @pytest.mark.parametrize("works", [False, True])
