@@ -45,6 +45,7 @@ COPY --from=build /opt/soup /opt/soup
 ENV PATH=/opt/soup/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/lib/soup/cache/huggingface \
+    MPLCONFIGDIR=/tmp/matplotlib \
     SOUP_DATA=/var/lib/soup \
     SOUP_HOST=0.0.0.0 \
     SOUP_PORT=8000
