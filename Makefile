@@ -38,7 +38,7 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.runtime
-	@echo "installing what unpacks the demo's model and draws its picture (20 MB)"
+	@echo "installing what unpacks the demo's model"
 	$(PIP) -e '.[demo]'
 	@touch $@
 endif
@@ -172,7 +172,8 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper
 screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)
 	SCREENSHOTS=docs/how-to/pictures OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/http/pages/test_screenshots.py
 
-openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
+openapi: $(VENV)/.dev  ## regenerate the synchronous clients, docs/reference/openapi.json and the API reference
+	$(RUN) -m docs.sync_clients
 	$(RUN) -m docs.generate
 
 clean:  ## remove the virtual environment, the demo's files and those of experiments
