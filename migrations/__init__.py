@@ -59,12 +59,6 @@ def oldest(engine: Engine) -> str | None:
         return connection.scalar(select(_oldest.c.revision))
 
 
-def follows(revision: str, other: str) -> bool:
-    """Whether a revision of this code is another one, or comes after it."""
-    scripts = ScriptDirectory.from_config(_config())
-    return other in {one.revision for one in scripts.iterate_revisions(revision, "base")}
-
-
 def upgrade(engine: Engine, revision: str = "head") -> str | None:
     """Bring a database up to a revision, in one transaction: all of it or nothing.
 
@@ -91,13 +85,12 @@ def is_compared(name: str | None, _kind: str, _parents: object) -> bool:
 
 def _say_oldest(connection: Connection) -> None:
     """Say which versions may run on what the migrations have made: those from the last release on."""
-    now = MigrationContext.configure(connection).get_current_revision()
-    if now is None:
+    if MigrationContext.configure(connection).get_current_revision() is None:
         _oldest.drop(connection, checkfirst=True)
         return
     _oldest.create(connection, checkfirst=True)
     connection.execute(delete(_oldest))
-    connection.execute(insert(_oldest).values(revision=LAST_RELEASE if follows(now, LAST_RELEASE) else now))
+    connection.execute(insert(_oldest).values(revision=LAST_RELEASE))
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -90,8 +90,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
     """Bring the schema to this version's; a SQLite file that holds anything is copied to `backups` first.
 
     One of a later version that serves this one too is left as it is: what is started after this command may start. A
-    SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version, and
-    where servers run on it that could not go on.
+    SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version.
     """
     with database.starting():
         before, after = migrations.current(database.engine), migrations.head()
@@ -100,7 +99,6 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
         if before is not None and not is_sqlite(database) and may_serve(database):
             return Migrated(before, before, is_later=True)
         _check_known(database, before)
-        _check_nobody_is_left_behind(database, before)
         backup = None if before is None else _back_up(database, backups, before)
         before = migrations.upgrade(database.engine)  # another process may have been quicker
     return Migrated(before, after, backup)
@@ -162,24 +160,10 @@ def _check_known(database: Database, revision: str | None) -> None:
     since = "" if oldest is None else f" (it serves versions from revision {oldest!r} on)"
     raise Unavailable(
         f"The database is at revision {revision!r}{since}, which this version (revision {migrations.head()!r}) does "
-        "not know: start the version that wrote it.",
+        "not know: start the version that wrote it. If it is older than the last release (revision "
+        f"{LAST_RELEASE!r}), migrate it with that release first.",
         param="database_url",
     )
-
-
-def _check_nobody_is_left_behind(database: Database, revision: str | None) -> None:
-    """Raises Unavailable where a server runs on a revision before the last release's: of that it is at the latest."""
-    if revision is None or is_sqlite(database) or migrations.follows(revision, LAST_RELEASE):
-        return
-    with database.read() as catalogue:
-        running = catalogue.replicas.running()
-    if running:
-        raise Unavailable(
-            f"{running} of the servers of this database run, at revision {revision!r} or before it, and this version "
-            f"runs beside servers from revision {LAST_RELEASE!r} on: stop them first, or upgrade to the version "
-            "in between.",
-            param="database_url",
-        )
 
 
 def is_sqlite(database: Database) -> bool:

@@ -9,19 +9,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from sqlalchemy import text
 
-import migrations
 from registry.catalogue import Database
 from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
 from service.identities import Identities, identities_of
@@ -425,28 +421,6 @@ def test_revoked_here_is_revoked_for_good(lasting: LittleIssuer, database: Datab
     with pytest.raises(Unauthenticated, match="revoked"):
         known.principal(lasting.token("soup-admins"))
     assert known.principal(lasting.token("law-team", sub="u-2")).key_id != id
-
-
-def test_going_back_a_release_and_forward_again_revokes_nobody_for_good(
-    lasting: LittleIssuer, database: Database, tmp_path: Path
-) -> None:
-    known = identities(lasting, database, tmp_path)
-    before, revoked = (known.principal(lasting.token("law-team", sub=sub)) for sub in ("u-1", "u-2"))
-    with database.write() as catalogue:
-        row = catalogue.keys.get(before.key_id)
-        catalogue.keys.revoke(revoked.key_id)
-    migrations.downgrade(database.engine, "0012")
-    with database.engine.connect() as connection:
-        assert not connection.execute(text("SELECT id FROM keys WHERE revoked_at IS NULL")).all()
-    migrations.upgrade(database.engine)
-    with database.read() as catalogue:
-        assert catalogue.keys.count_identities() == 0
-    again = identities(lasting, database, tmp_path)
-    assert again.principal(lasting.token("law-team", sub="u-1")) == replace(before, expires_at=ANY)
-    with database.read() as catalogue:
-        assert catalogue.keys.get(before.key_id) == row
-    with pytest.raises(Unauthenticated, match="revoked"):
-        again.principal(lasting.token("law-team", sub="u-2"))
 
 
 def test_tokens_that_bring_nothing_or_are_refused_make_no_row(

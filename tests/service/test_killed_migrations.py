@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 import migrations
+from migrations.last_release import REVISION as LAST_RELEASE
 from registry.catalogue import Database
 from tests.postgres import Databases
 from tests.registry.catalogue.test_migrations import fill, refs, schema
 from tests.repository import REPOSITORY
 from tests.service import killed_migrations
 
-BEFORE = "0004"
-STATEMENTS = 25
+BEFORE = LAST_RELEASE
+STATEMENTS = 5
 
 
 @pytest.mark.slow

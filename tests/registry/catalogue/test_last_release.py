@@ -19,7 +19,6 @@ from service.storage import Migrated, SchemaWatch, check_schema, check_serves, m
 from tests import last_release as history
 from tests.registry.catalogue.neighbours import Schema, copy_rows, rows_of, schema_of, taken_away
 from tests.registry.catalogue.test_migrations import fill, schema
-from tests.registry.catalogue.test_replicas import join
 from tests.registry.catalogue_rows import add_ready
 
 CONTRACTED: dict[str, str] = {}
@@ -164,8 +163,6 @@ def test_changed_rows_are_seen(database: Database) -> None:
 
 def test_a_database_says_which_versions_it_serves(database: Database) -> None:
     assert migrations.oldest(database.engine) == last_release.REVISION
-    migrations.downgrade(database.engine, "0010")
-    assert migrations.oldest(database.engine) == "0010", "nothing newer was there to serve"
     migrations.downgrade(database.engine, "base")
     assert migrations.oldest(database.engine) is None
     assert "oldest_version" not in inspect(database.engine).get_table_names()
@@ -202,6 +199,14 @@ def test_migrating_with_the_older_version_leaves_a_database_that_serves_it(
     assert migrations.oldest(database.engine) == last_release.REVISION
 
 
+def test_a_database_from_before_the_last_release_is_refused(database: Database, tmp_path: Path) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0018'")
+        connection.exec_driver_sql("DROP TABLE oldest_version")
+    with pytest.raises(Unavailable, match=r"'0018'.*older than the last release.*'0019'.*migrate it with that"):
+        migrate(database, backups=tmp_path)
+
+
 def test_it_does_not_serve_one_of_the_version_after_that(database: Database, beyond: Any) -> None:
     """Also where it runs already: it says that it is not ready."""
     schema = SchemaWatch()
@@ -214,20 +219,3 @@ def test_it_does_not_serve_one_of_the_version_after_that(database: Database, bey
     with pytest.raises(Unavailable, match=r"'next1' \(it serves versions from revision 'next0' on\), which this"):
         check_serves(database)
     assert schema.is_outgrown(database)
-
-
-def test_a_database_on_which_older_servers_run_is_not_migrated_under_them(database: Database, tmp_path: Path) -> None:
-    """On SQLite there is no other server."""
-    shared = database.engine.dialect.name == "postgresql"
-    join(database, "one")
-    migrations.downgrade(database.engine, "0018")
-    if shared:
-        sentence = rf"1 of the servers .* at revision '0018' .* from revision '{last_release.REVISION}' on: stop them"
-        with pytest.raises(Unavailable, match=sentence):
-            migrate(database, backups=tmp_path)
-        assert migrations.current(database.engine) == "0018"
-        with database.write() as catalogue:
-            catalogue.replicas.leave("one")
-    assert migrate(database, backups=tmp_path).after == migrations.head()
-    migrations.downgrade(database.engine, "0010")  # nobody was listed then
-    assert migrate(database, backups=tmp_path).before == "0010"

@@ -6,7 +6,6 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from sqlalchemy.exc import IntegrityError
 
 import migrations
 from registry.catalogue import Database
-from registry.catalogue.rows import SelectorRow
 from registry.catalogue.tables import metadata
-from registry.names import sha256_digest
-from registry.spec import Card, ConcatMixing, MixReport, Provenance, Recipe, RecipeIngredient, UniformSpec
-from tests.registry.catalogue_rows import BASE, add, add_ready, new_adapter, new_database, pool_of, sample_of
+from registry.spec import Card
+from tests.registry.catalogue_rows import add_ready, new_adapter, new_database, sample_of
 
 HEAD = migrations.head()
 SAMPLE = sample_of("a novel domain").digest
@@ -174,136 +171,6 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, next_mi
     assert refs(database) == before
     with database.write() as catalogue:
         assert add_ready(catalogue, "acme/a").version == 2
-
-
-def test_adapters_from_before_are_found_by_their_words(database):
-    with database.write() as catalogue:
-        row = add(catalogue, "acme/law", domain="Ärzte", card=Card(tags=("x", "y"), description="Die Straße"))
-        add(catalogue, "acme/tax")
-    before = schema(database)
-    migrations.downgrade(database.engine, "0011")
-    with database.engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT search FROM adapters ORDER BY id").scalars().all()
-        assert found == ["law\närzte\ndie strasse", "tax\ntax\n"]
-    migrations.upgrade(database.engine)
-    assert schema(database) == before
-    with database.read() as catalogue:
-        for q in ("ärz", "STRASSE", "acme/law", "x y"):
-            found = catalogue.adapters.list(("acme",), q=q, tags=["x"], kind="adapter", limit=9).rows
-            assert [one.id for one in found] == [row.id], q
-
-
-def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):
-    """Going back to the first release and forth again; what is pushed may say in its provenance what it likes."""
-    learnt = Provenance(training={"tuning": {"sample": SAMPLE}})
-    with database.write() as catalogue:
-        soup = add(
-            catalogue,
-            "acme/soup",
-            kind="soup",
-            recipe_digest=BASE,
-            provenance=learnt,
-            tuned_on=SAMPLE,
-            learnt_from=(SAMPLE,),
-        )
-        rest = [
-            add(catalogue, "acme/mixture", kind="soup", recipe_digest=BASE),
-            add(catalogue, "acme/pushed", provenance=learnt),
-        ]
-    before = schema(database)
-    migrations.downgrade(database.engine, "0001")
-    assert "namespaces" not in schema(database)
-    migrations.upgrade(database.engine)
-    assert schema(database) == before
-    with database.read() as catalogue:
-        assert catalogue.adapters.get(soup.id) == soup
-        assert [catalogue.adapters.get(row.id) for row in rest] == rest
-
-
-def test_mixtures_from_before_say_what_their_ingredients_have_learnt_from(database):
-    """Through any number of generations, whichever was stored first."""
-    middle, last = sha256_digest(b"middle"), sha256_digest(b"last")
-    report = MixReport(
-        method="concat", members=1, weights=("1",), parameters=1, size_bytes=1, width_in=(1,), width_out=1,
-        relative_cost=1.0, residual=None,
-    )  # fmt: skip
-    with database.write() as catalogue:
-        recipes = [
-            Recipe(
-                base_fingerprint=BASE, ingredients=(RecipeIngredient(digest=one, weight="1"),), mixing=ConcatMixing()
-            )
-            for one in (middle, sha256_digest(b"tuned"))
-        ]
-        for recipe, made in zip(recipes, (last, middle), strict=True):
-            catalogue.blobs.seen(made, 1)
-            catalogue.soups.add_recipe(recipe, made, made, report)
-        learnt: dict[str, Any] = {"kind": "soup", "learnt_from": (SAMPLE,)}
-        rows = [
-            add(catalogue, "acme/last", digest="last", recipe_digest=recipes[0].digest, **learnt),
-            add(catalogue, "acme/middle", digest="middle", recipe_digest=recipes[1].digest, **learnt),
-            add(catalogue, "acme/tuned", digest="tuned", tuned_on=SAMPLE, **learnt),
-            add(catalogue, "acme/other"),
-        ]
-    migrations.downgrade(database.engine, "0011")
-    migrations.upgrade(database.engine)
-    with database.read() as catalogue:
-        assert [catalogue.adapters.get(row.id) for row in rows] == rows
-        assert [row.id for row in catalogue.adapters.learnt_from(SAMPLE)] == [rows[number].id for number in (2, 1, 0)]
-
-
-def test_selectors_from_before_count_as_asked_for_now(database):
-    """Nobody knows when they were: each has a whole period before it is idle."""
-    began, state = datetime.now(UTC), sha256_digest(b"state")
-    with database.write() as catalogue:
-        catalogue.blobs.seen(state, 1)
-        row = catalogue.selectors.add(
-            SelectorRow(
-                id="sel-1", pool_id=BASE, pool=pool_of("acme"), spec=UniformSpec(), spec_digest=SAMPLE,
-                encoder_digest=None, state_blob=state, members=(), report={}, fitted_at=began,
-            )
-        )  # fmt: skip
-        catalogue.selectors.asked(BASE, SAMPLE, began - timedelta(days=400))
-    migrations.downgrade(database.engine, "0002")
-    migrations.upgrade(database.engine)
-    with database.read() as catalogue:
-        assert catalogue.selectors.latest(BASE, SAMPLE) == row
-        assert catalogue.selectors.asked_at(["sel-1"])["sel-1"] >= began
-
-
-def test_jobs_from_before_keep_their_state_and_what_failed_of_them(database):
-    """When they began is not known; what has ended did so when it last changed."""
-    moment = datetime.now(UTC) + timedelta(seconds=1)
-    with database.write() as catalogue:
-        jobs = catalogue.jobs
-        rows = [jobs.enqueue("fit", {}, namespace="acme", created_by="k", delay=0.0) for _ in range(3)]
-        for row in rows[:2]:
-            assert jobs.claim("w", ["fit"], 60, moment).id == row.id
-        jobs.succeed(rows[0].id, {})
-        jobs.fail(rows[1].id, {"code": "busy"}, 0.0)
-        jobs.join(rows[2].id, "key-2")
-        ended = jobs.get(None, rows[0].id)
-    before = schema(database)
-    migrations.downgrade(database.engine, "0004")
-    migrations.upgrade(database.engine)
-    assert schema(database) == before
-    with database.read() as catalogue:
-        found = [catalogue.jobs.get(None, row.id) for row in rows]
-    assert [row.state for row in found] == ["succeeded", "queued", "queued"]
-    assert [row.failures for row in found[1:]] == [1, 0]
-    assert (found[0].finished_at, found[0].started_at) == (ended.updated_at, None)
-
-
-def test_a_key_that_expires_does_not_outlive_the_column(database):
-    """Going back revokes it: what does not know the column would let it work for good."""
-    end = datetime.now(UTC) + timedelta(days=1)
-    with database.write() as catalogue:
-        catalogue.keys.add("ends", "a" * 64, namespaces=None, scopes={"read"}, prefix="p", expires_at=end)
-        lasting = catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
-    migrations.downgrade(database.engine, "0005")
-    migrations.upgrade(database.engine)
-    with database.read() as catalogue:
-        assert catalogue.keys.by_secret("a" * 64).revoked_at is not None
-        assert catalogue.keys.by_secret("b" * 64) == lasting
 
 
 @pytest.mark.parametrize(
