@@ -235,7 +235,8 @@ def heat_map(
     """A cell with its number for each (row, column) that has a value, darker the further it is from zero."""
     figure = new_plot(max(WIDTH, 150 + 50 * len(columns)), 130 + 22 * len(rows), theme)
     axes = figure.subplots()
-    matrix = np.array([[values.get((row, column), np.nan) for column in columns] for row in rows], dtype=float)
+    cells = [values.get((row, column), np.nan) for row in rows for column in columns]
+    matrix = np.array(cells, dtype=float).reshape(len(rows), len(columns))
     largest = max((abs(value) for value in values.values()), default=0.0) or 1.0
     colours = LinearSegmentedColormap.from_list("around zero", [theme.negative, theme.ground, theme.positive])
     axes.pcolormesh(matrix, cmap=colours, vmin=-largest, vmax=largest, edgecolors=theme.ground, linewidth=1)

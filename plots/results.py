@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plots.charts import Bar, Interval, Panel, Series, heat_map, lines, panels
-from plots.style import Plot
+from plots.style import LIGHT, Plot, Theme
 from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
 from registry.spec.search import WAYS
 
@@ -195,12 +195,22 @@ def evaluation_plot(title: str, figures: Mapping[str, float]) -> Plot:
 
 
 def training_plot(title: str, record: Mapping[str, Any]) -> Plot:
-    """Training and validation loss over steps, from the record of a training."""
-    histories: dict[str, Sequence[Sequence[float]]] = {
-        "validation": record["valid_history"], "training": record["train_history"],
-    }  # fmt: skip
-    series = [Series(name, [(step, loss) for step, loss in points]) for name, points in histories.items() if points]
-    return lines(title, series, x_label="step", y_label="mean loss in nats")
+    """The losses of a training over its steps, from its record."""
+    return losses_plot(
+        title, by="step", training=record["train_history"], held_out=record["valid_history"],
+        best=record.get("best_step"),
+    )  # fmt: skip
+
+
+def losses_plot(
+    title: str, *, by: str, training: Sequence[Sequence[float]], held_out: Sequence[Sequence[float]],
+    best: int | None, theme: Theme = LIGHT,
+) -> Plot:  # fmt: skip
+    """Mean losses as points (step or pass, loss); `best` is the step whose state was kept."""
+    curves = {"held out": held_out, "in training": training}
+    series = [Series(name, [(step, loss) for step, loss in curve], best if name == "held out" else None)
+              for name, curve in curves.items() if curve]  # fmt: skip
+    return lines(title, series, x_label=by, y_label="mean loss in nats", theme=theme)
 
 
 def strategies_plot(strategies: Sequence[str], domains: Sequence[str], gains: Mapping[tuple[str, str], float]) -> Plot:

@@ -174,7 +174,7 @@ def test_fits_evaluations_and_trainings_show_their_figures() -> None:
     assert "accuracy" in rates
     assert "texts" not in rates, "counts are no rates"
     record = {"valid_history": [[0, 4.0], [10, 3.0]], "train_history": [[5, 3.5], [10, 3.1]]}
-    assert {"validation", "training"} <= set(texts(training_plot("t", record)))
+    assert {"held out", "in training"} <= set(texts(training_plot("t", record)))
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])

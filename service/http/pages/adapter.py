@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from plots.charts import MAX_LINEAGE, lineage
@@ -78,11 +80,12 @@ def model_svg(ns: str, name: str, plot: str, parts: AppParts, who: Reader, theme
     """Its lineage or its losses as a plot."""
     row = adapter_named(parts, who, ns, name)
     relatives = lineage_of(parts, who.namespaces, row)
-    plots = losses_plots(_losses(row, relatives), THEMES[theme])
+    drawings = {**losses_plots(_losses(row, relatives), THEMES[theme])}
     if relatives.parents or relatives.children:
         parents = [(one.ref or one.digest, float(one.weight)) for one in relatives.parents]
-        plots["lineage"] = lineage(row.ref, parents, [one.ref for one in relatives.children], theme=THEMES[theme])
-    return svg_response(plots, plot)
+        children = [child.ref for child in relatives.children]
+        drawings["lineage"] = partial(lineage, row.ref, parents, children, theme=THEMES[theme])
+    return svg_response(drawings, plot)
 
 
 @pages.get(addresses.MODEL_FILE)

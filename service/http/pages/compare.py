@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import FiniteFloat
 
 from plots.charts import Interval, Panel, panels
 from plots.style import THEMES
@@ -22,7 +22,7 @@ from service.http.pages import addresses, words
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, shown
-from service.http.pages.plot_files import ThemeQuery, svg_response
+from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
 from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.routes.perplexity import against_the_first
 from service.http.schemas.perplexity import PerplexityAnswer
@@ -32,7 +32,7 @@ from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-Numbers = Annotated[Sequence[FiniteFloat], Query(max_length=MOST_MODELS)]
+Numbers = Annotated[Sequence[PlotNumber], Query(max_length=MOST_MODELS)]
 
 
 class Compared(Wire):
@@ -77,7 +77,7 @@ def compare_svg(
 ) -> Response:  # fmt: skip
     """The differences that the page measured, which stand in the query: nothing of a text is stored."""
     rows = [Interval(*row, chosen=True) for row in zip(model or (), value, low, high, strict=False)]
-    return svg_response({"plot": panels("", [], [Panel("", rows)], theme=THEMES[theme])})
+    return svg_response({"plot": partial(panels, "", [], [Panel("", rows)], theme=THEMES[theme])})
 
 
 @pages.get(addresses.COMPARE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import FiniteFloat
 
 from plots.charts import domain_map as domain_plot
 from plots.style import THEMES
@@ -24,7 +25,7 @@ from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, shown
-from service.http.pages.plot_files import ThemeQuery, svg_response
+from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
 from service.http.pages.tables import Column, Table, csv_of
 from service.http.schemas.wire import Wire
 from service.keys import Principal
@@ -91,13 +92,16 @@ def map_csv(table: str, parts: AppParts, who: Reader, selector: Text = None) -> 
 
 @pages.get(addresses.MAP_SVG)
 def map_svg(
-    parts: AppParts, who: Reader, selector: Text = None, x: FiniteFloat | None = None, y: FiniteFloat | None = None,
+    parts: AppParts, who: Reader, selector: Text = None, x: PlotNumber | None = None, y: PlotNumber | None = None,
     theme: ThemeQuery = "light",
 ) -> Response:  # fmt: skip
     """The map, and where a text lies on it: the page computed that, and nothing of a text is stored."""
-    places = {one.domain: (one.x, one.y) for one in whole_map(parts, who, selector).places[:MAX_POINTS]}
+    places = whole_map(parts, who, selector).places
     text = None if x is None or y is None else (x, y)
-    return svg_response({"plot": domain_plot(places, text, theme=THEMES[theme])} if places else {})
+    if text is not None:  # the domains around it are drawn first, and have their names where there is room
+        places = sorted(places, key=lambda place: math.dist((place.x, place.y), text))
+    points = {place.domain: (place.x, place.y) for place in places[:MAX_POINTS]}
+    return svg_response({"plot": partial(domain_plot, points, text, theme=THEMES[theme])} if points else {})
 
 
 @pages.get(addresses.MAP)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
-from plots.charts import Series, lines
-from plots.style import Plot, Theme
+from plots.results import losses_plot
+from plots.style import LIGHT, Theme
+from service.http.pages.plot_files import Drawings
 from service.http.pages.tables import Column, Table
 from service.http.schemas.wire import Wire
 
@@ -84,17 +86,14 @@ def losses_table(found: Losses, *, most: int | None = None) -> Table:
 def losses_values(losses: Losses | None) -> dict[str, Any]:
     """What the template of the losses needs."""
     table = None if losses is None else losses_table(losses, most=TABLED)
-    return {"losses": losses, "loss_table": table, "has_curve": losses is not None and bool(_curves(losses))}
+    return {"losses": losses, "loss_table": table, "has_curve": bool(losses_plots(losses, LIGHT))}
 
 
-def losses_plots(losses: Losses | None, theme: Theme) -> dict[str, Plot]:
-    """The curves of the losses by step, named `losses`; none where no series has two points."""
-    series = [] if losses is None else _curves(losses)
-    if losses is None or not series:
+def losses_plots(losses: Losses | None, theme: Theme) -> Drawings:
+    """What draws the curves of the losses, named `losses`; none where no series has two points."""
+    if losses is None or max(len(losses.training), len(losses.held_out)) < 2:
         return {}
-    return {"losses": lines("", series, x_label=losses.by, y_label="mean loss in nats", theme=theme)}
-
-
-def _curves(losses: Losses) -> list[Series]:
-    series = [Series("held out", losses.held_out, marked=losses.best), Series("in training", losses.training)]
-    return [one for one in series if len(one.points) > 1]
+    draw = partial(
+        losses_plot, "", by=losses.by, training=losses.training, held_out=losses.held_out, best=losses.best, theme=theme
+    )
+    return {"losses": draw}

@@ -7,7 +7,9 @@ left out already.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -25,6 +27,7 @@ from registry.spec import (
     Spent,
     WeighedCandidate,
 )
+from service.http.pages.plot_files import Drawings
 from service.http.pages.tables import Cell, Column, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
@@ -187,19 +190,19 @@ def _prices(report: SoupReport) -> Table:
 # --- plots --------------------------------------------------------------------------------------------
 
 
-def report_plots(report: SoupReport, theme: Theme) -> dict[str, Plot]:
-    """The plots of a report that have a row: `differences` with their intervals, `layers` with weights by site."""
-    plots: dict[str, Plot] = {}
+def report_plots(report: SoupReport, theme: Theme) -> Drawings:
+    """What draws the plots that have a row: `differences` with their intervals, `layers` with weights by site."""
+    drawings: dict[str, Callable[[], Plot]] = {}
     if rows := measured(report):
-        plots["differences"] = panels("", [], [Panel("", rows)], theme=theme)
+        drawings["differences"] = partial(panels, "", [], [Panel("", rows)], theme=theme)
     table = _layers(report)
     if table is not None and len(table.rows) * len(table.columns) <= MAX_SEGMENTS:
         series = {
             column.name: [float(row[number] or 0) for row in table.rows]
             for number, column in enumerate(table.columns[1:], 1)
         }
-        plots["layers"] = stacked_bars([str(row[0]) for row in table.rows], series, theme=theme)
-    return plots
+        drawings["layers"] = partial(stacked_bars, [str(row[0]) for row in table.rows], series, theme=theme)
+    return drawings
 
 
 def report_values(report: SoupReport) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request, Response
@@ -55,7 +56,7 @@ def usage_svg(
     rows = usage(parts, who, since, until, by, limit, cursor).data[:MAX_BARS]
     series = {"tokens read": [row.tokens_in for row in rows], "tokens written": [row.tokens_out for row in rows]}
     labels = [named(row, _group(by)) for row in rows]
-    return svg_response({"plot": stacked_bars(labels, series, theme=THEMES[theme])} if rows else {})
+    return svg_response({"plot": partial(stacked_bars, labels, series, theme=THEMES[theme])} if rows else {})
 
 
 @pages.get(addresses.USAGE)
