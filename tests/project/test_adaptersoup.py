@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from benchmarks.soups.cells import Answers, Cell
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
 from demo.job import Job
 from demo.scores import Scores
-from docs import figures, soups
 from registry.errors import InvalidParameter, InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
@@ -189,32 +187,3 @@ def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting,
     assert work.arithmetic(doubled) == pytest.approx((2 * first + second) / (first + second))
     size = sum(len(text) for text in setting.test(DOMAINS[0]))  # every letter is a byte
     assert work.bits_per_byte(one, DOMAINS[0]) == pytest.approx(one.sum() / math.log(2) / size)
-
-
-def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) -> None:
-    found = run(setting, tmp_path)
-    figure = {"oracle_single_ratio": {"value": 0.8187}}
-    result = {**RESULT, "rows": found.rows, "figures": figure}
-    (tmp_path / "adaptersoup.json").write_text(json.dumps(result))
-
-    def page(view: str) -> str:
-        return figures.block(tmp_path, "adaptersoup", view)
-
-    assert "over the base model's, geometric mean of 2 domains, 100 passages to cook from: `instant` -25.9 %, " in page(
-        "short"
-    )
-    assert "comes to -22.1 %, the best single adapter, chosen on the test text itself, to -18.1 %." in page("short")
-    ways = page("ways")
-    assert "| tune | -45.1 ± 0.0 |" in ways
-    assert ways.index("| tune |") < ways.index("| quick |") < ways.index("| uniform |")
-    assert "| way | 15 passages | 100 passages |" in page("sizes")
-    assert "| novel_two | -25.9 ± 0.0 | -33.0 ± 0.0 | -36.2 ± 0.0 | -45.1 ± 0.0 |" in page("efforts")
-    assert "Of 6 pairs of an adapter and a domain 4 beat the base, 4 by two standard errors." in page("adapters")
-    assert "| zoo | +0.100 | +0.100 |" in page("adapters")
-    assert page("hostile").count("| the base | the base | the base | the base |") == len(HOSTILE)
-    for drawn in (soups.draw_wall(result), soups.draw_sizes(result)):
-        assert "tune fresh 0.01" in drawn
-    assert ">novel_two</text>" in soups.draw_efforts(result)
-    squares = [one.text for one in ElementTree.fromstring(soups.draw_adapters(result)).iter() if one.text]
-    assert squares.index("law") < squares.index("control") < squares.index("zoo")  # the most helpful first
-    assert squares.count("-0.20") == 2

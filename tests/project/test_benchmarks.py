@@ -57,14 +57,6 @@ def test_calls_take_turns_after_a_warm_up():
     assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
 
 
-def test_the_dtype_is_the_one_the_machine_has_instructions_for(monkeypatch):
-    for flags, best in (("avx2 avx512f", "float32"), ("avx2 avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")):
-        monkeypatch.setattr(results, "_cpuinfo", lambda flags=flags: {"flags": flags})
-        assert results.best_dtype() == best
-    monkeypatch.setattr(results, "_cpuinfo", dict)
-    assert results.best_dtype() == "float32"
-
-
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "x.json"
     repeated = report.repeated([3.0, 1.0, 2.0], "s", goal=0.5)
@@ -116,12 +108,6 @@ def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
     assert cold_start.server_start(tiny_base_dir) > 0.1
     with pytest.raises(OSError, match="refused"):
         cold_start.server_start(tmp_path / "nothing")
-
-
-def test_cold_start_runs_whole_processes():
-    with pytest.raises(subprocess.CalledProcessError):
-        cold_start.process(("-c", "raise SystemExit(3)"))()
-    cold_start.process(("-c", "import service.client"))()
 
 
 def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from registry.adapters import create, paper_config
 from registry.adapters.together import ReadyAdapter
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase
-from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
@@ -71,6 +70,8 @@ def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
 class TestStart:
     def test_a_first_start_makes_everything_and_a_second_finds_it(self, tmp_path: Path, tiny_base_dir: Path) -> None:
         settings = settings_of(tmp_path, tiny_base_dir)
+        settings.data.mkdir()
+        settings.data.chmod(0o755)  # open to others, and closed by the start
         keys = []
         for _ in range(2):
             runtime = Runtime(settings)
@@ -82,15 +83,6 @@ class TestStart:
             runtime.stop()
         assert keys[0] == keys[1]
         assert not (settings.data / "backups").exists(), "nothing was migrated, nothing is copied"
-        assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
-
-    def test_a_folder_that_was_open_to_others_is_closed(self, tmp_path: Path, tiny_base_dir: Path) -> None:
-        settings = settings_of(tmp_path, tiny_base_dir)
-        settings.data.mkdir()
-        settings.data.chmod(0o755)
-        runtime = Runtime(settings)
-        runtime.start()
-        runtime.stop()
         assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
 
     def test_a_folder_that_cannot_be_closed_is_told_of(
@@ -361,10 +353,6 @@ class TestAdapters:
         row = replace(row_of(runtime, data, digest), base_fingerprint=DIGEST)
         with pytest.raises(Internal):
             loadable(row, runtime.parts.registry.blobs).load()
-
-    def test_blobs_are_in_the_data_folder(self, runtime: Runtime) -> None:
-        digest = runtime.parts.registry.blobs.put_bytes(b"hello")
-        assert LocalBlobs(runtime.settings.blobs_dir).read(digest) == b"hello"
 
 
 class TestEncoders:

@@ -46,10 +46,10 @@ def refused(sessions: Sessions, token: str) -> str:
     return error.value.message
 
 
-@pytest.mark.parametrize("token", ["", "nobody", "caf\u00e9", "\udcff"])
+@pytest.mark.parametrize("token", ["", "nobody", "caf\u00e9", "\udcff", "x" * 43, "sk-soup-" + "0" * 43])
 def test_what_no_server_gave_is_no_session(sessions, token) -> None:
     """Also what is no text: a header may hold any byte."""
-    assert refused(sessions, token)
+    assert refused(sessions, token) == "You were signed out: sign in again."
 
 
 def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, key) -> None:
@@ -64,11 +64,6 @@ def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, k
     assert token not in str(row)
     assert secret not in str(row)
     assert [(one.action, one.key_id, one.request_id) for one in audit] == [("session.begin", key_id, "request-1")]
-
-
-def test_what_was_never_given_out_is_refused(sessions) -> None:
-    for token in ("", "x" * 43, "sk-soup-" + "0" * 43):
-        assert refused(sessions, token) == "You were signed out: sign in again."
 
 
 def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> None:

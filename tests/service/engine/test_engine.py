@@ -138,28 +138,22 @@ class TestGreedy:
             run(engine)
             assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 4, None)
 
-    def test_eos_ends_a_choice(self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("listed", [False, True], ids=["eos", "generation_config"])
+    def test_eos_and_what_generation_config_lists_end_a_choice(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, listed: bool
+    ) -> None:
         prompt = prompts_of(base)[0]
         tokens = reference(base, prompt, 6, None)
-        monkeypatch.setitem(base.__dict__, "eos_id", tokens[3])
+        if listed:
+            monkeypatch.setitem(base.__dict__, "end_ids", (tokens[3],))
+        else:
+            monkeypatch.setitem(base.__dict__, "eos_id", tokens[3])
         engine = engine_of(base)
         ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(6)))
         run(engine)
         choice = ticket.result(0).choices[0]
         first = tokens.index(tokens[3])
         assert (choice.token_ids, choice.finish_reason) == (tokens[: first + 1], "stop")
-
-    def test_what_generation_config_lists_ends_a_choice_besides_the_eos(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        prompt = prompts_of(base)[0]
-        tokens = reference(base, prompt, 6, None)
-        monkeypatch.setitem(base.__dict__, "end_ids", (tokens[3],))
-        engine = engine_of(base)
-        ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(6)))
-        run(engine)
-        choice = ticket.result(0).choices[0]
-        assert (choice.token_ids, choice.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
 
     def test_a_stop_string_inside_of_the_text(self, base: LoadedBase) -> None:
         prompt = prompts_of(base)[2]
@@ -479,17 +473,19 @@ class TestStreams:
             assert tuple(min(delta.offset, len(choice.text)) for delta in own) == choice.text_offsets
             assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [choice.finish_reason]
 
-    def test_a_listener_that_raises_fails_its_request_alone(self, base: LoadedBase) -> None:
-        engine, prompt = engine_of(base), prompts_of(base)[0]
+    @pytest.mark.parametrize("listener", ["on_token", "on_step"])
+    def test_a_listener_that_raises_fails_its_requests_alone(self, base: LoadedBase, listener: str) -> None:
+        engine, prompts = engine_of(base), prompts_of(base)
 
-        def broken(delta: Delta) -> None:
+        def broken(*_: object) -> None:
             raise RuntimeError("event loop is closed")
 
-        bad = engine.submit(GenerateRequest("tiny", prompt, params=greedy(5), on_token=broken))
-        good = engine.submit(GenerateRequest("tiny", prompt, params=greedy(5)))
+        to_broken: dict[str, Any] = {listener: broken}
+        bad = [engine.submit(GenerateRequest("tiny", one, params=greedy(5), **to_broken)) for one in prompts[:2]]
+        good = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(5)))
         run(engine)
-        assert isinstance(bad.exception(0), Internal)
-        assert good.result(0).choices[0].token_ids == reference(base, prompt, 5, None)
+        assert all(isinstance(one.exception(0), Internal) for one in bad)
+        assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
 
     def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(self, base: LoadedBase) -> None:
         engine, prompts = engine_of(base), prompts_of(base)
@@ -508,18 +504,6 @@ class TestStreams:
         run(engine)
         assert heard == [0, 0, "step"] * 3
         assert all(ticket.result(0) for ticket in (*tickets, other))
-
-    def test_a_listener_to_steps_that_raises_fails_its_requests_alone(self, base: LoadedBase) -> None:
-        engine, prompts = engine_of(base), prompts_of(base)
-
-        def broken() -> None:
-            raise RuntimeError("event loop is closed")
-
-        bad = [engine.submit(GenerateRequest("tiny", one, params=greedy(5), on_step=broken)) for one in prompts[:2]]
-        good = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(5)))
-        run(engine)
-        assert all(isinstance(one.exception(0), Internal) for one in bad)
-        assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
 
 
 class TestRefusals:
@@ -853,19 +837,6 @@ class TestStop:
 
 
 class TestBank:
-    def test_least_recently_used_leaves_first(self, base: LoadedBase) -> None:
-        size = sum(t.numel() * 4 for t in tensors_of(base, 0).values())
-        bank, runner = Bank(2 * size), Runner(base)
-        one, two, three = (handle_of(base, seed) for seed in range(3))
-        first = bank.get(runner, one)
-        bank.get(runner, two)
-        assert bank.get(runner, one) is first
-        bank.get(runner, three)
-        assert (len(bank), bank.bytes, bank.loads) == (2, 2 * size, 3)
-        assert bank.get(runner, one) is first
-        bank.get(runner, two)
-        assert bank.loads == 4
-
     def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
         module = Bank(2**20).get(Runner(base), handle_of(base, 0)).module
         assert not module.training

@@ -95,14 +95,6 @@ def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
     assert tally.figures()["a"].generated_tokens == 11
 
 
-def test_labels_do_not_end_often() -> None:
-    """However adapters take turns, what is remembered of ended labels stays small."""
-    tally = Tally(labels=2)
-    for number in range(2000):
-        tally.tokens(str(number % 50), generated=1 + number)
-    assert len(tally._ended) <= 2 * 20, "1,999,000 tokens are below 2**21"
-
-
 def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("service.engine.draft.time.monotonic", lambda: float(next(clock)))
