@@ -1,4 +1,4 @@
-"""The limits of keys and namespaces that have none of their own; they are part of `service.settings.Settings`."""
+"""How much keys and namespaces may use by default, and how long things are kept; part of `service.settings`."""
 
 from __future__ import annotations
 
@@ -68,4 +68,40 @@ class LimitSettings(BaseSettings):
     )
     usage_seconds: float = Field(
         5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
+    )
+
+
+class RetentionSettings(BaseSettings):
+    """When what is not used any more, or has ended, is removed."""
+
+    collect_days: float = Field(
+        7,
+        ge=0,
+        le=36_500,
+        description="Days after which uploads that nothing was made of, selectors that no longer serve, and unnamed "
+        "soups that were retired are removed; 0: never.",
+    )
+    collect_seconds: float = Field(3600.0, gt=0, description="How often what is due is removed.")
+    unnamed_soup_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which an unnamed soup that nobody used is retired, where its namespace says nothing "
+        "else; 0: never.",
+    )
+    job_days: int = Field(
+        365,
+        ge=0,
+        le=36_500,
+        description="Days after which jobs that have ended are removed, with what they answered; 0: never.",
+    )
+    usage_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which usage is removed (a row for each day, key, namespace and model), no fewer than "
+        "unnamed soups are kept without use; 0: never.",
+    )
+    audit_days: int = Field(
+        0, ge=0, le=36_500, description="Days after which entries of the audit are removed; 0: never."
     )

@@ -13,9 +13,8 @@ from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.engine.grammars import Grammars
 from service.job_board import JobBoard
-from service.rates import Rates
+from service.rates import Rates, SharedRates
 from service.settings import Settings
-from service.shared_rates import SharedRates
 from service.usage import UsageCounts
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The settings of where a server keeps things, its blobs above all; they are part of `service.settings.Settings`."""
+"""The settings of where a server keeps things and where its texts are generated; part of `service.settings`."""
 
 from __future__ import annotations
 
@@ -87,3 +87,20 @@ class PlaceSettings(BaseSettings):
     def cache(self) -> Path:
         """Folder of caches, safe to delete while the server is down."""
         return self.cache_dir or self.data / "cache"
+
+
+class RaySettings(BaseSettings):
+    """Which Ray cluster generates for a server."""
+
+    ray_address: str | None = Field(
+        None,
+        description="Head of the Ray cluster (`10.0.0.5:6379`) whose replicas generate; none: this server does.",
+    )
+    ray_app: str = Field(
+        "soup",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
+        description="Name of the replicas that `soup ray deploy` gave them.",
+    )
+    ray_seconds: float = Field(
+        60.0, gt=0, description="How long a request waits for a replica on Ray to take it before it is answered 503."
+    )

@@ -37,9 +37,8 @@ from service.key_watch import KeyWatch
 from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.presence import Presence
-from service.rates import Rates
+from service.rates import Rates, SharedRates
 from service.settings import Settings
-from service.shared_rates import SharedRates
 from service.usage import UsageCounts, UsageWriter
 
 if TYPE_CHECKING:

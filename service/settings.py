@@ -15,10 +15,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
-from service.limit_settings import LimitSettings
-from service.place_settings import DEFAULT_DATA, PlaceSettings
-from service.ray_settings import RaySettings
-from service.retention_settings import RetentionSettings
+from service.limit_settings import LimitSettings, RetentionSettings
+from service.place_settings import DEFAULT_DATA, PlaceSettings, RaySettings
 
 MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")

@@ -17,10 +17,9 @@ from registry import cores
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.bank import Bank
-from service.engine.draft import Draft, GenerationDraft, ScoreDraft
+from service.engine.draft import Draft, GenerationDraft, ScoreDraft, answer, as_soup, without_frames
 from service.engine.execute import Executor
 from service.engine.kept_texts import KeptTexts, Sharing
-from service.engine.outcome import answer, as_soup, without_frames
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner

@@ -17,12 +17,10 @@ from collections.abc import Sequence as Many
 from service.engine.kept_texts import KeptTexts
 from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State
-from service.engine.room import Claims, Room
-from service.engine.saving import Saving
 from service.engine.shares import Queue, Rows, TextTurns
 from service.engine.space import Space
-from service.engine.steps import KeptText, Segment, Sequence, Step, Wants, Work, work_of
-from service.engine.waiting import Waiting
+from service.engine.steps import Claims, KeptText, Room, Segment, Sequence, Step, Wants, Work, work_of
+from service.engine.waiting import Saving, Waiting
 
 
 class Scheduler:

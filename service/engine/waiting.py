@@ -1,5 +1,8 @@
 """Who waits to start: the prompts of each key and adapter in turn, and how long those without a row have waited.
 
+Also for which request memory is saved (`Saving`): a long text needs more memory at once than ever is free where many
+short ones come and go. When it has been refused for long, nobody else takes memory until it has its own.
+
 Of the scheduler, under the engine's lock. Knows no tensors.
 """
 
@@ -115,3 +118,35 @@ class Waiting:
             del self._waited[turn]
         for turn in [turn for turn in waiting if turn[0] == base_id and turn not in content]:
             self._waited[turn] = self._waited.get(turn, 0) + 1
+
+
+class Saving:
+    """Refusals by request, and the `one` request that is saved for, if any."""
+
+    def __init__(self) -> None:
+        self._refused: dict[Work, int] = {}
+        self.one: Work | None = None
+
+    def refused(self, work: Work, *, waited: bool) -> None:
+        """There was no memory for a request in this step; `waited` says that it has waited long already."""
+        self._refused[work] = self._refused.get(work, PATIENCE if waited else 0) + 1
+        if self.one is None and self._refused[work] > PATIENCE:
+            self.one = work
+
+    def allows(self, work: Work) -> bool:
+        """Whether a request may take memory now."""
+        return self.one is None or self.one is work
+
+    def takes(self, work: Work) -> bool:
+        """Whether it was saved for so long that a request takes memory from those that came after it."""
+        return self.one is work and self._refused[work] > 2 * PATIENCE
+
+    def pause(self) -> None:
+        """It cannot start now, so that nobody is to wait for it; its next refusal counts on."""
+        self.one = None
+
+    def done(self, work: Work) -> None:
+        """A request has got memory, or ended."""
+        self._refused.pop(work, None)
+        if self.one is work:
+            self.one = None

@@ -23,8 +23,7 @@ from service.engine.shares import UNSAID
 from service.http.named_models import ResolvedModel
 from service.keys import Principal
 from service.parts import Parts
-from service.rates import Measure, Rates, Want
-from service.shared_rates import SharedRates
+from service.rates import Measure, Rates, SharedRates, Want
 
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 Subject = tuple[LimitKind, str]

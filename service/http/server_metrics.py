@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from registry.errors import BY_CODE
 from service.http.observe import Metrics
 from service.http.readiness import Readiness
-from service.job_tally import Outcome
+from service.job_board import Outcome
 from service.jobs.kinds import KINDS
 from service.parts import Parts
 

@@ -27,8 +27,7 @@ from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
 from registry.registry import Caller
-from service.job_board import Interrupted
-from service.job_tally import Outcome
+from service.job_board import Interrupted, Outcome
 from service.jobs.clock_steps import ClockSteps
 from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess

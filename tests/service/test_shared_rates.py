@@ -11,8 +11,7 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import RateLimitExceeded, Unavailable
-from service.rates import Want
-from service.shared_rates import SharedRates
+from service.rates import SharedRates, Want
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow

@@ -21,10 +21,9 @@ from transformers import (
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
-from service.engine.choice import Choice, Ending
+from service.engine.choice import REPLACEMENT, Choice, Detokenizer, Ending, StopCutter
 from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
 from service.engine.sampler import Draw, Stream, choose, chosen_log_probs, log_probs, nucleus, penalised, top_tokens
-from service.engine.text import REPLACEMENT, Detokenizer, StopCutter
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=1, context=10, vocab_size=300
