@@ -408,12 +408,11 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
     assert (tmp_path / "law" / "adapter_model.safetensors").is_file()
 
 
-@pytest.fixture(scope="module")
-def said(install: Install, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What one process of the server's environment says, which starts as `soup serve` does and brings all of it."""
-    folder = tmp_path_factory.mktemp("said")
+def test_the_server_has_what_a_server_needs_and_says_in_a_sentence_which_packages_a_setting_misses(
+    install: Install, tmp_path: Path
+) -> None:
     grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n'
-    (folder / "mapping.toml").write_text(grant)
+    (tmp_path / "mapping.toml").write_text(grant)
     oidc = {"oidc_issuer": "https://issuer.example", "oidc_audience": "soup", "oidc_mapping": "mapping.toml"}
     program = f"""
 import service.http.app, service.runtime, psycopg
@@ -428,27 +427,18 @@ for wanted in {oidc}, {{"otel_endpoint": "http://127.0.0.1:1"}}:
     except Unavailable as error:
         print(error.message)
 """
-    done = python(install("server"), "-c", program, cwd=folder)
+    done = python(install("server"), "-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_the_server_has_what_a_server_needs_and_says_in_a_sentence_which_packages_a_setting_misses(
-    said: list[str],
-) -> None:
-    assert said == [
+    assert done.stdout.splitlines() == [
         "(1, 384)",
         "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.",
         "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.",
     ]
 
 
-@pytest.mark.parametrize("program", [["-m", "service.cli"], ["{installed}/bin/soup"]], ids=["module", "command"])
-def test_what_is_installed_migrates_a_database(
-    install: Install, installed: Path, tmp_path: Path, program: list[str]
-) -> None:
-    command = [word.format(installed=installed) for word in program]
-    done = python(install("server"), *command, "migrate", "--json", cwd=tmp_path, SOUP_DATA=str(tmp_path / "data"))
+def test_what_is_installed_migrates_a_database(install: Install, installed: Path, tmp_path: Path) -> None:
+    command, data = str(installed / "bin" / "soup"), str(tmp_path / "data")
+    done = python(install("server"), command, "migrate", "--json", cwd=tmp_path, SOUP_DATA=data)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["before"], said["after"]) == (None, migrations.head())

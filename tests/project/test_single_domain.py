@@ -19,7 +19,6 @@ from benchmarks.single.scoring import Model, soup
 from benchmarks.single.setting import Sizes, Texts
 from demo.scores import Score
 from demo.talk import Talk
-from docs import figures, generate, papers
 from registry.adapters import attached, create, paper_config
 from registry.errors import Internal
 from registry.likelihood import hidden_states, lm_logits
@@ -246,17 +245,3 @@ def test_other_initialisations_are_averaged_on_request_only(runs, found, base):
 
 
 # --- its page ---------------------------------------------------------------------------------------
-
-
-def test_the_page_is_made_of_the_results_file(runs, tmp_path):
-    result, _ = runs
-    result.finish(tmp_path / "single_domain.json")
-    page = figures.fill((generate.ROOT / "docs/explanation/single-domain.md").read_text(encoding="utf-8"), tmp_path)
-    assert "Not measured yet" not in page
-    assert "| logit ensemble of all 6 |" in page
-    assert "near_identity, other seed" in page
-    assert page.count("*agrees*") + page.count("*disagrees*") + page.count("*undetermined*") == 18
-    assert "mean over seeds" not in page
-    assert "† Over passages alone" in page
-    drawn = papers.pictures(tmp_path)[papers.FOLDER / "single_domain_mixing.svg"]
-    assert "linear, same seed" in drawn

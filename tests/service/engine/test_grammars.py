@@ -231,16 +231,6 @@ class TestEngine:
         run(engine)
         assert [ticket.result(0).choices[0].token_ids for ticket in tickets] == [alone(request) for request in asked]
 
-    def test_choices_walk_each_for_themselves(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
-        many = engine.submit(self.ask(base, grammar, 7, n=3))
-        run(engine)
-        one = engine.submit(self.ask(base, grammar, 7))
-        run(engine)
-        texts = [choice.text for choice in many.result(0).choices]
-        assert len(set(texts)) == 3
-        assert texts[0] == one.result(0).choices[0].text
-
     def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(
         self, base: LoadedBase, grammars: Grammars
     ) -> None:
@@ -287,15 +277,6 @@ class TestEngine:
             logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
         wanted = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
         assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
-
-    def test_deltas_join_to_the_answer(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
-        told: list[Any] = []
-        ticket = engine.submit(replace(self.ask(base, grammar, 3), on_token=told.append))
-        run(engine)
-        (choice,) = ticket.result(0).choices
-        assert "".join(delta.text for delta in told) == choice.text
-        assert [delta.finish_reason for delta in told][-1] == choice.finish_reason == "stop"
 
     def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
         self, base: LoadedBase, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
