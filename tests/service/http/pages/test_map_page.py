@@ -76,9 +76,7 @@ def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Sig
     assert not active(page)
 
 
-@pytest.mark.parametrize(
-    "plot", ["map/plot.svg?x=1e308&y=0", "compare/plot.svg?model=m&value=0&low=-1e308&high=1e308"]
-)
+@pytest.mark.parametrize("plot", ["map/plot.svg?x=1e308&y=0", "compare/plot.svg?model=m&value=0&low=-1e308&high=1e308"])
 def test_numbers_that_no_axis_shows_are_refused(browser: Signed, plot: str) -> None:
     assert browser.get(f"/{plot}").status_code == 400
     assert browser.get(f"/{plot.replace('1e308', '1e9')}").status_code == 200
