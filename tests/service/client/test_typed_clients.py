@@ -256,7 +256,9 @@ class TestInference:
 
         async def first() -> Any:
             async with stream as pieces:
-                return await anext(pieces)
+                piece = await anext(pieces)
+            await asyncio.to_thread(ended.wait, PATIENCE)  # the loop has to run for the connection to be closed
+            return piece
 
         if asked.loop:
             piece = asked.loop.run_until_complete(first())
