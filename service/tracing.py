@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator as W3C
 
-from service.engine.life import Life, watching
+from service.engine.request import Life, watching
 
 ALLOWED = {
     "db.system", "db.system.name", "error.type", "http.method", "http.request.method", "http.status_code",

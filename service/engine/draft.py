@@ -17,8 +17,17 @@ from registry.base_model import BaseText
 from registry.errors import Internal, SoupError
 from service.engine.choice import Choice, Ending
 from service.engine.grammars import Walk
-from service.engine.life import Life, watching
-from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores, State, TopTokens
+from service.engine.request import (
+    GenerateRequest,
+    Generation,
+    Life,
+    PromptScores,
+    ScoreRequest,
+    Scores,
+    State,
+    TopTokens,
+    watching,
+)
 from service.engine.sampler import Stream
 from service.engine.served import ends_of
 from service.engine.steps import Work

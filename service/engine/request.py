@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
@@ -273,3 +274,26 @@ class Scores:
 
     nll: tuple[float, ...]
     vectors: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Life:
+    """When one request came, began, gave its first token and ended, without its text. Moments are monotonic seconds."""
+
+    base_id: str
+    adapter: str | None
+    """Its digest."""
+    end: str
+    """`finished`, `failed` or `cancelled`."""
+    came: float
+    began: float | None
+    """When a step first had a part of it; None where it ended before."""
+    first: float | None
+    """When its first token was drawn; None where it ended before."""
+    ended: float
+    read: int
+    written: int
+
+
+watching: ContextVar[Callable[[Life], None] | None] = ContextVar("watching", default=None)
+"""Called once for each request that is submitted in the same context, in the engine's thread: it only hands over."""

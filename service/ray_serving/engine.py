@@ -23,7 +23,7 @@ from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.ray_connection import ray_connection
 from service.engine import Engine, GenerateRequest, Generation, Ticket
 from service.engine.engine import STOPPING
-from service.engine.life import Life, watching
+from service.engine.request import Life, watching
 from service.engine.residence import BaseSource
 from service.engine.steps import Owner, Work, work_of
 from service.ray_serving.deployment import DEPLOYMENT

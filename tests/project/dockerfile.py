@@ -45,9 +45,10 @@ def environment(text: str) -> dict[str, str]:
 
 
 def settings_from(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings of an environment that holds these of ours and no others."""
+    """The settings in a container of the image that has these variables; those of others are left out."""
     for name in [name for name in os.environ if name.startswith("SOUP_")]:
         monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    for name, value in (environment(DOCKERFILE) | variables).items():
+        if name.startswith("SOUP_"):
+            monkeypatch.setenv(name, value)
     return Settings()

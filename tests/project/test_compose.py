@@ -137,9 +137,7 @@ def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
     name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = services[name]
-    image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
-    ours = {name: value for name, value in service["environment"].items() if name.startswith("SOUP_")}
-    settings = settings_from(image | ours, monkeypatch)
+    settings = settings_from(service["environment"], monkeypatch)
     assert service["networks"]["default"]["aliases"] == [services["proxy"]["environment"]["SOUP_SERVERS"]]
     (config,) = services["proxy"]["volumes"]
     assert f"${{SOUP_SERVERS}}:{settings.port}" in (REPOSITORY / config["source"]).read_text()
@@ -167,11 +165,10 @@ def test_variables_are_settings_and_make_sense(
     name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = services[name]["environment"]
-    ours = {name: value for name, value in variables.items() if name.startswith("SOUP_")}
-    assert set(variables) - set(ours) == LIBPQ | (STORE if name in REPLICAS else set())
+    ours = {name for name in variables if name.startswith("SOUP_")}
+    assert set(variables) - ours == LIBPQ | (STORE if name in REPLICAS else set())
     assert {name.removeprefix("SOUP_").lower() for name in ours} <= set(Settings.model_fields)
-    image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
-    settings = settings_from(image | ours, monkeypatch)
+    settings = settings_from(variables, monkeypatch)
     url = make_url(settings.database)
     assert (url.drivername, url.host, url.password) == ("postgresql+psycopg", "postgres", None)
     database = services["postgres"]["environment"]
@@ -183,9 +180,7 @@ def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
     services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soup = services["soup"]
-    image = {name: value for name, value in environment(DOCKERFILE).items() if name.startswith("SOUP_")}
-    ours = {name: value for name, value in soup["environment"].items() if name.startswith("SOUP_")}
-    settings = settings_from(image | ours, monkeypatch)
+    settings = settings_from(soup["environment"], monkeypatch)
     mounts = {target: source for source, target in (entry.split(":") for entry in soup["volumes"][:-1])}
     assert mounts["/var/lib/soup"] in compose()["volumes"]
     assert settings.blobs_dir.is_relative_to("/var/lib/soup")

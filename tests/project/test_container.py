@@ -109,9 +109,9 @@ def test_one_version_of_everything() -> None:
 
 def test_the_image_sets_what_the_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = environment(DOCKERFILE)
-    ours = {name: value for name, value in variables.items() if name.startswith("SOUP_")}
-    assert {name.removeprefix("SOUP_").lower() for name in ours} <= set(Settings.model_fields)
-    settings = settings_from(ours, monkeypatch)
+    ours = {name.removeprefix("SOUP_").lower() for name in variables if name.startswith("SOUP_")}
+    assert ours <= set(Settings.model_fields)
+    settings = settings_from({}, monkeypatch)
     last = stages(DOCKERFILE)[-1]
     assert json.loads(rests(last, "VOLUME")[0]) == [str(settings.data)]
     assert rests(last, "EXPOSE") == [str(settings.port)]

@@ -248,11 +248,10 @@ def test_the_arguments_are_commands(resources: list[Resource]) -> None:
 def test_variables_are_settings_and_make_sense(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, container in ours(resources).items():
         found = variables(container, resources)
-        named = {one: value for one, value in found.items() if one.startswith("SOUP_")}
-        assert found.keys() - named.keys() <= OTHERS
+        named = {one for one in found if one.startswith("SOUP_")}
+        assert found.keys() - named <= OTHERS
         assert {one.removeprefix("SOUP_").lower() for one in named} <= set(Settings.model_fields)
-        image = {one: value for one, value in IMAGE.items() if one.startswith("SOUP_")}
-        settings = settings_from(image | named, monkeypatch)
+        settings = settings_from(found, monkeypatch)
         assert (settings.host, settings.port) == ("0.0.0.0", 8000)
         url = make_url(settings.database)
         assert (url.drivername, url.password) == ("postgresql+psycopg", None)
@@ -274,9 +273,7 @@ def test_a_variable_is_there_before_another_is_made_of_it(resources: list[Resour
 def test_what_is_written_is_written_into_volumes(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("soup-api", "soup-worker"):
         container, spec = containers(resources)[name], pods(resources)[name]["spec"]
-        found = variables(container, resources)
-        named = {one: value for one, value in (IMAGE | found).items() if one.startswith("SOUP_")}
-        settings = settings_from(named, monkeypatch)
+        settings = settings_from(variables(container, resources), monkeypatch)
         mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
         volumes = {one["name"]: one for one in spec["volumes"]}
         writable = {path for path, one in mounts.items() if "emptyDir" in volumes[one["name"]]}

@@ -19,7 +19,7 @@ from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
-from service.engine.life import Life, watching
+from service.engine.request import Life, watching
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine, RayPlace
 from service.ray_serving.wire import Asked, Ended, Piece, sent_error

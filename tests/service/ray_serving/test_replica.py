@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from registry.adapters.loadable import LoadableAdapter
 from registry.errors import Busy, InvalidParameter, Unavailable
 from registry.spec import BottleneckConfig
-from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.ray_serving.plan import ReplicaPlan, plan_of
 from service.ray_serving.replica import Replica
 from service.ray_serving.wire import Asked, Ended, asked_of, can_travel, received_error, sent_error
@@ -123,6 +124,38 @@ def test_whoever_stops_listening_ends_the_generation(world: World) -> None:
                     break
                 await asyncio.sleep(0.01)
             assert one._engine.counters()["requests"] == 0
+
+    asyncio.run(check())
+
+
+def test_what_is_submitted_for_nobody_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is gone while a thread checks its request: the engine drops what that thread hands it."""
+
+    async def check() -> None:
+        async with replica(world) as one:
+            submit, there, gone = one._engine.submit, threading.Event(), threading.Event()
+            tickets: list[Ticket] = []
+
+            def late(request: object) -> Ticket:
+                there.set()
+                assert gone.wait(20)
+                tickets.append(submit(request))  # type: ignore[arg-type]
+                return tickets[-1]
+
+            monkeypatch.setattr(one._engine, "submit", late)
+            long = asked(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
+            listening = asyncio.create_task(said(one, long))
+            assert await asyncio.to_thread(there.wait, 20)
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+            gone.set()
+            for _ in range(1000):
+                if tickets and not one._engine.counters()["requests"]:
+                    break
+                await asyncio.sleep(0.01)
+            counts = one._engine.counters()
+            assert (counts["requests_cancelled_total"], counts["requests_finished_total"]) == (1, 0)
 
     asyncio.run(check())
 
