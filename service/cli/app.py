@@ -1,8 +1,8 @@
 """The command `soup`: finds the verb, runs it, and turns errors into one sentence and an exit code.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb is a module of
-`service.cli.verbs` of the same name, imported when it is called, so that `soup --help` starts at once; the summaries
-are here for that reason, and a test holds them equal to the verbs' own.
+Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb stands in the module of
+`service.cli.verbs` that `module_of` names, imported when it is called, so that `soup --help` starts at once; the
+summaries are here for that reason, and a test holds them equal to the verbs' own.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ VERBS = {
     "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
 }
 
+TOGETHER = {
+    "inference": ("models", "generate", "embed", "ppl"),
+    "removal": ("rm", "purge", "collect"),
+    "backups": ("backup", "restore"),
+}
+"""Modules of several verbs; every other verb has a module of its name."""
+
 
 class LazyGroup(TyperGroup):
     """The verbs of VERBS, each imported when it is called."""
@@ -88,9 +95,15 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def module_of(name: str) -> str:
+    """The dotted name of the module that holds a verb."""
+    module = next((module for module, verbs in TOGETHER.items() if name in verbs), name)
+    return f"service.cli.verbs.{module}"
+
+
 def command_of(name: str) -> Any:
     """The command of one verb: the module's `app` (a group) or its function of that name."""
-    module = import_module(f"service.cli.verbs.{name}")
+    module = import_module(module_of(name))
     if isinstance(getattr(module, "app", None), typer.Typer):
         return get_group(module.app)
     app = typer.Typer(**SETTINGS)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -204,3 +205,12 @@ def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) 
     found = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in found["loc"] if part not in _MEMBERS)
     return typer.BadParameter(f"{(names or {}).get(field, field)}: {said_of(found)}.")
+
+
+def moment(text: str) -> datetime:
+    """The moment of an ISO date, with a time or without, in UTC unless it says otherwise; raises BadParameter."""
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no date (2030-01-31, 2030-01-31T12:00:00Z).") from None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate
@@ -13,7 +13,7 @@ import typer
 from registry.errors import SoupError
 from service.cli.commands import as_command, spread
 from service.cli.flags import keyword
-from service.cli.output import as_json, data, one_line, talk
+from service.cli.output import as_json, columns, data, data_width, one_line, talk
 from service.cli.setting_flags import settings_of
 from service.client import SoupClient
 from service.settings import ClientSettings
@@ -64,6 +64,11 @@ class Remote:
             data(line)
         if said:
             talk(said)
+
+    def answer_rows(self, values: Sequence[Any], header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a list: its values as JSON, else a table with a row for each of them."""
+        table = [columns(header, rows, within=data_width())] if rows else []
+        self.answer({"object": "list", "data": values}, *table, said="" if rows else "Nothing matches.")
 
 
 @dataclass(frozen=True)

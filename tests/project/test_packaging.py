@@ -31,7 +31,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import migrations
-from service.cli.app import VERBS
+from service.cli.app import VERBS, module_of
 from service.cli.failures import EXTRAS, OURS
 from tests.repository import REPOSITORY, shipped_files
 
@@ -62,11 +62,8 @@ OPTIONS = {
 """Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the modules that
 alone import what they bring."""
 STARTS = {
-    "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
-    **{
-        extra: [f"service.cli.verbs.{verb}" for verb, needed in EXTRAS.items() if needed == extra]
-        for extra in ("train", "server")
-    },
+    "client": ["service.client", *map(module_of, CLIENT_VERBS)],
+    **{extra: [module_of(verb) for verb, needed in EXTRAS.items() if needed == extra] for extra in ("train", "server")},
     **OPTIONS,
 }
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.moments import moment
-from service.cli.output import as_json, columns, data_width, write
+from service.cli.flags import moment
+from service.cli.output import as_json, write
 from service.cli.remote import Remote, verb
 
 
@@ -62,5 +62,4 @@ def audit(
         for e in entries
     ]
     header = ("at", "action", "subject", "key", "request", "detail")
-    table = [columns(header, rows, within=data_width())] if rows else []
-    remote.answer({"object": "list", "data": entries}, *table, said="" if rows else "Nothing matches.")
+    remote.answer_rows(entries, header, rows)

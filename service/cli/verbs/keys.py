@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.moments import moment
+from service.cli.flags import moment
 from service.cli.output import columns, data_width
 from service.cli.remote import Remote, verb
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import columns, data_width, write
+from service.cli.output import write
 from service.cli.remote import Remote, verb
 
 
@@ -64,5 +64,4 @@ def usage(
     shown = [group.value for group in Group if not groups or group.value in groups]
     header = (*shown, "requests", "tokens_in", "tokens_out")
     rows = [tuple(row[name] for name in header) for row in found]
-    table = [columns(header, rows, within=data_width())] if rows else []
-    remote.answer({"object": "list", "data": found}, *table, said="" if rows else "Nothing matches.")
+    remote.answer_rows(found, header, rows)

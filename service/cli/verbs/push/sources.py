@@ -6,16 +6,19 @@ Sources come from folders on the command line, or from the rows of a CSV file (`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
 
-from registry.errors import InvalidSample, NotFound, SoupError
+from registry.errors import InvalidSample, NotFound, SoupError, Unavailable
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
+from service.cli.output import talk
 from service.cli.verbs.push.dataset import Samples
 from service.client.additions import Additions, name_of
+from service.client.hub_names import is_hub
 from service.client.samples import read_texts
 
 
@@ -95,3 +98,21 @@ def read_source(source: Source, *, own_domain: bool) -> Source | SoupError:
     if own_domain and more.domain is None and read.domain is None:
         more = Additions(**{**vars(more), "domain": source.path.resolve().name})
     return Source(source.path, source.name, more, source.sample, source.samples, read)
+
+
+def local_folders(sources: Sequence[Path]) -> AbstractContextManager[Sequence[Path]]:
+    """While open, the sources as directories of this machine: those named `hub:OWNER/NAME[@revision]` are downloaded.
+
+    Raises Unavailable where the hub's client is not installed, and, when it is opened, what the download raises.
+    """
+    named = [source for source in sources if is_hub(source)]
+    if not named:
+        return nullcontext(sources)
+    try:
+        from service.client.hub_download import directories
+    except ModuleNotFoundError as error:
+        if error.name != "huggingface_hub":
+            raise
+        raise Unavailable(f"{named[0]} needs huggingface_hub: pip install 'adaptersoup[hub]'.") from None
+    talk(f"downloading {', '.join(map(str, named))}")
+    return directories(sources)

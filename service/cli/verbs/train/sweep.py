@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from registry.formats import AdapterDirectory, read_directory
 from registry.names import check_part
 from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
-from service.cli.failures import FAILED
+from service.cli.failures import FAILED, Failures
 from service.cli.flags import Given
 from service.cli.output import as_json as print_json
 from service.cli.output import columns, data, talk
 from service.cli.remote import Address
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table, progress_table
-from service.cli.verbs.train.push_grid import push_rows
 from service.cli.verbs.train.record import validation
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
-from training.spec import SAMPLE
+from service.client import SoupClient
+from service.client.additions import name_of
+from service.client.samples import read_texts
+from service.client.transfer import push_folder
+from training.request import merge_request
+from training.spec import BANK, SAMPLE
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -198,3 +204,34 @@ def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
         **({} if folder is None else folder.provenance.model_dump(mode="json")),
         **({} if refs is None else {"ref": refs.get(row.cell.name)}),
     }
+
+
+def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
+    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others.
+
+    The better on validation data the later: of a domain selectors look at the newest adapter, which then is the best.
+    """
+    pushed = {}
+    with client:
+        for row in sorted(rows, key=_validation_loss, reverse=True):
+            if row.folder is None:
+                continue
+            with Failures().of(row.cell.name):
+                pushed[row.cell.name] = _push(client, row.folder, f"{namespace}/{name_of(row.folder.path)}")
+                talk(f"{row.cell.name} is {pushed[row.cell.name]}")
+    return pushed
+
+
+def _validation_loss(row: Row) -> float:
+    """The lowest that was seen; of a cell that has no adapter infinite."""
+    return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
+
+
+def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
+    """Push one; of a bank its merge is made by the server, which then knows what it was made of."""
+    bank = folder.path.with_name(folder.path.name + BANK)
+    if "bank" not in folder.provenance.training or not bank.is_dir():
+        return str(push_folder(client, folder, name=name)["ref"])
+    sample = None if folder.sample is None else read_texts(folder.sample)
+    ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
+    return str(client.cook(merge_request(ref, name=name))["model"])

@@ -1,4 +1,4 @@
-"""`soup backup`: database and blobs into a folder, from the data folder itself; beside its server or without one."""
+"""`soup backup` and `restore`: database and blobs into a folder and back, read from the data folder itself."""
 
 from __future__ import annotations
 
@@ -71,3 +71,40 @@ def _tell(done: BackedUp, folder: Path, *, json: bool) -> None:
         f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
         f"{done.new} of them new, {len(done.unsound)} not whole and left out."
     )
+
+
+@command
+def restore(
+    folder: Annotated[Path, typer.Argument(help="Folder that 'soup backup' wrote.")],
+    places: Places,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the database that is there; a SQLite file is kept in backups/.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Put a backup back.
+
+    Every server of the database has to be stopped. The whole backup is checked first, and nothing is written where
+    anything in it is damaged. A backup of SQLite can be put into PostgreSQL, and the other way.
+
+    \b
+    Examples:
+      soup restore /backups/soup
+      soup restore /backups/soup --data /srv/soup --replace
+      SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup restore /backups/soup
+    """
+    from service import restore as service
+
+    settings = settings_of(Settings, **asdict(places))
+    with progress_bar("restoring") as progress:
+        done = service.restore(settings, folder, replace=replace, progress=progress)
+    manifest = done.manifest
+    kept = None if done.replaced is None else str(done.replaced)
+    if json:
+        as_json({**manifest.model_dump(mode="json"), "object": "restore", "replaced": kept})
+        return
+    talk(f"Restored the backup of {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {manifest.blobs} blobs.")
+    if manifest.lacking:
+        talk(f"{len(manifest.lacking)} blobs were not whole when it was made and are not in it: see 'soup check'.")
+    if kept:
+        talk(f"The database that was there is kept at {kept}.")
