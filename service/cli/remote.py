@@ -65,10 +65,17 @@ class Remote:
         if said:
             talk(said)
 
-    def answer_rows(self, values: Sequence[Any], header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print a list: its values as JSON, else a table with a row for each of them."""
+    def answer_rows(
+        self,
+        values: Sequence[Any],
+        header: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        empty: str = "Nothing matches.",
+    ) -> None:
+        """Print a list: its values as JSON, else a table with a row for each of them; `empty` where there are none."""
         table = [columns(header, rows, within=data_width())] if rows else []
-        self.answer({"object": "list", "data": values}, *table, said="" if rows else "Nothing matches.")
+        self.answer({"object": "list", "data": values}, *table, said="" if rows else empty)
 
 
 @dataclass(frozen=True)

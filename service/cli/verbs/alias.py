@@ -9,7 +9,6 @@ import typer
 from registry.errors import InvalidName, PreconditionFailed
 from registry.names import NameRef, parse_ref
 from service.cli.failures import Failures
-from service.cli.output import columns, data_width
 from service.cli.remote import RefArgument, Remote, verb
 
 app = typer.Typer(
@@ -29,8 +28,7 @@ def ls(remote: Remote, ref: RefArgument) -> None:
     """
     found = remote.client.aliases(ref)
     rows = [(one["alias"], one["ref"]) for one in found]
-    table = [columns(("alias", "points at"), rows, within=data_width())] if rows else []
-    remote.answer({"object": "list", "data": found}, *table, said="" if rows else f"{ref} has no alias.")
+    remote.answer_rows(found, ("alias", "points at"), rows, empty=f"{ref} has no alias.")
 
 
 @app.command("set")

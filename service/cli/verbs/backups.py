@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from registry.errors import NotFound
 from service.cli.commands import command
-from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.output import as_json, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.cli.stored_blobs import opened, print_unsound
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,15 +45,10 @@ def backup(
 
 
 def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
-    from registry.blobs import open_blobs
-    from registry.catalogue.database import Database
     from service.backup import back_up
 
-    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
-        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     key = settings.admin_key_path if with_admin_key else None
-    with closing(Database(settings.database)) as database, progress_bar("backing up") as progress:
-        blobs = open_blobs(settings.blob_place, make=False)
+    with opened(settings) as (database, blobs), progress_bar("backing up") as progress:
         return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
@@ -64,9 +58,7 @@ def _tell(done: BackedUp, folder: Path, *, json: bool) -> None:
         unsound = [asdict(one) for one in done.unsound]
         as_json({**manifest.model_dump(mode="json"), "new": done.new, "unsound": unsound})
         return
-    if done.unsound:
-        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in done.unsound]
-        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    print_unsound(done.unsound)
     talk(
         f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
         f"{done.new} of them new, {len(done.unsound)} not whole and left out."

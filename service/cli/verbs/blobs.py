@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from registry.errors import InvalidParameter, NotFound
+from registry.errors import InvalidParameter
 from service.cli.commands import command
-from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.output import as_json, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.cli.stored_blobs import opened, print_unsound
 from service.place_settings import BUCKET, NO_BUCKET
 from service.settings import Settings
 
@@ -56,17 +56,13 @@ def copy(
 
 def _copied(settings: Settings, url: str) -> Copied:
     from registry.blobs import open_blobs
-    from registry.catalogue.database import Database
     from service.blob_copy import copy_blobs
 
-    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
-        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
         raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
     place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
     nothing_kept = {"cache": place.folder / "copying", "cache_bytes": 0}  # the server's cache stays as it is
-    with closing(Database(settings.database)) as database, progress_bar("copying blobs") as progress:
-        source = open_blobs(settings.blob_place, make=False)
+    with opened(settings) as (database, source), progress_bar("copying blobs") as progress:
         return copy_blobs(database, source, open_blobs(place.model_copy(update=nothing_kept)), progress=progress)
 
 
@@ -75,7 +71,5 @@ def _tell(done: Copied, url: str, *, json: bool) -> None:
     if json:
         as_json({"object": "copy", "blobs": done.blobs, "new": done.new, "unsound": unsound})
         return
-    if done.unsound:
-        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in done.unsound]
-        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    print_unsound(done.unsound)
     talk(f"{url}: {done.blobs} blobs, {done.new} of them new, {len(done.unsound)} not whole and left out.")

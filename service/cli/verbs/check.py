@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from registry.errors import NotFound
 from service.cli.commands import command
-from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.output import as_json, progress_bar, talk
 from service.cli.setting_flags import Places, settings_of
+from service.cli.stored_blobs import opened, print_unsound
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,16 +44,11 @@ def check(
 
 
 def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
-    from registry.blobs import open_blobs
-    from registry.catalogue.database import Database
     from service import storage
     from service.blob_hashes import Pace, check_hashes
 
-    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
-        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
-    with closing(Database(settings.database)) as database, progress_bar("checking blobs") as progress:
+    with opened(settings) as (database, blobs), progress_bar("checking blobs") as progress:
         storage.check_serves(database)
-        blobs = open_blobs(settings.blob_place, make=False)
         return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
 
 
@@ -64,8 +58,6 @@ def _tell(found: Checked, *, json: bool) -> None:
         unsound = [asdict(one) for one in found.unsound]
         as_json({"object": "check", "blobs": found.blobs, "bytes": found.bytes, **counts, "unsound": unsound})
         return
-    if found.unsound:
-        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in found.unsound]
-        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    print_unsound(found.unsound)
     told = ", ".join(f"{count} {problem}" for problem, count in counts.items())
     talk(f"{found.blobs} blobs, {found.bytes} bytes read: {told}.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.output import columns, data_width, fields, progress_bar, spelt
+from service.cli.output import fields, progress_bar, spelt
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(
@@ -43,8 +43,7 @@ def ls(
         for j in jobs
     ]  # fmt: skip
     header = ("id", "kind", "state", "progress", "duration", "owner", "created")
-    table = [columns(header, rows, within=data_width())] if jobs else []
-    remote.answer({"object": "list", "data": jobs}, *table, said="" if jobs else "No jobs.")
+    remote.answer_rows(jobs, header, rows, empty="No jobs.")
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 
 from registry.spec import PoolRequest
 from service.cli.flags import Given
-from service.cli.output import columns, data_width, progress_bar, talk
+from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 
@@ -50,8 +50,7 @@ def matrix(
         for row in rows
     ]
     header = ("domain", "adapter", "difference", "standard error", "passages")
-    table = [columns(header, shown, within=data_width())] if rows else []
-    remote.answer({"object": "list", "data": rows}, *table, said="" if rows else "Nothing is evaluated yet.")
+    remote.answer_rows(rows, header, shown, empty="Nothing is evaluated yet.")
     for ref, why in failed.items():
         talk(f"{ref}: {why}")
     if failed:
