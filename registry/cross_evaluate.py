@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from registry.catalogue.evaluation_rows import NewEvaluation
+from registry.catalogue.evaluations import NewEvaluation
 from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
 from registry.files import decode_lines

@@ -17,8 +17,7 @@ from registry.catalogue import Database
 from registry.catalogue.adapters import columns_of
 from registry.catalogue.rows import NewAdapter
 from registry.catalogue.tables import adapter_tags, adapters
-from registry.catalogue.word_tables import adapter_words
-from registry.catalogue.words import indexed
+from registry.catalogue.words import adapter_words, indexed
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 

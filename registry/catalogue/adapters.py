@@ -30,8 +30,7 @@ from registry.catalogue.rows import (
     StoredVectors,
 )
 from registry.catalogue.tables import LIVE, adapter_tags, adapters, aliases, embeddings, purged_adapters
-from registry.catalogue.word_tables import adapter_words
-from registry.catalogue.words import indexed
+from registry.catalogue.words import adapter_words, indexed
 from registry.errors import Internal, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, NameRef, Ref
 from registry.spec import Card, PoolSpec, SampleReport

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import JSON, Column, Connection, ForeignKey, String, Table, delete, insert, select, update
 
-from registry.catalogue.curve_tables import job_curves
+from registry.catalogue.tables import metadata
+
+job_curves = Table(  # gone with their job, also where a server of the release before removes it, which knows no curves
+    "job_curves",
+    metadata,
+    Column("job", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("curve", JSON, nullable=False),
+)
 
 
 class Curves:

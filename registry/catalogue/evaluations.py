@@ -6,16 +6,83 @@ A key sees a row where it sees a live version of the adapter and one with the sa
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Subquery, delete, func, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Float,
+    Integer,
+    String,
+    Subquery,
+    Table,
+    UniqueConstraint,
+    delete,
+    func,
+    select,
+)
 
-from registry.catalogue.evaluation_rows import EvaluationRow, NewEvaluation
-from registry.catalogue.evaluation_tables import evaluations
 from registry.catalogue.repository import Repository, newest, seen_by
 from registry.catalogue.rows import Namespaces, Page
-from registry.catalogue.tables import LIVE, adapters
+from registry.catalogue.tables import DIGEST, LIVE, Id, Microseconds, adapters, metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEvaluation:
+    """How well an adapter predicts some passages of a sample: NLL in nats summed over `tokens`, beside the base's.
+
+    `standard_error` is that of the difference a token, adapter minus base.
+    """
+
+    adapter_digest: str
+    sample_digest: str
+    passages: int
+    tokens: int
+    nll: float
+    base_nll: float
+    standard_error: float
+    created_by: str
+    evaluated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRow(NewEvaluation):
+    """A stored one, with names of the newest visible versions of the adapter and of the sample."""
+
+    adapter: str
+    adapter_version: int
+    adapter_domain: str
+    own_sample: str | None
+    """The digest of the sample of that version of the adapter."""
+    sample_of: str
+    sample_version: int
+    domain: str
+    """Of the version that has the sample."""
+    adapter_names: int
+    """How many visible names have a live version with these weights, the one that is named among them; of one namespace
+    where one was asked for."""
+    sample_names: int
+    """The same of the sample."""
+
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=True),
+    Column("adapter_digest", DIGEST, nullable=False),
+    Column("sample_digest", DIGEST, nullable=False, index=True),
+    Column("passages", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("nll", Float(53), nullable=False),  # summed over the tokens, in nats
+    Column("base_nll", Float(53), nullable=False),
+    Column("standard_error", Float(53), nullable=False),  # of the difference of the two, a token
+    Column("created_by", String(64), nullable=False),
+    Column("evaluated_at", Microseconds, nullable=False),
+    UniqueConstraint("adapter_digest", "sample_digest"),
+)
 
 
 class Evaluations(Repository[EvaluationRow]):

@@ -9,11 +9,32 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, bindparam, select, tuple_, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Float,
+    String,
+    Table,
+    bindparam,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from registry.catalogue.database_clock import database_clock
-from registry.catalogue.replica_tables import rate_buckets
+from registry.catalogue.tables import metadata
+
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("subject", String(200), primary_key=True),
+    Column("measure", String(16), primary_key=True),
+    Column("used", Float(53), nullable=False),
+    Column("at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
+)
 
 BucketName = tuple[str, str]
 """Whose it is, and of what: requests or tokens."""

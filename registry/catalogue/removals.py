@@ -11,7 +11,7 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, or_, select
 
-from registry.catalogue.evaluation_tables import evaluations
+from registry.catalogue.evaluations import evaluations
 from registry.catalogue.repository import now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.catalogue.tables import (
@@ -33,7 +33,7 @@ from registry.catalogue.tables import (
     statistics,
     usage,
 )
-from registry.catalogue.word_tables import adapter_words
+from registry.catalogue.words import adapter_words
 from registry.names import DigestRef, NameRef, like_temporary
 
 

@@ -10,11 +10,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, inspect, or_, select, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    inspect,
+    or_,
+    select,
+    update,
+)
 
 from registry.catalogue.database_clock import database_clock
-from registry.catalogue.replica_tables import replicas
+from registry.catalogue.tables import metadata
 from registry.errors import Incompatible
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("bases", JSON, nullable=False),
+    Column("beat", BigInteger, nullable=False),  # microseconds
+    Column("seen_at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
+    # Only the last release reads and writes the rest: dropped one release later (docs/decisions/0062).
+    Column("role", String(16), nullable=False, server_default="all"),
+    Column("url", String(300)),
+    Column("places", Integer, nullable=False, server_default="0"),
+    Column("bank_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("requests", Integer, nullable=False, server_default="0"),
+    Column("adapters", Integer, nullable=False, server_default="0"),
+    Column("adapter_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("started_at", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint("role IN ('all', 'api', 'worker')", name="role"),
+)
+
 
 MISSED = 2.5
 """Beats after which a silent server is dead."""

@@ -2,7 +2,8 @@
 
 Words are made here and not by the databases, so that a search finds the same on both: runs of letters and digits, in
 the case and form that all ways to write a letter have in common. Where a script puts no spaces between its words each
-character is one. The index also has a mark for each value that lists are filtered by, which no word is like.
+character is one. The index also has a mark for each value that lists are filtered by, which no word is like. On
+PostgreSQL the column of words is a tsvector with an index; on SQLite the index is a table, which triggers keep.
 """
 
 from __future__ import annotations
@@ -10,15 +11,70 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, FromClause, cast, column, table
-from sqlalchemy.dialects.postgresql import TSQUERY
+from sqlalchemy import (
+    DDL,
+    BindParameter,
+    Column,
+    ColumnElement,
+    ForeignKey,
+    FromClause,
+    Table,
+    Text,
+    cast,
+    column,
+    event,
+    func,
+    table,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
 from registry.catalogue.rows import DescribedAdapter
-from registry.catalogue.word_tables import adapter_words
+from registry.catalogue.tables import Id, metadata
 from registry.errors import InvalidParameter
 from registry.spec import Card
+
+
+class Lexemes(TSVECTOR):
+    """A tsvector that is written and read as a text of words; PostgreSQL's own parser sees none of them."""
+
+    def bind_expression(self, bindvalue: BindParameter[Any]) -> ColumnElement[Any]:
+        """To the database."""
+        return func.array_to_tsvector(func.string_to_array(type_coerce(bindvalue, Text), " "))
+
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        """From the database, in an order of its own."""
+        return type_coerce(func.array_to_string(func.tsvector_to_array(colexpr), " "), Text)
+
+
+adapter_words = Table(  # a row for each adapter
+    "adapter_words",
+    metadata,
+    Column("adapter_id", Id, ForeignKey("adapters.id"), primary_key=True, autoincrement=False),
+    Column("words", Text().with_variant(Lexemes(), "postgresql"), nullable=False),
+)
+SQLITE_INDEX = (  # what is not ASCII is part of a word
+    """CREATE VIRTUAL TABLE adapter_words_index USING fts5(
+        words, content='adapter_words', content_rowid='adapter_id', tokenize="ascii tokenchars '=.-_'", detail='none',
+        prefix='1 2 3')""",
+    """CREATE TRIGGER adapter_words_added AFTER INSERT ON adapter_words BEGIN
+        INSERT INTO adapter_words_index (rowid, words) VALUES (new.adapter_id, new.words); END""",
+    """CREATE TRIGGER adapter_words_removed AFTER DELETE ON adapter_words BEGIN
+        INSERT INTO adapter_words_index (adapter_words_index, rowid, words)
+        VALUES ('delete', old.adapter_id, old.words); END""",
+    """CREATE TRIGGER adapter_words_changed AFTER UPDATE ON adapter_words BEGIN
+        INSERT INTO adapter_words_index (adapter_words_index, rowid, words)
+        VALUES ('delete', old.adapter_id, old.words);
+        INSERT INTO adapter_words_index (rowid, words) VALUES (new.adapter_id, new.words); END""",
+)
+POSTGRESQL_INDEX = ("CREATE INDEX adapter_words_index ON adapter_words USING gin (words) WITH (fastupdate = off)",)
+for dialect, statements in (("sqlite", SQLITE_INDEX), ("postgresql", POSTGRESQL_INDEX)):
+    for statement in statements:
+        created = DDL(statement)  # type: ignore[no-untyped-call]
+        event.listen(adapter_words, "after_create", created.execute_if(dialect=dialect))
+
 
 LONGEST_Q = 200
 """Characters of a search text."""

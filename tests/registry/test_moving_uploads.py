@@ -19,7 +19,7 @@ from registry.blobs import LocalBlobs, unfinished_objects
 from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.catalogue import Database
-from registry.catalogue.upload_tables import upload_sessions
+from registry.catalogue.uploads import upload_sessions
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
 from registry.names import sha256_digest
 from registry.registry import Caller

@@ -9,7 +9,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from registry.catalogue.evaluation_rows import EvaluationRow
+from registry.catalogue.evaluations import EvaluationRow
 from registry.cross_evaluate import pairs_of
 from registry.errors import InvalidParameter, SoupError
 from registry.names import check_part

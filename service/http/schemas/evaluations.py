@@ -13,7 +13,7 @@ from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
 
 if TYPE_CHECKING:
-    from registry.catalogue.evaluation_rows import EvaluationRow
+    from registry.catalogue.evaluations import EvaluationRow
 
 
 class EvaluationRequest(Frozen):

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from registry.catalogue import Database
-from registry.catalogue.replica_tables import replicas
+from registry.catalogue.replicas import replicas
 from registry.errors import Incompatible
 from tests.postgres import Databases
 

@@ -11,8 +11,7 @@ from sqlalchemy import event, insert
 from registry.catalogue import Catalogue, Database
 from registry.catalogue.adapters import columns_of
 from registry.catalogue.tables import adapter_tags, adapters
-from registry.catalogue.word_tables import adapter_words
-from registry.catalogue.words import LONGEST_WORD, MOST_BYTES, indexed, words_of
+from registry.catalogue.words import LONGEST_WORD, MOST_BYTES, adapter_words, indexed, words_of
 from registry.errors import InvalidName, InvalidParameter
 from registry.spec import Card
 from tests.registry.catalogue_rows import add, new_adapter
