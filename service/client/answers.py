@@ -1,6 +1,6 @@
-"""Answers of a server as values and errors: what JSON it gave, and which of our errors a refusal is.
+"""Answers of a server as values and errors: its JSON, which of our errors a refusal is, and how a job ended.
 
-Used by `service.client` alone. Knows no route, and no way to send anything.
+Used by `service.client` and `soup train submit`. Knows no route, and no way to send anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from urllib.parse import quote
 import httpx2
 
 from registry import errors
-from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
+from registry.errors import Busy, Cancelled, Internal, InvalidParameter, SoupError, Unavailable, rebuild
+from registry.progress import Progress
 
 Json = dict[str, Any]
 BY_STATUS: dict[int, type[SoupError]] = {
@@ -196,3 +197,34 @@ def _checked(base_url: str) -> httpx2.URL:
     if url.scheme not in {"http", "https"} or not url.host:
         raise InvalidParameter(f"{base_url!r} is not an address: write it as http://host:port.", param="url")
     return url
+
+
+MAX_FITS = 5
+LONGEST_EMBEDDING = 3600
+"""Seconds that are waited for the samples of a pool of which none is embedded yet."""
+DONE = frozenset({"succeeded", "failed", "cancelled"})
+
+
+def report_progress(value: Any, progress: Progress | None) -> None:
+    """Report the progress in an event of a job, if there is any."""
+    event = value.get("progress", value) if isinstance(value, dict) else None
+    if progress is not None and isinstance(event, dict) and "done" in event:
+        progress(int(event["done"]), int(event.get("total") or 0), str(event.get("message") or ""))
+
+
+def result_in(job: Json) -> Json:
+    """The result of a job that has succeeded."""
+    if not isinstance(job.get("result"), dict):
+        raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
+    return dict(job["result"])
+
+
+def succeeded(job: Json) -> Json:
+    """A job that has succeeded; raises the error that another ended with."""
+    if job["state"] == "succeeded":
+        return job
+    if job["state"] == "cancelled":
+        raise Cancelled(f"Job {job['id']} was cancelled.")
+    error = job.get("error") or {}
+    message = str(error.get("message") or f"Job {job['id']} failed; the server's log says why.")
+    raise rebuild(str(error.get("code")), message, param=error.get("param"), problems=error.get("problems") or ())

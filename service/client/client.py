@@ -22,8 +22,7 @@ from registry.spec import (
     SelectOptions,
     SelectorSpec,
 )
-from service.client.answers import Json, given, object_of, part
-from service.client.jobs import LONGEST_EMBEDDING
+from service.client.answers import LONGEST_EMBEDDING, Json, given, object_of, part
 from service.client.paths import (
     CHAT,
     COMPLETIONS,

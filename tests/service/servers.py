@@ -27,7 +27,7 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.registry import Registry
 from registry.spec import BottleneckConfig
-from service.cli.listening import listening_socket
+from service.cli.verbs.serve import listening_socket
 from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
 from tests.postgres import migrated_file

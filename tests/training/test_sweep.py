@@ -16,7 +16,7 @@ from registry.names import check_part
 from registry.spec import Provenance
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
-from service.cli.verbs.train.progress_table import Table
+from service.cli.verbs.train.progress import Table
 from tests.registry.random_adapters import lora
 from tests.registry.toy_registry import weights
 from tests.service.scripted_server import Server, ok, refusal

@@ -20,9 +20,6 @@ from service.cli.plot_flag import PlotOption, save_plot
 
 if TYPE_CHECKING:
     from plots.style import Plot
-
-
-if TYPE_CHECKING:
     from registry.spec import BaseEntry
 
 

@@ -10,21 +10,27 @@ import gc
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from registry.errors import InvalidParameter, NotFound
+from registry.errors import InvalidParameter, NotFound, Unavailable
 from service.cli.commands import command
-from service.cli.listening import address_of, listening_socket, until_signal
 from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
 from service.settings import Settings, calm_threads
+
+if TYPE_CHECKING:
+    import uvicorn
+
 
 STOP_SECONDS = 9.0
 """How long a stop takes in all; what a thread is at then is given up, and run again by the next server."""
@@ -131,3 +137,68 @@ def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> Non
         data(url)
     talk(f"documentation: {url}/docs")
     talk("no keys are asked for (--no-auth)" if key is None else f"admin key: {key}")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything slow is done; raises Unavailable where the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Unavailable(f"{host} is not an address to listen on ({error}).") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server that does, or take --port."
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL people use for a bound socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{host}:{port}"
+
+
+def until_signal(
+    config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None],
+    stopping: Callable[[], None],
+) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
+
+    `ready` is called in a thread once requests are answered; what it raises ends the server and is raised here.
+    """
+    from service.http.connections import BoundedServer
+
+    class Server(BoundedServer):
+        problem: Exception | None = None
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stopping()
+            await super().shutdown(sockets)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                threading.Thread(target=self.get_ready, name="ready", daemon=True).start()
+
+        def get_ready(self) -> None:
+            try:
+                ready()
+            except Exception as error:
+                self.problem, self.should_exit = error, True
+
+    # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
+    # before the runtime is stopped
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    server = Server(config)
+    server.run(sockets=[listener])
+    if server.problem is not None:
+        raise server.problem

@@ -21,9 +21,8 @@ from registry.formats import (
 from registry.progress import Progress, silent
 from registry.spec import EmbeddingSource, FileSource, Manifest, SampleSource
 from service.client.additions import PULLED, Additions, described, inline, texts_of
-from service.client.answers import Json, part
+from service.client.answers import DONE, LONGEST_EMBEDDING, MAX_FITS, Json, part, report_progress, result_in, succeeded
 from service.client.asynchronous.blobs import AsyncBlobs
-from service.client.jobs import DONE, LONGEST_EMBEDDING, MAX_FITS, report_progress, result_in, succeeded
 from service.client.paths import adapter_path, body_of_request, job_path
 from service.client.waiting import in_thread
 

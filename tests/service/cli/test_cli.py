@@ -180,10 +180,6 @@ class TestFailures:
         assert "--assume-same-init" in err
         assert "--base" not in err
 
-    def test_an_address_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.run(["ls", "--url", "localhost:8000"]) == 1
-        assert "http://host:port" in capsys.readouterr().err
-
     def test_a_setting_that_is_none(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOUP_TIMEOUT", "soon")
         assert cli.run(["ls"]) == 1
@@ -358,9 +354,6 @@ class TestPush:
     def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
         assert "not selected" in soup("push", folder)[2]
-        bank = {**ADAPTER, "sample_state": "none", "config": {"method": "adamix"}}
-        server.on("POST /v1/adapters", ok(bank, 201))
-        assert "soup cook --recipe team/law@1" in soup("push", folder)[2]
 
 
 class TestTraining:
@@ -615,37 +608,26 @@ class TestCook:
         assert soup("cook", "--recipe", "team/a")[2].splitlines()[-1] == "team/a@1 alone."
         assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
 
-    def test_how_narrow(self, soup: Soup, server: Server) -> None:
+    @pytest.mark.parametrize(
+        ("flags", "mixing"),
+        [
+            (("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9"),
+             {"method": "recompress", "scale": "1", "width": 8, "seed": 3}),
+            (("--mixing", "recompress", "--by-inputs"),
+             {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True}),
+            (("--mixing", "dare", "--density", "0.10", "--seed", "3"),
+             {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}),
+            (("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9"),
+             {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3}),
+            (("--mixing", "regmean", "--off-diagonal", "0.10"),
+             {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False}),
+            (("--masks", "intersect"),
+             {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"}),
+        ],
+    )  # fmt: skip
+    def test_ways_to_mix(self, soup: Soup, server: Server, flags: tuple[str, ...], mixing: dict[str, object]) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
-        flags = ("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9")
         assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
-        assert server.body()["mixing"] == {"method": "recompress", "scale": "1", "width": 8, "seed": 3}
-
-    def test_how_much_is_dropped(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
-        flags = ("--mixing", "dare", "--density", "0.10", "--seed", "3")
-        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
-        mixing = {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}
-        assert server.body()["mixing"] == mixing
-
-    def test_how_far_from_the_start(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
-        flags = ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9")
-        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
-        assert server.body()["mixing"] == {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3}
-
-    def test_what_is_fitted(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
-        assert soup("cook", "--recipe", "team/a,team/b", "--mixing", "recompress", "--by-inputs")[0] == 0
-        assert server.body()["mixing"] == {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True}
-        assert soup("cook", "--recipe", "team/a,team/b", "--mixing", "regmean", "--off-diagonal", "0.10")[0] == 0
-        mixing = {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False}
-        assert server.body()["mixing"] == mixing
-
-    def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
-        assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
-        mixing = {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"}
         assert server.body()["mixing"] == mixing
 
     @pytest.mark.parametrize(
@@ -670,6 +652,7 @@ class TestCook:
             (("--mixing", "fisher", "--max-width", "9"), "--max-width"),
             (("--mixing", "fisher", "--by-inputs"), "--by-inputs"),
             (("--mixing", "average", "--off-diagonal", "1"), "--off-diagonal"),
+            (("--scale", "wide"), "must be a number"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
@@ -686,11 +669,6 @@ class TestCook:
     def test_a_recipe_leaves_nothing_to_select(self, soup: Soup) -> None:
         assert soup("cook", "--recipe", "a=1", "--pool-method", "lora")[0] == 2
         assert soup("cook", "--recipe", "a/b=1", "--paper")[0] == 2
-
-    def test_scale_that_is_none(self, soup: Soup) -> None:
-        code, _, err = soup("cook", "--recipe", "a/b=1", "--scale", "wide")
-        assert code == 2
-        assert "must be a number" in err
 
     def test_not_waiting(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", ok(job("queued"), 202))

@@ -30,7 +30,6 @@ from service.cli import app as cli
 from service.cli.remote import complete_ref
 from service.cli.verbs.compare import shown
 from service.cli.verbs.push import sending, sources
-from service.cli.verbs.push.dataset import Samples
 from service.client.client import SoupClient
 from service.http.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
@@ -215,7 +214,7 @@ class TestPushingMany:
         assert "domain" in found["x" * 9]["error"]["message"]
 
     def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(self, tmp_path: Path) -> None:
-        assert Samples(tmp_path).of("x" * 250, "y" * 300) is None
+        assert sources.Samples(tmp_path).of("x" * 250, "y" * 300) is None
 
     def test_folders_of_one_name_are_not_versions_of_each_other(self, command: Soup, many: Path) -> None:
         (many / "Anatomy").mkdir()

@@ -21,7 +21,7 @@ from registry.base_model import load_base
 from registry.errors import Incompatible, Unavailable
 from registry.formats import read_directory
 from registry.spec import BaseEntry, LoraConfig
-from service.cli.exported_files import exported
+from service.cli.verbs.export import exported
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Soup, World
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,9 +160,11 @@ class TestRetries:
 class TestUpload:
     def test_what_is_there_is_not_sent(self) -> None:
         digest = sha256_digest(b"data")
-        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(200))
+        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(200), httpx2.Response(403))
         assert server.client().upload(b"data") == digest
-        assert server.said() == [f"HEAD /v1/blobs/{digest}"]
+        with pytest.raises(errors.Forbidden):
+            server.client().upload(b"data")
+        assert server.said() == [f"HEAD /v1/blobs/{digest}"] * 2
 
     def test_a_file_is_streamed_with_its_length(self, tmp_path: Path) -> None:
         file = tmp_path / "big"
@@ -185,13 +186,6 @@ class TestUpload:
         server = Server().on(f"PUT /v1/blobs/{digest}", busy, ok({}))
         server.client().upload(tmp_path / "f")
         assert [request.content for request in server.requests[1:]] == [b"abc", b"abc"]
-
-    def test_a_forbidden_look_is_an_error(self) -> None:
-        digest = sha256_digest(b"x")
-        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(403))
-        with pytest.raises(errors.Forbidden):
-            server.client().upload(b"x")
-        assert len(server.requests) == 1
 
 
 class TestPush:
@@ -363,34 +357,28 @@ class TestJobs:
         server.client().wait_job("j1")
         assert len(server.requests) == 4
 
-    def test_a_failed_job_raises_what_it_failed_with(self) -> None:
-        error = {"code": "incompatible", "message": "They differ.", "param": None, "problems": ["a: init", "b: scale"]}
-        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
-        server.on("GET /v1/jobs/j1", ok(job("failed", error=error)))
-        with pytest.raises(Incompatible, match="They differ") as caught:
+    @pytest.mark.parametrize(
+        ("ended", "kind", "says", "problems"),
+        [
+            (job("failed", error={"code": "incompatible", "message": "They differ.", "param": None,
+                                  "problems": ["a: init", "b: scale"]}),
+             Incompatible, "They differ", ("a: init", "b: scale")),
+            (job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []}),
+             Unavailable, "No encoder", ()),
+            (job("failed", error={"code": "newer", "message": "A sentence."}), SoupError, "A sentence", ()),
+            *((job("failed", error=error), SoupError, "failed", ()) for error in (None, {}, {"code": None})),
+            (job("cancelled"), Cancelled, "cancelled", ()),
+        ],
+    )  # fmt: skip
+    def test_a_job_that_did_not_succeed_raises_its_error_at_once(
+        self, ended: dict[str, Any], kind: type[SoupError], says: str, problems: tuple[str, ...]
+    ) -> None:
+        """An unavailable encoder is no server to wait for."""
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", ended))).on("GET /v1/jobs/j1", ok(ended))
+        with pytest.raises(kind, match=says) as caught:
             server.client().wait_job("j1")
-        assert caught.value.problems == ("a: init", "b: scale")
-
-    def test_a_job_that_failed_as_unavailable_is_no_server_to_wait_for(self) -> None:
-        failed = job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []})
-        server = Server().on("GET /v1/jobs/j1/events", events(("done", failed)))
-        server.on("GET /v1/jobs/j1", ok(failed))
-        with pytest.raises(Unavailable, match="No encoder"):
-            server.client().wait_job("j1")
+        assert caught.value.problems == problems
         assert server.pauses == []
-
-    @pytest.mark.parametrize("error", [None, {}, {"code": "newer", "message": "A sentence."}, {"code": None}])
-    def test_a_failed_job_with_little_to_say(self, error: Any) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
-        server.on("GET /v1/jobs/j1", ok(job("failed", error=error)))
-        with pytest.raises(SoupError):
-            server.client().wait_job("j1")
-
-    def test_a_cancelled_job(self) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
-        server.on("GET /v1/jobs/j1", ok(job("cancelled")))
-        with pytest.raises(Cancelled):
-            server.client().wait_job("j1")
 
     def test_an_unknown_job_is_not_waited_for(self) -> None:
         server = Server()
@@ -467,21 +455,19 @@ class TestStream:
         client.ready()
         assert [request.headers.get("x-soup-model") for request in server.requests] == [header, header, None]
 
-    def test_an_error_inside_of_the_stream(self) -> None:
-        error = {"error": {"message": "The base fell over.", "code": "unavailable"}}
-        server = Server().on("POST /v1/completions", events(("message", error)))
-        with pytest.raises(Unavailable, match="fell over"):
-            list(server.client().stream("base/x", "hi"))
-
-    def test_a_refusal_before_the_stream(self) -> None:
-        server = Server().on("POST /v1/completions", refusal(400, "invalid_prompt", "Empty."))
-        with pytest.raises(errors.InvalidPrompt):
-            list(server.client().stream("base/x", ""))
-
-    def test_an_answer_that_is_no_stream(self) -> None:
-        server = Server().on("POST /v1/completions", ok({}))
-        with pytest.raises(Unavailable, match="broke"):
-            list(server.client().stream("base/x", "hi"))
+    @pytest.mark.parametrize(
+        ("answer", "kind", "says"),
+        [
+            (events(("message", {"error": {"message": "The base fell over.", "code": "unavailable"}})),
+             Unavailable, "fell over"),
+            (refusal(400, "invalid_prompt", "Empty."), errors.InvalidPrompt, "Empty"),
+            (ok({}), Unavailable, "broke"),
+        ],
+        ids=["an error in it", "a refusal before it", "no stream"],
+    )  # fmt: skip
+    def test_a_stream_that_fails(self, answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
+        with pytest.raises(kind, match=says):
+            list(Server().on("POST /v1/completions", answer).client().stream("base/x", "hi"))
 
 
 class TestSampleFiles:
@@ -553,10 +539,3 @@ class TestSampleFiles:
         (tmp_path / "c").mkdir()
         with pytest.raises(InvalidSample, match=r"holds no \.jsonl"):
             read_texts(tmp_path / "c")
-
-
-def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"x" * 100_000)
-    digest = "sha256:" + hashlib.sha256(b"x" * 100_000).hexdigest()
-    server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(200))
-    assert server.client().upload(tmp_path / "f") == digest

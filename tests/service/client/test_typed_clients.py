@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -432,22 +431,3 @@ class TestSurface:
         wanted = {OTHERWISE.get(name, name) for name in untyped} - {None}
         assert wanted - set(dir(Client)) == set()
         assert set(OTHERWISE) <= untyped
-
-    def test_both_have_the_same_calls_with_the_same_parameters(self) -> None:
-        def calls(kind: type) -> dict[str, str]:
-            found = inspect.getmembers(kind, inspect.isfunction)
-            return {
-                name: str(inspect.signature(one).parameters)
-                for name, one in found
-                if name.strip("_a") not in ("close", "init")
-            }
-
-        waiting, awaited = calls(Client), calls(AsyncClient)
-        for name in ("__enter__", "__exit__"):
-            waiting.pop(name)
-        for name in ("__aenter__", "__aexit__"):
-            awaited.pop(name)
-        assert waiting == awaited
-        assert inspect.iscoroutinefunction(AsyncClient.adapter)
-        assert not inspect.iscoroutinefunction(Client.adapter)
-        assert Client.cook.__doc__ == AsyncClient.cook.__doc__ is not None

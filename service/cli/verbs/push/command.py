@@ -14,11 +14,10 @@ from service.cli.failures import Failures, explain
 from service.cli.flags import base_id, key_values
 from service.cli.output import as_json, data, progress_bar, talk
 from service.cli.remote import Remote, verb
-from service.cli.verbs.push.dataset import Samples
 from service.cli.verbs.push.manifest_file import COLUMNS, from_manifest
 from service.cli.verbs.push.outcomes import Outcome, comment, summary
 from service.cli.verbs.push.sending import AT_ONCE, send_all
-from service.cli.verbs.push.sources import Source, from_folders, local_folders, read_source
+from service.cli.verbs.push.sources import Samples, Source, from_folders, local_folders, read_source
 from service.client import SoupClient
 from service.client.additions import Additions
 

@@ -20,7 +20,7 @@ from service.cli.output import as_json as print_json
 from service.cli.output import data
 from service.cli.plot_flag import PlotOption, save_plot
 from service.cli.verbs.train import stopping
-from service.cli.verbs.train.evaluation_lines import training_progress
+from service.cli.verbs.train.progress import training_progress
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from training.request import TrainingRun
@@ -28,9 +28,6 @@ from training.spec import SAMPLE, SAVE_SECONDS
 
 if TYPE_CHECKING:
     from plots.style import Plot
-
-
-if TYPE_CHECKING:
     from registry.spec import BaseEntry
     from training.trainer import Trained
 

@@ -18,7 +18,7 @@ from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from service.client import SoupClient
-from service.client.jobs import DONE
+from service.client.answers import DONE
 from training.request import TrainingRequest
 from training.spec import SAMPLE, TrainingSpec
 

@@ -20,7 +20,7 @@ from service.cli.output import as_json as print_json
 from service.cli.output import columns, data, talk
 from service.cli.remote import Address
 from service.cli.verbs.train import stopping
-from service.cli.verbs.train.progress_table import Table, progress_table
+from service.cli.verbs.train.progress import Table, progress_table
 from service.cli.verbs.train.record import validation
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from service.client import SoupClient
