@@ -67,7 +67,10 @@ VERBS = {
 TOGETHER = {
     "inference": ("models", "generate", "embed", "ppl"),
     "removal": ("rm", "purge", "collect"),
-    "backups": ("backup", "restore"),
+    "data_folder": ("backup", "restore", "check"),
+    "adapters": ("ls", "show", "open"),
+    "choosing": ("fit", "select"),
+    "activity": ("audit", "usage"),
 }
 """Modules of several verbs; every other verb has a module of its name."""
 

@@ -1,4 +1,4 @@
-"""`soup fit`: learns which text belongs to which adapter of a pool."""
+"""`soup fit` and `select`: fit a selector over a pool, and say which adapters fit a sample."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from registry.spec import PosteriorSpec
+from registry.spec import PosteriorSpec, Selection
 from service.cli.flags import Given
 from service.cli.output import columns, fields, progress_bar, spelt, table_width
 from service.cli.plot_flag import PlotOption, save_plot
-from service.cli.remote import Remote, verb
-from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
+from service.cli.remote import Remote, SampleOption, verb
+from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from service.cli.selection_text import selection_table, talk_about
+from service.client.samples import read_texts
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -45,10 +47,10 @@ def fit(
     else:
         said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
     remote.answer(fitted, fitted["id"], said=said)
-    save_plot(plot, lambda: _drawn(selector.kind, fitted))
+    save_plot(plot, lambda: _fit_plot(selector.kind, fitted))
 
 
-def _drawn(kind: str, fitted: dict[str, Any]) -> Plot:
+def _fit_plot(kind: str, fitted: dict[str, Any]) -> Plot:
     from plots.results import fit_plot
 
     return fit_plot(kind, fitted["domains"], fitted["report"])
@@ -84,3 +86,43 @@ def _table(name: str, value: Any) -> str:
     header = tuple(value[0])
     return columns([spelt(part) for part in header], [tuple(row[part] for part in header) for row in value],
                    within=table_width())  # fmt: skip
+
+
+ListAllOption = Annotated[
+    bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
+]
+
+
+@verb
+def select(
+    remote: Remote,
+    sample: SampleOption,
+    given: Annotated[Given, SELECTION],
+    list_all: ListAllOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """Say which adapters fit a sample, and why; nothing is cooked. --plot draws the ranking.
+
+    \b
+    Examples:
+      soup select --sample contracts.jsonl
+      soup select --sample contracts.txt --selector cosine --encoder sbert
+      cat contracts.txt | soup select --sample - --paper
+    """
+    selector, options, pool = selector_of(given), options_of(given), pool_of(given)
+    source = remote.client.sample(read_texts(sample))
+    with progress_bar("selecting") as report:
+        answer = remote.client.select(
+            source, selector=selector, options=options, pool=pool, list_all=list_all, progress=report
+        )
+    remote.answer(answer, selection_table(answer["selection"]))
+    if not remote.json:
+        talk_about(answer)
+    save_plot(plot, lambda: _selection_plot(answer))
+
+
+def _selection_plot(answer: dict[str, Any]) -> Plot:
+    from plots.results import selection_plot
+    from service.http.schemas.reading import body_of
+
+    return selection_plot(body_of(Selection, answer["selection"]))

@@ -1,4 +1,4 @@
-"""`soup backup` and `restore`: database and blobs into a folder and back, read from the data folder itself."""
+"""`soup backup`, `restore` and `check`: database and blobs of a data folder, beside its server or without one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.backup import BackedUp
+    from service.blob_hashes import Checked
 
 
 @command
@@ -39,7 +40,7 @@ def backup(
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
     done = _backed_up(settings_of(Settings, **asdict(places)), folder, with_admin_key=with_admin_key)
-    _tell(done, folder, json=json)
+    _tell_backup(done, folder, json=json)
     if done.unsound:
         raise typer.Exit(1)
 
@@ -52,7 +53,7 @@ def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> Bac
         return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
-def _tell(done: BackedUp, folder: Path, *, json: bool) -> None:
+def _tell_backup(done: BackedUp, folder: Path, *, json: bool) -> None:
     manifest = done.manifest
     if json:
         unsound = [asdict(one) for one in done.unsound]
@@ -100,3 +101,50 @@ def restore(
         talk(f"{len(manifest.lacking)} blobs were not whole when it was made and are not in it: see 'soup check'.")
     if kept:
         talk(f"The database that was there is kept at {kept}.")
+
+
+RATE = 50 * 1024 * 1024
+
+
+@command
+def check(
+    places: Places,
+    every: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
+    rate: Annotated[int, typer.Option(min=1, help="With --all: bytes read a second.", metavar="BYTES")] = RATE,
+    json: Annotated[bool, typer.Option("--json", help="Print counts and blobs as JSON.")] = False,
+) -> None:
+    """Check the stored blobs.
+
+    Says which are missing or damaged, and what needs them: adapters, samples, selectors. Reads the data folder on the
+    server's machine and writes nothing, so that the server may run meanwhile. Fails where any blob is not whole.
+
+    \b
+    Examples:
+      soup check
+      soup check --all --rate 200000000
+      soup check --all --data /srv/soup --json
+    """
+    found = _checked(settings_of(Settings, **asdict(places)), every=every, rate=rate)
+    _tell_check(found, json=json)
+    if found.unsound:
+        raise typer.Exit(1)
+
+
+def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
+    from service import storage
+    from service.blob_hashes import Pace, check_hashes
+
+    with opened(settings) as (database, blobs), progress_bar("checking blobs") as progress:
+        storage.check_serves(database)
+        return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
+
+
+def _tell_check(found: Checked, *, json: bool) -> None:
+    counts = {problem: found.count(problem) for problem in ("missing", "damaged", "unreadable")}
+    if json:
+        unsound = [asdict(one) for one in found.unsound]
+        as_json({"object": "check", "blobs": found.blobs, "bytes": found.bytes, **counts, "unsound": unsound})
+        return
+    print_unsound(found.unsound)
+    told = ", ".join(f"{count} {problem}" for problem, count in counts.items())
+    talk(f"{found.blobs} blobs, {found.bytes} bytes read: {told}.")
