@@ -125,6 +125,12 @@ class Selector(ABC, Generic[Spec]):
     def _restore(self, arrays: Arrays) -> None:
         """Take back what `_arrays` gave; raises Internal if this is another thing."""
 
+    @classmethod
+    def _floats(cls, arrays: Arrays, name: str, *shape: int) -> Float64:
+        """An array of float64 of a stored state; raises as `_stored`."""
+        floats: Float64 = cls._stored(arrays, name, np.float64, shape)
+        return floats
+
     @staticmethod
     def _stored(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
         """An array of a stored state; raises Internal unless it is there with this type and shape."""

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal
 from registry.progress import Progress, Steps
-from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
-from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
+from registry.selectors.contract import Arrays, Domain, Float64, Floats, check_sample, ordered_domains
+from registry.selectors.drawing import MIN_UNITS, DomainDraw, proof_name
 from registry.selectors.novelty import novelty
 from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
-from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
+from registry.selectors.updating import Age, Change, UpdatableSelector, is_due
 from registry.spec import CosineSpec, SelectOptions
 
 OWN_PERCENTILE = 5.0
@@ -87,10 +87,10 @@ class Rows:
         return Rows(**{name: change.rows(before, new.arrays[name]) for name, before in self.arrays.items()})
 
 
-class CosineSelector(Selector[CosineSpec]):
+class CosineSelector(UpdatableSelector[CosineSpec]):
     """Mean cosine with a threshold; learned: `members_`, `rows_`, `threshold_`, `own_distances_`, `report_`.
 
-    To be updated it also keeps the held-out unit vectors of the domains it is proved on, and `age_`.
+    Held-out vectors are kept as unit vectors.
     """
 
     kind: ClassVar[str] = "cosine"
@@ -119,9 +119,9 @@ class CosineSelector(Selector[CosineSpec]):
         ordered = ordered_domains(domains, min_units=MIN_UNITS)
         self.age_ = Age.of(ordered)
         self.members_: tuple[Member, ...] = tuple(one.member for one in ordered)
-        self.rows_ = Rows.of(map(self._drawn, ordered), ordered[0].vectors.shape[1])
+        self.rows_ = Rows.of(map(self._draw, ordered), ordered[0].vectors.shape[1])
         steps.step("means taken")
-        self._keep_held_out({one.digest: one for one in ordered}, {})
+        self._hold_out(ordered, {}, _unit)
         self._settle()
         steps.step("means proved on held-out units")
         return self
@@ -134,32 +134,16 @@ class CosineSelector(Selector[CosineSpec]):
         change = Change.of(self.members_, ordered, removed)
         new = type(self)(self.spec)
         new.members_, new.age_ = change.members, self.age_.after(added, removed)
-        new.rows_ = self.rows_.updated(change, Rows.of(map(new._drawn, ordered), self.means_.shape[1]))
-        new._keep_held_out({one.digest: one for one in ordered}, self.held_out_)
+        new.rows_ = self.rows_.updated(change, Rows.of(map(new._draw, ordered), self.means_.shape[1]))
+        new._hold_out(ordered, self.held_out_, _unit)
         new._settle()
         return new
-
-    def _drawn(self, domain: Domain) -> DomainDraw:
-        return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
-
-    def _keep_held_out(self, domains: Mapping[str, Domain], known: Mapping[str, Float64]) -> None:
-        """Held-out unit vectors of the domains that are proved on: of `domains` by digest, or as they are known."""
-        most = HELD_OUT if len(self.members_) <= LARGE else PROOF_UNITS
-        self.held_out_: dict[str, Float64] = {}
-        for number in proof_members(self.members_):
-            digest = self.members_[number].digest
-            if digest in domains:
-                self.held_out_[digest] = _unit(self._drawn(domains[digest]).proof_test[:most])
-            else:
-                self.held_out_[digest] = known[digest]
 
     def _settle(self) -> None:
         """The threshold, the proof and the report: what follows from all the rest."""
         rows = self.rows_
         self.threshold_, source = self._calibrated(rows.own_scores)
-        place = {member.digest: number for number, member in enumerate(self.members_)}
-        domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
-        units = np.concatenate(list(self.held_out_.values()))
+        units, domain = self._held_out_units()
         own = 1.0 - (units * _unit(rows.proof_means[domain])).sum(axis=1)
         self.own_distances_: Float64 = np.sort(own)
         tested = np.stack([part.mean(axis=0) for part in self.held_out_.values()])
@@ -224,9 +208,7 @@ class CosineSelector(Selector[CosineSpec]):
             **self.rows_.arrays,
             "threshold": np.array([self.threshold_], dtype=np.float64),
             "own_distances": self.own_distances_,
-            "age": self.age_.array,
-            "held_out": np.concatenate(list(self.held_out_.values())),
-            "held_out_units": np.array([len(part) for part in self.held_out_.values()], dtype=np.int64),
+            **self._arrays_for_updates(),
         }
 
     def _restore(self, arrays: Arrays) -> None:
@@ -235,20 +217,17 @@ class CosineSelector(Selector[CosineSpec]):
             raise Internal("Stored selector has no means: fit it again.")
         k, d = len(self.members_), means.shape[1]
 
-        def floats(name: str, *shape: int) -> Float64:
-            return cast(Float64, self._stored(arrays, name, np.float64, shape))
-
         self.rows_ = Rows(
-            means=floats("means", k, d), proof_means=floats("proof_means", k, d), own_scores=floats("own_scores", k),
-            half_scores=floats("half_scores", k), units=self._stored(arrays, "units", np.int64, (k,)),
-        )  # fmt: skip
-        self.own_distances_ = floats("own_distances", own.size)
-        self.threshold_ = float(floats("threshold", 1)[0])
-        self.age_ = Age(*map(int, self._stored(arrays, "age", np.int64, (3,))))
-        digests = [self.members_[number].digest for number in proof_members(self.members_)]
-        count = self._stored(arrays, "held_out_units", np.int64, (len(digests),))
-        units = floats("held_out", int(count.sum()), d)
-        self.held_out_ = dict(zip(digests, np.split(units, np.cumsum(count)[:-1]), strict=True))
+            means=self._floats(arrays, "means", k, d),
+            proof_means=self._floats(arrays, "proof_means", k, d),
+            own_scores=self._floats(arrays, "own_scores", k),
+            half_scores=self._floats(arrays, "half_scores", k),
+            units=self._stored(arrays, "units", np.int64, (k,)),
+        )
+        self.own_distances_ = self._floats(arrays, "own_distances", own.size)
+        self.threshold_ = float(self._floats(arrays, "threshold", 1)[0])
+        self._restore_age(arrays)
+        self._restore_held_out(arrays, d)
 
 
 def _unit(vectors: Float64) -> Float64:

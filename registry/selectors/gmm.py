@@ -158,21 +158,21 @@ class GmmSelector(Selector[GmmSpec]):
             raise Internal("Stored selector has no projection: fit it again.")
         (m, d), k = components.shape, len(self.members_)
 
-        def floats(name: str, *shape: int) -> Float64:
-            return cast(Float64, self._stored(arrays, name, np.float64, shape))
-
-        self.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
+        self.own_distances_ = self._floats(arrays, "own_distances", arrays.get("own_distances", np.empty(0)).size)
         self.clusters_ = Clusters(
-            projection=Projection(mean=floats("projection_mean", d), components=floats("projection_components", m, d)),
+            projection=Projection(
+                mean=self._floats(arrays, "projection_mean", d),
+                components=self._floats(arrays, "projection_components", m, d),
+            ),
             mixture=Mixture(
                 covariance=covariance,
-                weights=floats("weights", k),
-                means=floats("means", k, m),
-                precisions_cholesky=floats("precisions_cholesky", *precision_shape(covariance, k, m)),
+                weights=self._floats(arrays, "weights", k),
+                means=self._floats(arrays, "means", k, m),
+                precisions_cholesky=self._floats(arrays, "precisions_cholesky", *precision_shape(covariance, k, m)),
             ),
             table=self._stored(arrays, "table", np.int64, (k, k)),
-            means=floats("domain_means", k, m),
-            whiten=floats("whiten", m, m),
+            means=self._floats(arrays, "domain_means", k, m),
+            whiten=self._floats(arrays, "whiten", m, m),
         )
 
 

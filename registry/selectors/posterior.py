@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from registry.errors import Internal
 from registry.progress import Progress, Steps
-from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
-from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
+from registry.selectors.contract import Arrays, Domain, Float64, Floats, check_sample, ordered_domains
+from registry.selectors.drawing import MIN_UNITS, proof_name
 from registry.selectors.novelty import NOVEL, euclidean, mahalanobis, novelty, strange_sample, whitening_of
 from registry.selectors.projection import FittedProjection, Projection, Spread
 from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
-from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, blocks, is_due, proof_members
+from registry.selectors.updating import Age, Change, UpdatableSelector, blocks, is_due
 from registry.spec import PosteriorSpec, SelectOptions
 
 LIGHTEST = 1e-6
@@ -100,11 +100,11 @@ class Sums:
         return Gaussians(self.projection, means, self.count, self.scatter, self.fourth)
 
 
-class PosteriorSelector(Selector[PosteriorSpec]):
+class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
     """Tempered posteriors of Gaussians; learned: `members_`, `gaussians_`, `own_distances_`, `report_`.
 
     To be updated it also keeps `proved_` (Gaussians that have not seen what they are proved on: `gaussians_`, but
-    for a split of 80/20), the held-out points of the domains they are proved on, and `age_`.
+    for a split of 80/20). Held-out vectors are kept as points of its projection.
     """
 
     kind: ClassVar[str] = "posterior"
@@ -132,7 +132,7 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         self.explained_ = kept.explained
         self.proved_, self.gaussians_ = self._gaussians(ordered, proved.projection, kept.projection)
         steps.step("Gaussians fitted")
-        self._keep_held_out({one.digest: one for one in ordered}, None)
+        self._hold_out(ordered, {}, self.proved_.projection)
         self._settle()
         steps.step("Gaussians proved on held-out units")
         return self
@@ -154,7 +154,7 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         new.proved_ = new.gaussians_ = self.proved_.updated(change, came[0], went[0])
         if new.age_.cross_fit:
             new.gaussians_ = self.gaussians_.updated(change, came[1], went[1])
-        new._keep_held_out({one.digest: one for one in ordered}, self)
+        new._hold_out(ordered, self.held_out_, new.proved_.projection)
         new._settle()
         return new
 
@@ -163,7 +163,7 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         origin = ordered[0].vectors[:1][0].astype(np.float64)
         proof, rest = Spread(origin), Spread(origin)
         for one in ordered:
-            drawn = self._drawn(one)
+            drawn = self._draw(one)
             proof.add(drawn.proof_fit)
             if self.age_.cross_fit:
                 rest.add(drawn.proof_test)
@@ -178,33 +178,17 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         """Those of the proof and those that are kept, of domains that are read once; there may be none."""
         proof, whole = Sums(proved), Sums(kept)
         for one in domains:
-            drawn = self._drawn(one)
+            drawn = self._draw(one)
             proof.add(drawn.proof_fit)
             if self.age_.cross_fit:
                 whole.add(drawn.fitted)
         found = proof.gaussians()
         return found, whole.gaussians() if self.age_.cross_fit else found
 
-    def _drawn(self, domain: Domain) -> DomainDraw:
-        return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
-
-    def _keep_held_out(self, domains: Mapping[str, Domain], before: Self | None) -> None:
-        """Held-out points of the domains that are proved on: of `domains` by digest, or as `before` has them."""
-        most = HELD_OUT if len(self.members_) <= LARGE else PROOF_UNITS
-        known = {} if before is None else before.held_out_
-        self.held_out_: dict[str, Float64] = {}
-        for number in proof_members(self.members_):
-            digest = self.members_[number].digest
-            if digest in domains:
-                self.held_out_[digest] = self.proved_.projection(self._drawn(domains[digest]).proof_test[:most])
-            else:
-                self.held_out_[digest] = known[digest]
-
     def _settle(self) -> None:
         """The proof, and the report: what follows from all the rest."""
-        place = {member.digest: number for number, member in enumerate(self.members_)}
-        domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
-        points = np.concatenate(list(self.held_out_.values())) @ self.proved_.whiten
+        units, domain = self._held_out_units()
+        points = units @ self.proved_.whiten
         centres = self.proved_.means @ self.proved_.whiten
         own, likely, nearest = np.empty(len(points)), np.empty(len(points)), np.empty(len(points), np.int64)
         for some in blocks(len(points), len(centres)):
@@ -277,27 +261,21 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         return found
 
     def _arrays(self) -> Arrays:
-        found = {"age": self.age_.array, "own_distances": self.own_distances_, **_stored_gaussians("", self.gaussians_)}
-        if self.age_.cross_fit:
-            found |= _stored_gaussians("proof_", self.proved_)
-        found["explained"] = np.array([self.explained_])
-        found["held_out"] = np.concatenate(list(self.held_out_.values()))
-        found["held_out_units"] = np.array([len(part) for part in self.held_out_.values()], dtype=np.int64)
-        return found
+        return {
+            **self._arrays_for_updates(),
+            **_stored_gaussians("", self.gaussians_),
+            **(_stored_gaussians("proof_", self.proved_) if self.age_.cross_fit else {}),
+            "own_distances": self.own_distances_,
+            "explained": np.array([self.explained_]),
+        }
 
     def _restore(self, arrays: Arrays) -> None:
-        self.age_ = Age(*map(int, self._stored(arrays, "age", np.int64, (3,))))
-        self.explained_ = float(self._stored(arrays, "explained", np.float64, (1,))[0])
-        self.own_distances_ = self._stored(
-            arrays, "own_distances", np.float64, (arrays.get("own_distances", np.empty(0)).size,)
-        )
+        self._restore_age(arrays)
+        self.explained_ = float(self._floats(arrays, "explained", 1)[0])
+        self.own_distances_ = self._floats(arrays, "own_distances", arrays.get("own_distances", np.empty(0)).size)
         self.gaussians_ = self._restored_gaussians(arrays, "")
         self.proved_ = self._restored_gaussians(arrays, "proof_") if self.age_.cross_fit else self.gaussians_
-        digests = [self.members_[number].digest for number in proof_members(self.members_)]
-        units = self._stored(arrays, "held_out_units", np.int64, (len(digests),))
-        m = len(self.proved_.projection.components)
-        points = self._stored(arrays, "held_out", np.float64, (int(units.sum()), m))
-        self.held_out_ = dict(zip(digests, np.split(points, np.cumsum(units)[:-1]), strict=True))
+        self._restore_held_out(arrays, len(self.proved_.projection.components))
 
     def _restored_gaussians(self, arrays: Arrays, prefix: str) -> Gaussians:
         components = arrays.get(f"{prefix}projection_components")
@@ -305,15 +283,15 @@ class PosteriorSelector(Selector[PosteriorSpec]):
             raise Internal("Stored selector has no projection: fit it again.")
         m, d = components.shape
 
-        def floats(name: str, *shape: int) -> Float64:
-            return cast(Float64, self._stored(arrays, prefix + name, np.float64, shape))
-
         return Gaussians(
-            projection=Projection(mean=floats("projection_mean", d), components=floats("projection_components", m, d)),
-            means=floats("means", len(self.members_), m),
+            projection=Projection(
+                mean=self._floats(arrays, prefix + "projection_mean", d),
+                components=self._floats(arrays, prefix + "projection_components", m, d),
+            ),
+            means=self._floats(arrays, prefix + "means", len(self.members_), m),
             count=int(self._stored(arrays, f"{prefix}count", np.int64, (1,))[0]),
-            scatter=floats("scatter", m, m),
-            fourth=float(floats("fourth", 1)[0]),
+            scatter=self._floats(arrays, prefix + "scatter", m, m),
+            fourth=float(self._floats(arrays, prefix + "fourth", 1)[0]),
         )
 
 

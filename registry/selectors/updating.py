@@ -6,16 +6,17 @@ on `LARGE` of them, those with the lowest digests. There a push updates; below, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from registry.selectors.contract import Domain
-from registry.selectors.drawing import has_few_units
+from registry.selectors.contract import Arrays, Domain, Float64, Selector
+from registry.selectors.drawing import HELD_OUT, DomainDraw, draw_domain, has_few_units
 from registry.selectors.ranking import Member
+from registry.spec import CosineSpec, PosteriorSpec
 
 LARGE = 256
 PROOF_UNITS = 8
@@ -26,6 +27,7 @@ DRIFT = 0.25
 """More than this share of the domains came or went since the last whole fit: what is learnt of all is learnt again."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+Spec = TypeVar("Spec", bound=CosineSpec | PosteriorSpec)
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,54 @@ class Change:
         found = before[places]  # of a large pool the arrays are tens of megabytes: each is copied once
         found[~old] = new[self.sources[~old] - len(self.kept)]
         return found
+
+
+class UpdatableSelector(Selector[Spec]):
+    """A selector that can be brought up to date; besides what it learned it keeps `age_` and `held_out_`.
+
+    `held_out_` has, by digest, the held-out vectors (n, d) of the domains that the selector is proved on.
+    """
+
+    age_: Age
+    held_out_: dict[str, Float64]
+
+    def _draw(self, domain: Domain) -> DomainDraw:
+        """Split a domain's units into those to learn from and those to prove with."""
+        return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
+
+    def _hold_out(
+        self, domains: Sequence[Domain], before: Mapping[str, Float64], transform: Callable[[Float64], Float64]
+    ) -> None:
+        """Keep held-out vectors to prove on: transformed those of `domains`, all others as they were `before`."""
+        most = HELD_OUT if len(self.members_) <= LARGE else PROOF_UNITS
+        new = {domain.digest: domain for domain in domains}
+        self.held_out_ = {}
+        for number in proof_members(self.members_):
+            digest = self.members_[number].digest
+            if digest in new:
+                self.held_out_[digest] = transform(self._draw(new[digest]).proof_test[:most])
+            else:
+                self.held_out_[digest] = before[digest]
+
+    def _held_out_units(self) -> tuple[Float64, npt.NDArray[np.int64]]:
+        """All held-out vectors (n, d), and the number of the member that each belongs to (n,)."""
+        numbers = {member.digest: number for number, member in enumerate(self.members_)}
+        members = np.repeat([numbers[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
+        return np.concatenate(list(self.held_out_.values())), members
+
+    def _arrays_for_updates(self) -> Arrays:
+        """The age and the held-out vectors, as a state stores them."""
+        return {
+            "age": self.age_.array,
+            "held_out": np.concatenate(list(self.held_out_.values())),
+            "held_out_units": np.array([len(part) for part in self.held_out_.values()], dtype=np.int64),
+        }
+
+    def _restore_age(self, arrays: Arrays) -> None:
+        self.age_ = Age(*map(int, self._stored(arrays, "age", np.int64, (3,))))
+
+    def _restore_held_out(self, arrays: Arrays, dimensions: int) -> None:
+        digests = [self.members_[number].digest for number in proof_members(self.members_)]
+        counts = self._stored(arrays, "held_out_units", np.int64, (len(digests),))
+        units = self._floats(arrays, "held_out", int(counts.sum()), dimensions)
+        self.held_out_ = dict(zip(digests, np.split(units, np.cumsum(counts)[:-1]), strict=True))
