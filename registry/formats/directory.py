@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -58,7 +58,7 @@ class DirectoryConfig(DirectoryNotes):
     config: AdapterConfig
 
 
-_Notes = TypeVar("_Notes", bound=DirectoryNotes)
+Notes = TypeVar("Notes", bound=DirectoryNotes)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def read_directory(path: Path) -> AdapterDirectory:
 
 
 def _ours(said: Any, path: Path) -> tuple[AdapterConfig, DirectoryNotes]:
-    described = _validated(DirectoryConfig, said, path / CONFIG_FILE)
+    described = validated(DirectoryConfig, said, path / CONFIG_FILE)
     return described.config, described
 
 
@@ -134,7 +134,7 @@ def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNot
     beside = path / SOUP_FILE
     if not beside.is_file():
         return config, DirectoryNotes()
-    return config, _validated(DirectoryNotes, _read_json(path, SOUP_FILE), beside)
+    return config, validated(DirectoryNotes, _read_json(path, SOUP_FILE), beside)
 
 
 def _if_there(path: Path) -> Path | None:
@@ -175,7 +175,8 @@ def _read_json(path: Path, name: str) -> Any:
         raise InvalidManifest(f"{file}: {error.message}", param=name) from None
 
 
-def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
+def validated(kind: type[Notes], value: Any, file: PurePath) -> Notes:
+    """The values of a directory's JSON file; raises InvalidManifest or UnknownMethod, as `refusal` tells them apart."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

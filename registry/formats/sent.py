@@ -5,9 +5,9 @@ Called by the page that takes a folder. It reads the same files as `directory` d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -22,12 +22,11 @@ from registry.formats.directory import (
     WEIGHTS_FILE,
     DirectoryConfig,
     DirectoryNotes,
+    validated,
 )
 from registry.formats.refusal import refusal
 from registry.names import Digest
 from registry.spec import Card, EmbeddingSource, FileSource, Frozen, Manifest, SampleSource
-
-_Notes = TypeVar("_Notes", bound=DirectoryNotes)
 
 
 class SentDirectory(Frozen):
@@ -53,9 +52,9 @@ class SentDirectory(Frozen):
         is_peft = isinstance(said, dict) and "peft_type" in said
         if is_peft:
             beside = _json(self.texts, SOUP_FILE) if SOUP_FILE in self.texts else {}
-            notes, config = _validated(DirectoryNotes, beside, SOUP_FILE), None
+            notes, config = validated(DirectoryNotes, beside, PurePosixPath(SOUP_FILE)), None
         else:
-            notes = ours = _validated(DirectoryConfig, said, CONFIG_FILE)
+            notes = ours = validated(DirectoryConfig, said, PurePosixPath(CONFIG_FILE))
             config = ours.config
         domain = self.domain or notes.domain
         if domain is None:
@@ -69,7 +68,7 @@ class SentDirectory(Frozen):
                 recorded_base=recorded if isinstance(recorded, str) and recorded else None,
                 files={WEIGHTS_FILE: FileSource(digest=self.blobs[WEIGHTS_FILE])}, sample=self._sample(notes),
                 owner=self.owner,
-                card=Card.model_validate({**card.model_dump(), "tags": _joined(card.tags, self.tags)}),
+                card=Card.model_validate({**card.model_dump(), "tags": tuple(dict.fromkeys([*card.tags, *self.tags]))}),
                 provenance=notes.provenance,
             )  # fmt: skip
         except ValidationError as error:
@@ -91,10 +90,6 @@ class SentDirectory(Frozen):
         return SampleSource(embeddings=(EmbeddingSource(encoder=made_by.encoder, unit=made_by.unit, file=file),))
 
 
-def _joined(tags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*tags, *more]))
-
-
 def _json(texts: Mapping[str, str], name: str) -> Any:
     if name not in texts:
         raise InvalidManifest(f"The folder has no {name}: it is not an adapter directory.", param="files")
@@ -102,10 +97,3 @@ def _json(texts: Mapping[str, str], name: str) -> Any:
         return loads_strict(texts[name])
     except InvalidManifest as error:
         raise InvalidManifest(f"{name}: {error.message}", param=name) from None
-
-
-def _validated(kind: type[_Notes], value: Any, name: str) -> _Notes:
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise refusal(error, PurePosixPath(name)) from None
