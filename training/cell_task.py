@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.base_model.same_files import check_same
+from registry.base_model.fingerprint import check_same
 from registry.spec import BaseEntry
 from registry.tasks.task import Watch
 from training.request import TrainingRun

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
-from registry.adapters.bottleneck_alignment import align_bottlenecks
-from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
+from registry.adapters.bottleneck_mixing import BottleneckMixture, align_bottlenecks, join_bottlenecks
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
 from registry.adapters.fusion import FusionAdapter, initial_fusion
@@ -33,7 +32,7 @@ from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_B, PREFIX, LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
-from registry.adapters.lora_narrowing import Moments, narrow_loras
+from registry.adapters.lora_ranks import Moments, narrow_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix

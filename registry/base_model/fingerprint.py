@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from registry.errors import Unavailable
 from registry.names import canonical_json, digest_of, sha256_digest
+from registry.spec import BaseEntry
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -100,3 +101,12 @@ def _write_cache(file: Path, key: str, found: str) -> None:
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_same(entry: BaseEntry, fingerprint: str, *, expected: str) -> None:
+    """Check that this machine's base model is that of the machine that sent a task; raises Unavailable."""
+    if fingerprint != expected:
+        raise Unavailable(
+            f"The base model in {entry.source} is another: its fingerprint is {fingerprint}, and {expected} is needed. "
+            "Every machine needs the same files."
+        )

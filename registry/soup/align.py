@@ -2,7 +2,7 @@
 
 Bottlenecks of different initialisations have their neurons in different places: those of every ingredient are brought
 into the order of the one of the largest weight (of equal weights the lowest digest), and then averaged with the
-weights. How neurons are matched is the structure's affair (`adapters.bottleneck_alignment`). As wide as one ingredient,
+weights. How neurons are matched is the structure's affair (`adapters.bottleneck_mixing`). As wide as one ingredient,
 and fp32. One ingredient at scale 1 is that adapter, bit for bit.
 """
 

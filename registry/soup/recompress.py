@@ -1,7 +1,7 @@
 """The exact mixture made as narrow as one ingredient again (docs/explanation/mixing.md#recompress).
 
 Of `concat`'s neurons or ranks the ones that say most of what it adds, site by site, with an up-projection fitted to
-them: how is the structure's affair (`adapters.bottleneck_narrowing`, `adapters.lora_narrowing`). It looks at tensors
+them: how is the structure's affair (`adapters.bottleneck_narrowing`, `adapters.lora_ranks`). It looks at tensors
 alone, never at text, so that a soup is rebuilt from its recipe and holds nothing of any sample; `by_inputs` also looks
 at second moments that were computed from the ingredients' own samples, and are named in the recipe. The result is fp32.
 Where nothing has to be left out it is `concat`'s, bit for bit.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from registry.adapters import entry_of
 from registry.adapters.lora import LORA_A, PREFIX
-from registry.adapters.lora_narrowing import Moments
+from registry.adapters.lora_ranks import Moments
 from registry.adapters.moments import matrix_size, unpacked
 from registry.errors import Internal
 from registry.soup import concat

@@ -10,7 +10,7 @@ from functools import lru_cache
 from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
-from registry.base_model.same_files import check_same
+from registry.base_model.fingerprint import check_same
 from registry.cross_evaluate import ToScore
 from registry.spec import BaseEntry, PassageScore
 from registry.tasks.task import Watch

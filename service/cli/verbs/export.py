@@ -75,7 +75,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def check_installed(program: Program) -> None:
     """Import what the program's files are made with; raises Unavailable, or ModuleNotFoundError without torch."""
     if program in ENGINES:
-        import_module("registry.adapters.lora_uniform")
+        import_module("registry.adapters.lora_ranks")
     if program != "llamacpp":
         return
     try:
@@ -135,7 +135,7 @@ def _check_rank(config: LoraConfig, program: Program) -> None:
 
 def _for_engine(folder: AdapterDirectory, config: LoraConfig) -> dict[str, bytes]:
     """The files for an engine that takes rank and scale from `r` and `lora_alpha` alone."""
-    from registry.adapters.lora_uniform import is_uniform, uniform
+    from registry.adapters.lora_ranks import is_uniform, uniform
     from registry.adapters.weights import load_tensors, save_tensors
 
     if is_uniform(config):

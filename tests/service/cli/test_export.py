@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from registry.adapters.lora_uniform import is_uniform, uniform
+from registry.adapters.lora_ranks import is_uniform, uniform
 from registry.base_model import load_base
 from registry.errors import Incompatible, Unavailable
 from registry.formats import read_directory

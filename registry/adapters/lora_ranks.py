@@ -1,4 +1,6 @@
-"""LoRAs made narrower: of every module's update the nearest one of smaller rank (Eckart and Young, 1936).
+"""LoRAs of other ranks: narrower ones for `recompress`, and one rank and scale everywhere for `soup export`.
+
+Narrower is of every module's update the nearest one of smaller rank (Eckart and Young, 1936).
 
 The update B A (outputs, inputs) of a wide LoRA is never made: its squared singular values are the eigenvalues of
 L^T (B^T B) L with A A^T = L L^T, which is as small as the rank.
@@ -6,6 +8,9 @@ L^T (B^T B) L with A A^T = L L^T, which is as small as the rank.
 Nearest on what the module reads, whose second moments are C = E[x x^T], is the one whose E|B A x - B' A' x|^2 is
 smallest: that of B A C^1/2, so A C A^T stands where A A^T stood. The singular vectors kept are those of the outputs,
 onto which B A is projected, and nothing has to be divided by C^1/2 again.
+
+Uniform is what engines want that read no pattern of modules. It computes the same: smaller ranks are filled up with
+zeros, and scales go into B.
 """
 
 from __future__ import annotations
@@ -14,10 +19,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.spec import LoraConfig
+from registry.spec import LoraConfig, LoraModule
 
 NOTHING = 1e-12
 """Of the largest squared singular value: what is smaller is rounding, and left out."""
@@ -57,3 +63,22 @@ def _nearest(a: Tensor, b: Tensor, rank: int, moments: Tensor | None) -> tuple[T
     outputs = b @ root @ vectors * shares.sqrt()
     outputs *= outputs.gather(0, outputs.abs().argmax(0, keepdim=True)).sign()
     return shares[:, None] * (outputs.T @ b @ a), outputs
+
+
+def is_uniform(config: LoraConfig) -> bool:
+    """Return True if all modules have one rank and one scale already."""
+    modules = config.modules().values()
+    return len({(module.rank, config.scaling(module)) for module in modules}) == 1
+
+
+def uniform(config: LoraConfig, tensors: Tensors) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """The configuration and tensors in fp32, with the largest rank and scale 1 everywhere."""
+    modules = config.modules()
+    rank = max(module.rank for module in modules.values())
+    wide: dict[str, Tensor] = {}
+    for path, module in modules.items():
+        a, b = (tensors[f"{PREFIX}{path}{end}"].to(torch.float32) for end in (LORA_A, LORA_B))
+        missing = rank - module.rank
+        wide[f"{PREFIX}{path}{LORA_A}"] = pad(a, (0, 0, 0, missing))  # (rank, inputs)
+        wide[f"{PREFIX}{path}{LORA_B}"] = pad(b * config.scaling(module), (0, missing))  # (outputs, rank)
+    return LoraConfig.of(dict.fromkeys(modules, LoraModule(rank, rank))), wide
