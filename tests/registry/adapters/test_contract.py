@@ -81,6 +81,14 @@ def state_of(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def traces_of(model: nn.Module) -> dict[str, tuple[list[str], int]]:
+    """Each module's attributes, and how many hooks are on it."""
+    return {
+        name: (sorted(vars(module)), len(module._forward_hooks) + len(module._forward_pre_hooks))
+        for name, module in model.named_modules()
+    }
+
+
 def states(base: LoadedBase) -> Tensor:
     with torch.no_grad():
         return hidden_states(base.model, IDS, torch.ones_like(IDS))
@@ -171,12 +179,13 @@ def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
 
 def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
     config, tensors = one
-    before, plain = state_of(base.model), states(base)
+    before, traces, plain = state_of(base.model), traces_of(base.model), states(base)
     with attached(base.model, from_tensors(config, base.shape, tensors)):
         changed = states(base)
     assert torch.equal(changed, plain) == (config.method == "head")
     assert torch.equal(states(base), plain)
     assert state_of(base.model) == before
+    assert traces_of(base.model) == traces
 
 
 def test_another_base_is_refused_before_anything_runs(

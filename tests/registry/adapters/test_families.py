@@ -195,16 +195,13 @@ def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_reach_every_adapter_tensor_and_the_base_stays(base, case):
+def test_gradients_reach_every_adapter_tensor_and_not_the_base(base, case):
     config, model = CASES[case], base.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
     with attached(model, adapter):
         (-token_log_probs(model, IDS, torch.ones_like(IDS))).mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_nothing_trained_is_the_base_to_the_bit(base):

@@ -87,15 +87,6 @@ class TestMam:
             wanted = base.model(IDS, past_key_values=cache).logits
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
-    def test_both_members_count(self, base: LoadedBase) -> None:
-        tensors = drawn(MAM, base.shape)
-        found = []
-        for without in ("", "prefix.", "bottleneck."):
-            kept = {n: t * 0 if without and n.startswith(without) else t for n, t in tensors.items()}
-            with attached(base.model, from_tensors(MAM, base.shape, kept)):
-                found.append(logits(base))
-        assert (found[0] - found[1]).abs().max() > 1e-2 < (found[0] - found[2]).abs().max()
-
     def test_generation_with_a_cache_is_generation_without(self, base: LoadedBase) -> None:
         how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(IDS)}
         with attached(base.model, from_tensors(MAM, base.shape, drawn(MAM, base.shape))), torch.inference_mode():

@@ -16,7 +16,6 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
-from registry.tensor_file import canonical_order
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"
@@ -74,12 +73,6 @@ class TestTensors:
         with pytest.raises(InvalidParameter, match="not one of"):
             create(a_config(), shape, seed=5, init="gaussian")  # type: ignore[arg-type]
 
-    def test_layer_ten_comes_after_layer_two(self) -> None:
-        names = [f"base_model.model.h.{i}.a.lora_A.weight" for i in (10, 2)] + [
-            "base_model.model.lm_head.lora_A.weight"
-        ]
-        assert canonical_order(names) == [names[2], names[1], names[0]]
-
     def test_modules_the_base_lacks_are_all_named(self, shape: BaseShape) -> None:
         config = LoraConfig.of({f"model.layers.{i}.q_proj": LoraModule(2, 4.0) for i in range(30)})
         with pytest.raises(
@@ -90,17 +83,9 @@ class TestTensors:
         with pytest.raises(Incompatible, match="not known"):
             expected_tensors(config, shape.model_copy(update={"linears": {}}))
 
-    def test_wrong_shapes_are_refused(self, shape: BaseShape) -> None:
-        tensors = drawn(a_config(), shape)
-        with pytest.raises(Incompatible, match=r"shape \[2, 32\], and \[4, 32\]"):
-            from_tensors(
-                LoraConfig.of({ATTN: LoraModule(4, 4.0)}), shape, {n: t for n, t in tensors.items() if ATTN in n}
-            )
-
-    def test_a_fresh_one_is_the_base_and_the_same_for_a_seed(self, base: LoadedBase, shape: BaseShape) -> None:
+    def test_a_fresh_one_is_the_base(self, base: LoadedBase, shape: BaseShape) -> None:
         plain = logits(base.model)
-        one, two, other = (create(a_config(), shape, seed=seed) for seed in (1, 1, 2))
-        assert init_hash(one.state_dict()) == init_hash(two.state_dict()) != init_hash(other.state_dict())
+        one = create(a_config(), shape, seed=1)
         a = one.state_dict()[f"base_model.model.{ATTN}.lora_A.weight"]
         assert 0 < float(a.abs().max()) <= 1 / np.sqrt(32)
         with attached(base.model, one):

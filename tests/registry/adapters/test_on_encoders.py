@@ -8,11 +8,11 @@ from types import MethodType
 import pytest
 import torch
 
-from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.sites import FAMILIES
 from registry.errors import Incompatible
 from registry.likelihood import hidden_states, padded
-from registry.spec import LoraConfig, LoraModule, PrefixConfig
+from registry.spec import LoraConfig, LoraModule
 from tests.registry.adapters.test_families import CASES, Hand, agree, random_tensors
 
 ENCODERS = {
@@ -98,17 +98,14 @@ def test_where_an_adapter_reads_and_adds_makes_a_difference(bases):
 
 
 @pytest.mark.parametrize("case", ENCODERS)
-def test_gradients_reach_every_adapter_tensor_and_the_base_stays(base, case):
+def test_gradients_reach_every_adapter_tensor_and_not_the_base(base, case):
     config, model = ENCODERS[case], base.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
     with attached(model, adapter):
         hidden = hidden_states(model, IDS, torch.ones_like(IDS))
     (hidden * torch.linspace(-1, 1, 32)).pow(2).mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_nothing_trained_is_the_base_to_the_bit(base):
@@ -142,37 +139,9 @@ def test_half_precision_bases_keep_their_dtype(bases, case):
 # --- what fits ------------------------------------------------------------------------------------
 
 
-def test_published_sizes_of_bert_base(bases):
-    """Houlsby et al.: 2(2dm + m + d) + 4d a layer; Pfeiffer: 2dm + m + d."""
-    shape = bases("bert").shape.model_copy(update={"hidden_size": 768, "num_layers": 12})
-
-    def count(structure):
-        tensors = expected_tensors(paper_config(structure, bottleneck=64), shape)
-        return sum(torch.Size(size).numel() for size in tensors.values())
-
-    assert count("houlsby") == 12 * (2 * (2 * 768 * 64 + 64 + 768) + 4 * 768)
-    assert count("pfeiffer") == 12 * (2 * 768 * 64 + 64 + 768)
-
-
 def test_a_parallel_adapter_reads_one_thing_and_the_other_name_is_refused(base):
     with pytest.raises(Incompatible, match=r"argument is the residual stream.*input='module'"):
         expected_tensors(CASES["parallel-residual"], base.shape)
-
-
-def test_a_prefix_is_refused(base):
-    with pytest.raises(Incompatible):
-        expected_tensors(PrefixConfig(length=3), base.shape)
-
-
-def test_an_adapter_of_another_family_is_refused(bases):
-    config = ENCODERS["pfeiffer"]
-    adapter = from_tensors(config, bases("bert").shape, random_tensors(config, bases("bert").shape))
-    for other in ("roberta", "distilbert"):
-        with (
-            pytest.raises(Incompatible, match=f"family 'bert'; this one is of family '{other}'"),
-            attached(bases(other).model, adapter),
-        ):
-            pass
 
 
 def test_a_lora_adds_its_product(bases):

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from registry.adapters import STRUCTURES, create, expected_tensors, from_tensors, paper_config
-from registry.adapters.initial import INITS
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
@@ -23,7 +22,6 @@ TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num
 SMALL = BaseShape(
     fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=768, num_layers=12, context=1024, vocab_size=50257
 )
-BOTTLENECKS = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
 PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc58608356254"
@@ -69,12 +67,8 @@ def test_names_and_shapes_are_the_canonical_ones():
 def test_canonical_order_counts_layers_as_numbers():
     names = list(expected_tensors(paper_config("pfeiffer", bottleneck=1), SMALL))
     assert [int(name.split(".")[1]) for name in names] == sorted(i for i in range(12) for _ in range(4))
-    assert canonical_order(["layers.10.a", "layers.9.b", "layers.9.a", "x"]) == [
-        "x",
-        "layers.9.a",
-        "layers.9.b",
-        "layers.10.a",
-    ]
+    ordered = ["base_model.model.lm_head.lora_A.weight", "x", "layers.9.a", "layers.9.b", "base_model.h.10.a"]
+    assert canonical_order(reversed(ordered)) == ordered
 
 
 def test_near_identity_is_truncated_and_of_the_right_spread():
@@ -106,17 +100,6 @@ def test_zero_up_shares_a_random_down():
     state = create(paper_config("parallel", bottleneck=8), TINY, seed=7, init="zero_up").state_dict()
     assert all(not t.any() for name, t in state.items() if ".up." in name or name.endswith("bias"))
     assert all(t.any() for name, t in state.items() if name.endswith("down.weight"))
-
-
-@pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("structure", BOTTLENECKS)
-def test_same_seed_same_bytes_other_seed_other_bytes(structure, init, model):
-    config = paper_config(structure, bottleneck=4)
-    torch.manual_seed(1)
-    first = init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict())
-    torch.manual_seed(2)
-    assert init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict()) == first
-    assert init_hash(create(config, TINY, seed=4, init=init, base=model).state_dict()) != first
 
 
 def test_initial_bytes_are_pinned():

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from registry.base_model import load_base, load_text, read_allowlist, shape_of, weight_bytes
 from registry.errors import InvalidParameter, Unavailable
-from registry.likelihood import hidden_states, padded
+from registry.likelihood import hidden_states
 from registry.spec import BaseEntry
 from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 
@@ -90,17 +90,6 @@ def test_the_context_is_the_longest_text_that_runs(encoder_dirs, model_type):
     ids = torch.arange(65)[None] % 250 + 10
     with pytest.raises((IndexError, RuntimeError)):
         hidden_states(base.model, ids, torch.ones_like(ids))
-
-
-@pytest.mark.parametrize("model_type", TINY_ENCODERS)
-def test_rows_of_a_batch_get_what_they_get_alone(encoder_dirs, model_type):
-    base = load_base(entry(encoder_dirs[model_type]))
-    rows = [base.tokenize(text) for text in ("Heat the oil.", "The court held that the contract was void.", "x")]
-    ids, mask = padded(rows, pad_id=0)
-    together = mean_pool(hidden_states(base.model, ids, mask), mask)
-    for row, found in zip(rows, together, strict=True):
-        alone = torch.tensor([row])
-        torch.testing.assert_close(hidden_states(base.model, alone, torch.ones_like(alone))[0].mean(0), found)
 
 
 # --- refusals -------------------------------------------------------------------------------------

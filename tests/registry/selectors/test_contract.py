@@ -198,6 +198,15 @@ class TestThoseThatLookAtText:
         ]
         assert means[0] == means[1] != means[2]
 
+    def test_an_option_of_another_selector_is_noted(self, selector: Selector) -> None:
+        foreign = {"min_share": 0.2} if selector.kind == "cosine" else {"threshold": 0.3}
+        warned = selector.rank(SAMPLE, options=SelectOptions.model_validate(foreign)).selection().warnings
+        assert any(f"'{next(iter(foreign))}' is an option of " in warning for warning in warned)
+        queued = SelectOptions.model_validate_json(SelectOptions().model_dump_json())  # all fields set, none asked for
+        for options in (SelectOptions(), queued):
+            warned = selector.rank(SAMPLE, options=options).selection().warnings
+            assert not any("is an option of" in warning for warning in warned)
+
     def test_own_text_is_familiar_and_strange_text_is_novel(self, selector: Selector) -> None:
         own = selector.rank(around(centres(4, 12)[1], 60, seed=5)).selection()
         strange = selector.rank(around(-centres(4, 12).sum(axis=0), 60, seed=6)).selection()

@@ -149,17 +149,6 @@ def test_a_zero_vector_is_similar_to_nothing() -> None:
     assert selection.abstained
 
 
-def test_an_option_of_the_other_selector_is_noted() -> None:
-    selector = CosineSelector(CosineSpec()).fit(axis_domains(3))
-    sample = np.eye(3)[:1].repeat(5, axis=0)
-    assert any(
-        "'min_share'" in w for w in selector.rank(sample, options=SelectOptions(min_share=0.2)).selection().warnings
-    )
-    queued = SelectOptions.model_validate_json(SelectOptions().model_dump_json())  # every field set, none asked for
-    assert not any("'min_share'" in w for w in selector.rank(sample, options=queued).selection().warnings)
-    assert selector.rank(sample).selection().warnings == ()
-
-
 def test_novelty_looks_at_the_domains_that_are_left() -> None:
     selector = CosineSelector(CosineSpec()).fit(axis_domains(3))
     sample = around(np.eye(3)[0], 40, seed=11, spread=0.1)

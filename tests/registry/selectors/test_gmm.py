@@ -22,7 +22,7 @@ from registry.selectors.gmm import GmmSelector
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
 from registry.selectors.projection import fit_projection
 from registry.spec import GmmSpec, SelectOptions
-from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
+from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 COVARIANCES: list[Covariance] = ["full", "tied", "diag", "spherical"]
@@ -314,13 +314,6 @@ class TestEdges:
         for scale in (1e-2, 1e4):
             domains = [domain(d.domain, d.vectors * scale) for d in gaussian_domains()]
             assert GmmSelector(GmmSpec()).fit(domains).report_["held_out_accuracy"] > 0.7
-
-    def test_an_option_of_the_other_selector_is_noted(self) -> None:
-        selector = GmmSelector(GmmSpec()).fit(gaussian_domains())
-        selection = selector.rank(
-            around(centres(4, 12)[0], 20, seed=1), options=SelectOptions(threshold=0.5)
-        ).selection()
-        assert any("'threshold'" in warning for warning in selection.warnings)
 
     def test_em_can_be_cancelled_between_iterations(self) -> None:
         seen: list[str] = []

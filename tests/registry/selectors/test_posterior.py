@@ -81,8 +81,6 @@ def test_the_least_share_is_the_specs_or_the_requests() -> None:
     assert lax.rank(SAMPLE, options=SelectOptions(min_share=0.1)).selection().thresholds == {"min_share": 0.1}
     everybody = strict.rank(around(np.full(16, 50.0), 5, seed=0), options=SelectOptions(min_share=0.0)).selection()
     assert all(Decimal(one.weight) > 0 for one in everybody.selected)
-    warned = strict.rank(SAMPLE, options=SelectOptions(threshold=0.3)).selection()
-    assert warned.warnings == ("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.",)
 
 
 def test_strange_text_is_said_to_be_strange() -> None:
