@@ -102,14 +102,11 @@ def _llama_names(config: LoraConfig, base: GgufBase, arch: gguf.MODEL_ARCH) -> d
 
 def _one_alpha(config: LoraConfig) -> tuple[float, dict[str, float]]:
     """An alpha for all modules, and what B of each has to be multiplied with for it: 1 where all have the same."""
-    own = {path: _in_fp32(config.scaling(module) * module.rank) for path, module in config.modules().items()}
+    own = {  # as the file keeps them
+        path: float(np.float32(config.scaling(module) * module.rank)) for path, module in config.modules().items()
+    }
     alpha = max(own.values())
     return alpha, {path: one / alpha for path, one in own.items()}
-
-
-def _in_fp32(number: float) -> float:
-    """The number as the file keeps it."""
-    return float(np.float32(number))
 
 
 def _factors(

@@ -207,15 +207,11 @@ def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
     """
     folder = source_folder(entry)
     for file in weight_files(folder):
-        _check_opens(file, entry)
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as problem:
+            raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem
     config = usable_config(folder, entry)
     numbers = parameters_of(config, entry.id, entry.kind, output_apart=output_apart)
     return _DTYPES[entry.dtype].itemsize * numbers
-
-
-def _check_opens(file: Path, entry: BaseEntry) -> None:
-    try:
-        with safe_open(file, framework="pt"):
-            return
-    except (OSError, SafetensorError) as problem:
-        raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem

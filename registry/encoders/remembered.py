@@ -48,16 +48,8 @@ class RememberedEncoder:
         self._memory = memory
         self.name: EncoderName = inner.name
         self.unit: Unit = inner.unit
-
-    @property
-    def digest(self) -> str:
-        """The inner encoder's digest: remembering changes no vector."""
-        return self._inner.digest
-
-    @property
-    def dimensions(self) -> int:
-        """The inner encoder's dimensions."""
-        return self._inner.dimensions
+        self.digest = inner.digest  # remembering changes no vector
+        self.dimensions = inner.dimensions
 
     def encode(
         self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,

@@ -34,14 +34,9 @@ class Draw:
     proof_test: list[Float64]
     cross_fit: bool
 
-    @property
-    def proof(self) -> str:
-        """How the held-out figures came about, for the report."""
-        return proof_name(self.cross_fit)
-
 
 def proof_name(cross_fit: bool) -> str:
-    """The same of any draw."""
+    """How the held-out figures came about, for the report."""
     return "cross_fit_80_20" if cross_fit else "other_units"
 
 

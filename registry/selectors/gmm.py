@@ -18,7 +18,7 @@ from registry.errors import Internal, InvalidParameter
 from registry.progress import Progress, Steps
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
-from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
+from registry.selectors.drawing import MIN_UNITS, Draw, draw_units, proof_name
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import NOVEL, novelty, strange_sample
 from registry.selectors.projection import Projection
@@ -204,7 +204,7 @@ def _report(members: Sequence[Member], spec: GmmSpec, drawn: Draw, fitted: Clust
         "converged": fitted.mixed.converged,
         "units_fitted": sum(map(len, drawn.fitted)),
         "units_held_out": sum(map(len, drawn.proof_test)),
-        "held_out_by": drawn.proof,
+        "held_out_by": proof_name(drawn.cross_fit),
         "held_out_accuracy": proof.accuracy,
         "held_out_posterior": proof.posterior,
         "training_purity": clusters.purity,

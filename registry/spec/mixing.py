@@ -34,7 +34,26 @@ def not_set(value: object) -> bool:
     return value is None
 
 
-class AverageMixing(Frozen):
+class _Method(Frozen):
+    """A mixing method that a recipe can have."""
+
+    keeps_init: ClassVar[bool] = True
+    """Whether the soup started where all of its ingredients did; not where its tensors have other shapes."""
+
+
+class _WithoutMasks(_Method):
+    """One that gives soups of pruned adapters no masks."""
+
+    masks: ClassVar[None] = None
+
+
+class _OfAnyInit(_WithoutMasks):
+    """One that needs no word on initialisations."""
+
+    assume_same_init: ClassVar[bool] = False
+
+
+class AverageMixing(_Method):
     """The weighted average of tensors, sum w_i theta_i (AdapterSoup, section 2).
 
     `scale` multiplies the up-projections (U and b_U). `assume_same_init` vouches for initialisations that are unknown
@@ -47,11 +66,8 @@ class AverageMixing(Frozen):
     assume_same_init: bool = False
     masks: MaskRule | None = Field(default=None, exclude_if=not_set)
 
-    keeps_init: ClassVar[bool] = True
-    """Whether the soup started where all of its ingredients did; `concat` makes tensors of other shapes."""
 
-
-class ConcatMixing(Frozen):
+class ConcatMixing(_OfAnyInit):
     """The exact mixture: an adapter whose output is the weighted sum of its ingredients'.
 
     Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
@@ -60,12 +76,10 @@ class ConcatMixing(Frozen):
     method: Literal["concat"] = "concat"
     scale: Scale = "1"
 
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
     keeps_init: ClassVar[bool] = False
 
 
-class RecompressMixing(Frozen):
+class RecompressMixing(_OfAnyInit):
     """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
 
     Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
@@ -79,12 +93,10 @@ class RecompressMixing(Frozen):
     seed: int = Field(default=0, ge=0, lt=2**32)
     by_inputs: Literal[True] | None = Field(default=None, exclude_if=not_set)
 
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
     keeps_init: ClassVar[bool] = False
 
 
-class AlignMixing(Frozen):
+class AlignMixing(_OfAnyInit):
     """The average of bottlenecks whose neurons have been matched: no common initialisation is needed.
 
     `scale` as for `average`.
@@ -93,12 +105,10 @@ class AlignMixing(Frozen):
     method: Literal["align"] = "align"
     scale: Scale = "1"
 
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
     keeps_init: ClassVar[bool] = False
 
 
-class TiesMixing(Frozen):
+class TiesMixing(_WithoutMasks):
     """TIES (Yadav et al., NeurIPS 2023): entries trimmed to the largest, a sign elected, those of that sign averaged.
 
     `density` is the share of each projection's entries that is kept, by default all (the paper trims to 0.2). `scale`
@@ -110,11 +120,8 @@ class TiesMixing(Frozen):
     density: UpToOne = "1"
     assume_same_init: bool = False
 
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class DareMixing(Frozen):
+class DareMixing(_WithoutMasks):
     """DARE (Yu et al., ICML 2024): entries dropped at random by `seed`, the others rescaled, then averaged.
 
     `density` is the share of entries that is kept. `scale` and `assume_same_init` as for `average`.
@@ -126,22 +133,16 @@ class DareMixing(Frozen):
     seed: int = Field(default=0, ge=0, lt=2**32)
     assume_same_init: bool = False
 
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class SlerpMixing(Frozen):
+class SlerpMixing(_WithoutMasks):
     """Spherical interpolation of two adapters' projections. `scale` and `assume_same_init` as for `average`."""
 
     method: Literal["slerp"] = "slerp"
     scale: Scale = "1"
     assume_same_init: bool = False
 
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class TaskArithmeticMixing(Frozen):
+class TaskArithmeticMixing(_OfAnyInit):
     """Task arithmetic (Ilharco et al., ICLR 2023): the start, plus `scale` times the weighted mean of what was learnt.
 
     `scale` is the sum of the paper's coefficients: 1 is the average of bottlenecks, less than 0 takes away what was
@@ -154,12 +155,8 @@ class TaskArithmeticMixing(Frozen):
     init: DrawnInit | None = Field(default=None, exclude_if=not_set)
     init_seed: int | None = Field(default=None, ge=0, lt=2**63, exclude_if=not_set)
 
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class FisherMixing(Frozen):
+class FisherMixing(_WithoutMasks):
     """Fisher merging (Matena and Raffel, NeurIPS 2022): every value weighed by its diagonal Fisher information.
 
     That is computed once of each ingredient on the sample it was pushed with, and named in the recipe. `scale` and
@@ -170,11 +167,8 @@ class FisherMixing(Frozen):
     scale: Scale = "1"
     assume_same_init: bool = False
 
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class RegMeanMixing(Frozen):
+class RegMeanMixing(_WithoutMasks):
     """RegMean (Jin et al., ICLR 2023): projections whose outputs are nearest to the ingredients' on their own inputs.
 
     The second moments of those are computed once of each ingredient on the sample it was pushed with, and named in the
@@ -187,11 +181,8 @@ class RegMeanMixing(Frozen):
     off_diagonal: UpToOne = "0.9"
     assume_same_init: bool = False
 
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
-
-class MergeMixing(Frozen):
+class MergeMixing(_OfAnyInit):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
 
     Has one ingredient, the bank.
@@ -200,9 +191,6 @@ class MergeMixing(Frozen):
     method: Literal["merge"] = "merge"
 
     scale: ClassVar[None] = None
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
 
 
 class AutoMixing(Frozen):

@@ -152,12 +152,11 @@ class Structure(Frozen):
         """
         raise Internal(f"Adapters of method {self.method!r} were to be put side by side.")
 
-    def widened(self, factor: int) -> Self | None:
+    def widened(self, factor: int) -> Self | None:  # noqa: ARG002
         """The structure `factor` times as wide; None where it has no width.
 
         Raises ValidationError for too large a one.
         """
-        del factor
         return None
 
     # --- mixing and starting ------------------------------------------------------------------------
@@ -206,9 +205,8 @@ class Structure(Frozen):
         """What is said of the masks of each pruned part, by the prefix of its tensors; empty for a dense adapter."""
         return {prefix: one.pruned for prefix, one in self.prunable().items() if one.pruned is not None}
 
-    def with_pruned(self, pruned: Mapping[str, Pruned]) -> Self:
+    def with_pruned(self, pruned: Mapping[str, Pruned]) -> Self:  # noqa: ARG002
         """The configuration with exactly these parts pruned, by the prefix of their tensors."""
-        del pruned
         return self
 
     def dense(self) -> Self:
