@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +18,8 @@ from registry.adapters.masks import is_mask, values
 from registry.adapters.mixture import everywhere
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
 from registry.base_model.loading import LoadedBase
-from registry.errors import Incompatible, InvalidWeights
-from registry.formats.directory import AdapterContents, read_directory, write_directory
+from registry.errors import Incompatible, InvalidManifest, InvalidParameter, InvalidWeights
+from registry.formats import CONFIG_FILE, SOUP_FILE, AdapterContents, read_directory, write_directory
 from registry.likelihood import hidden_states
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
@@ -120,6 +123,9 @@ def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
     assert list(expected_tensors(config, base.shape)) == canonical_order(first)
     assert all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in first.values())
     assert init_hash(first) == init_hash(again) != init_hash(another)
+    for wrong, reason in (({"seed": -1}, "not negative"), ({"seed": 0, "init": "ones"}, "not one of")):
+        with pytest.raises(InvalidParameter, match=reason):
+            create(config, base.shape, base=base.model, **wrong)
 
 
 def test_its_configuration_is_the_same_value_after_json(one: tuple[AdapterConfig, Mapping[str, Tensor]]) -> None:
@@ -202,11 +208,15 @@ def test_another_base_is_refused_before_anything_runs(
 
 def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:
     config, tensors = one
-    write_directory(
-        tmp_path / "one", AdapterContents(config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
-    )
+    contents = AdapterContents(config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
+    write_directory(tmp_path / "one", contents)
     folder = read_directory(tmp_path / "one")
     assert (folder.config, folder.domain) == (config, "law")
+    knows_peft = config.method in ("lora", "prefix") and not config.pruned_parts()
+    assert (folder.path / SOUP_FILE).exists() == knows_peft
+    assert ("peft_type" in json.loads((folder.path / CONFIG_FILE).read_text())) == knows_peft
+    with nullcontext() if knows_peft else pytest.raises(InvalidManifest, match="needs its domain"):
+        write_directory(tmp_path / "none", replace(contents, domain=None))
     back = load_tensors(folder.weights.read_bytes())
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 

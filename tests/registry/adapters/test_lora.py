@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.weights import adapter_digest, init_hash, scale_output
 from registry.base_model.loading import LoadedBase
-from registry.errors import Incompatible, InvalidParameter
+from registry.errors import Incompatible
 from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
 
@@ -70,8 +70,6 @@ class TestTensors:
         assert init_hash(small) == init_hash(again) != init_hash(plain)
         first = f"base_model.model.{ATTN}.lora_A.weight"  # drawn before any B
         assert torch.equal(plain[first], small[first])
-        with pytest.raises(InvalidParameter, match="not one of"):
-            create(a_config(), shape, seed=5, init="gaussian")  # type: ignore[arg-type]
 
     def test_modules_the_base_lacks_are_all_named(self, shape: BaseShape) -> None:
         config = LoraConfig.of({f"model.layers.{i}.q_proj": LoraModule(2, 4.0) for i in range(30)})
@@ -90,8 +88,6 @@ class TestTensors:
         assert 0 < float(a.abs().max()) <= 1 / np.sqrt(32)
         with attached(base.model, one):
             assert torch.equal(logits(base.model), plain)
-        with pytest.raises(InvalidParameter, match="negative"):
-            create(a_config(), shape, seed=-1)
 
     def test_scaling_the_output_scales_b_only(self, shape: BaseShape) -> None:
         tensors = drawn(a_config(), shape)

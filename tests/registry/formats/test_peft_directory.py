@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import attached, from_tensors
 from registry.adapters.weights import adapter_digest, check_weights, load_tensors, save_tensors
 from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
-from registry.errors import Incompatible, InvalidManifest, InvalidWeights, NotFound, UnknownMethod
+from registry.errors import InvalidManifest, InvalidWeights, NotFound, UnknownMethod
 from registry.formats import (
     CONFIG_FILE,
     EMBEDDINGS_FILE,
@@ -33,18 +32,10 @@ from registry.formats import (
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.prefix import prefix_config
 from registry.spec import (
-    AdapterConfig,
-    BankConfig,
     BaseEntry,
     Card,
-    FusionConfig,
-    HeadConfig,
-    LoraConfig,
-    LoraModule,
     PrefixConfig,
     Provenance,
-    Pruned,
-    UnionConfig,
 )
 from tests.tiny_models import CAUSAL, build_tiny_base
 
@@ -228,22 +219,6 @@ class TestTheDirectory:
         (folder / SOUP_FILE).write_text(json.dumps({"embeddings": {"encoder": HEX, "unit": "sentence"}}))
         assert read_directory(folder).embeddings is not None
 
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            (lambda c: c | {"r": 16}, r"rank 3 in the weights and 16 in the configuration \(3 more problems\)"),
-            (lambda c: c | {"target_modules": ["c_fc"]}, "does not target"),
-            (lambda c: c | {"peft_type": 3}, "peft_type '3' is not supported"),
-        ],
-    )
-    def test_what_does_not_agree(
-        self, folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], says: str
-    ) -> None:
-        file = folder / CONFIG_FILE
-        file.write_text(json.dumps(change(json.loads(file.read_text()))))
-        with pytest.raises((InvalidManifest, UnknownMethod), match=says):
-            read_directory(folder)
-
     def test_what_peft_writes_for_what_we_cannot_compute(self, gpt2: LoadedBase, tmp_path: Path) -> None:
         dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
         with pytest.raises(UnknownMethod) as found:
@@ -326,25 +301,6 @@ def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> No
     assert read[0] == read[1]
 
 
-def test_soup_json_says_what_pefts_file_of_a_prefix_cannot(gpt2: LoadedBase, tmp_path: Path) -> None:
-    state = create(PREFIX, gpt2.shape, seed=0, init="linear").state_dict()
-    provenance = Provenance(init_hash=HEX, init_source="trained_here", init_seed=3)
-    folder = write_directory(
-        tmp_path / "ours",
-        AdapterContents(
-            config=PREFIX,
-            domain="law",
-            weights=save_tensors(state),
-            base_model="small",
-            base_fingerprint=HEX,
-            shape=gpt2.shape,
-            provenance=provenance,
-        ),
-    )
-    assert (folder.domain, folder.base_fingerprint, folder.provenance) == ("law", HEX, provenance)
-    assert json.loads((folder.path / CONFIG_FILE).read_text())["peft_type"] == "PREFIX_TUNING"
-
-
 SAID = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
 TENSORS: dict[str, tuple[int, ...]] = {"prompt_embeddings": (4, 128)}
 
@@ -387,44 +343,3 @@ class TestRefusedPrefixes:
         with pytest.raises(UnknownMethod, match="2 more problems") as found:
             prefix_config(SAID | {"task_type": "QA", "num_virtual_tokens": 9}, TENSORS | {"x": (1,)})
         assert len(found.value.problems) == 3
-
-    def test_of_another_base_the_columns_are(self, bases, tmp_path: Path) -> None:
-        trained_prefix(bases("gpt2"), tmp_path / "peft")
-        folder = read_directory(tmp_path / "peft")
-        with pytest.raises(Incompatible, match=r"prompt_embeddings has shape \[4, 128\], and \[4, 64\]"):
-            check_weights(folder.weights.read_bytes(), folder.config, bases("llama").shape, max_bytes=10**7)
-
-
-# --- what only we can say -------------------------------------------------------------------------
-
-PATH = "transformer.h.0.mlp.c_fc"
-PFEIFFER = paper_config("pfeiffer", bottleneck=3)
-HEAD = HeadConfig(task="classification", labels=("no", "yes", "äh"))
-OURS: dict[str, AdapterConfig] = {
-    "head": HEAD,
-    "mam": UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bottleneck=3))),
-    "lora + head": UnionConfig(members=(LoraConfig.of({PATH: LoraModule(2, 4.0)}), HEAD)),
-    "fusion": FusionConfig(member=PFEIFFER, members=2),
-    "adamix": BankConfig(expert=PFEIFFER, experts=3),
-    "pruned lora": LoraConfig.of({PATH: LoraModule(2, 4.0)}).model_copy(
-        update={"pruned": Pruned(score="random", sparsity=0.4, masked=128)}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_all_others_are_in_our_form(gpt2: LoadedBase, tmp_path: Path, name: str) -> None:
-    config = OURS[name]
-    tensors = {
-        part: torch.zeros(size, dtype=torch.uint8 if part.endswith(".mask") else torch.float32)
-        for part, size in expected_tensors(config, gpt2.shape).items()
-    }
-    with pytest.raises(InvalidManifest, match="needs its domain"):
-        write_directory(tmp_path / "x", AdapterContents(config=config, domain=None, weights=save_tensors(tensors)))
-    folder = write_directory(
-        tmp_path / "ours", AdapterContents(config=config, domain="law", weights=save_tensors(tensors))
-    )
-    assert folder.config == config
-    assert not (folder.path / SOUP_FILE).exists()
-    assert "peft_type" not in json.loads((folder.path / CONFIG_FILE).read_text())
-    assert set(load_tensors((folder.path / WEIGHTS_FILE).read_bytes())) == set(tensors)
