@@ -40,7 +40,7 @@ from demo import results
 from demo.results import Figure
 from registry.base_model import load_base
 from registry.errors import Internal, Unavailable
-from registry.selectors import cosine, posterior, updating
+from registry.selectors import updating
 from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base
 
@@ -400,8 +400,7 @@ def test_http_gives_what_the_engine_gives(monkeypatch):
 
 
 def test_selection_in_large_pools(monkeypatch):
-    for module in (updating, cosine, posterior):
-        monkeypatch.setattr(module, "LARGE", 3)
+    monkeypatch.setattr(updating, "LARGE", 3)
     result = report.Result("selection")
     for part in selection.parts(pools=(6, 12), units=20, dimensions=40, layers=1, repeats=1).values():
         part(result)

@@ -605,8 +605,7 @@ class TestUpdates:
     @pytest.fixture
     def whole_fits(self, monkeypatch):
         """How often a selector was fitted from all vectors, where three domains are a large pool."""
-        for module in (updating, cosine, posterior):
-            monkeypatch.setattr(module, "LARGE", 3)
+        monkeypatch.setattr(updating, "LARGE", 3)
         monkeypatch.setattr(updating, "DRIFT", 1.0)
         fitted = []
         for kind in (cosine.CosineSelector, posterior.PosteriorSelector):

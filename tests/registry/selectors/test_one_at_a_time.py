@@ -72,8 +72,7 @@ def test_a_fit_and_an_update_hold_the_vectors_of_one_domain(
     spec: Any, units: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        for module in ("updating", "cosine", "posterior"):
-            monkeypatch.setattr(f"registry.selectors.{module}.LARGE", 3)
+        monkeypatch.setattr("registry.selectors.updating.LARGE", 3)
     in_memory = gaussian_domains(11, n=units)
     reader = Reader()
     read = reader.domains(in_memory)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 from sklearn.decomposition import PCA
 
-from registry.selectors import SELECTORS, cosine, posterior, updating
+from registry.selectors import SELECTORS, updating
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.drawing import draw_units
 from registry.selectors.novelty import whitening
@@ -30,8 +30,7 @@ SPECS = [CosineSpec(), CosineSpec(encoder="base", seed=4), PosteriorSpec(dimensi
 
 @pytest.fixture(autouse=True)
 def small_pools_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (updating, cosine, posterior):
-        monkeypatch.setattr(module, "LARGE", LARGE)
+    monkeypatch.setattr(updating, "LARGE", LARGE)
 
 
 def proved_on(domains: Sequence[Domain]) -> set[str]:
