@@ -77,16 +77,6 @@ def test_logits_are_pefts(base):
 
 
 @torch.inference_mode()
-def test_a_prefix_that_peft_drew_is_taken_as_it_is(base):
-    peft = in_peft(base)
-    tensors = {PROMPT: peft.get_prompt_embedding_to_save("default")}
-    adapter = from_tensors(PrefixConfig(length=LENGTH), base.shape, tensors)
-    with attached(base.model, adapter):
-        found = base.model(IDS).logits
-    torch.testing.assert_close(found, peft(IDS).logits, rtol=0, atol=1e-5)
-
-
-@torch.inference_mode()
 def test_generation_is_pefts_with_a_cache_and_without(base):
     adapter, peft = prefix_of(base), in_peft(base)
     peft.prompt_encoder["default"].embedding.weight.copy_(adapter.prompt_embeddings)
