@@ -74,6 +74,15 @@ def tensors_of(config: AdapterConfig, seed: int, dtype: torch.dtype = torch.floa
     return values
 
 
+def drawn(config: AdapterConfig, shape: BaseShape, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Values far from nothing on any base model, so that whatever is misplaced shows."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm" in name and "weight" in name else 0.0)
+        for name, size in expected_tensors(config, shape).items()
+    }
+
+
 def started(config: AdapterConfig, *, seed: int = 7, init: Init = "linear") -> Provenance:
     """Of an adapter that started from what this seed draws."""
     first = create(config, SHAPE, seed=seed, init=init).state_dict()

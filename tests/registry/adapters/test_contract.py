@@ -37,7 +37,7 @@ from registry.spec import (
 )
 from registry.tensor_file import canonical_order
 from tests.registry.pruned_adapters import sparse
-from tests.registry.random_adapters import INIT, part
+from tests.registry.random_adapters import INIT, drawn, part
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 HOULSBY = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
@@ -61,20 +61,14 @@ CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
 
 
-def drawn(config: AdapterConfig, base: LoadedBase, seed: int = 0) -> dict[str, Tensor]:
-    """Values far from nothing."""
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        name: 0.3 * torch.randn(size, generator=draw) for name, size in expected_tensors(config, base.shape).items()
-    }
-
-
 @pytest.fixture(params=EVERY)
 def one(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """A configuration, and tensors of it."""
     name, _, pruned = request.param.partition(", pruned") if request.param not in DENSE else (request.param, "", None)
     config = DENSE[name]
-    return (config, drawn(config, base)) if pruned is None else sparse(config, 1, tensors=drawn(config, base))
+    return (
+        (config, drawn(config, base.shape)) if pruned is None else sparse(config, 1, tensors=drawn(config, base.shape))
+    )
 
 
 def state_of(model: nn.Module) -> str:
@@ -107,7 +101,7 @@ def test_its_entry_does_what_its_configuration_promises(name: str, base: LoadedB
     entry = STRUCTURES[config.method]
     assert (entry.join is not None) == config.joinable
     assert (entry.merge is not None) == (entry.routes is not None) == (config.merged is not None)
-    tensors = drawn(config, base)
+    tensors = drawn(config, base.shape)
     if config.merged is None:
         mixture = mixture_of(config, base.shape)
         mixture.add(config, tensors, everywhere(1.0))

@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.sites import FAMILIES
 from registry.base_model import load_base, shape_of
 from registry.errors import Incompatible
 from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
+from tests.registry.random_adapters import drawn
 from tests.tiny_models import TINY_CONFIGS, build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -42,15 +43,6 @@ CASES = {
 CAUSAL = [name for name, family in FAMILIES.items() if not family.post_norm]
 ON_BASES = (*sorted(CAUSAL), "gpt_neox-sequential")  # GPT-NeoX also with the two sub-layers one after the other
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
-
-
-def random_tensors(config, shape, seed=3):
-    """Values far from the identity, so that a misplaced adapter cannot hide."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm" in name and "weight" in name else 0.0)
-        for name, size in expected_tensors(config, shape).items()
-    }
 
 
 # the layers by hand
@@ -186,7 +178,7 @@ def test_the_tests_know_every_family():
 @pytest.mark.parametrize("variant", ON_BASES)
 def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
     base, config = bases(variant), CASES[case]
-    tensors = random_tensors(config, base.shape)
+    tensors = drawn(config, base.shape)
     with torch.no_grad():
         with attached(base.model, from_tensors(config, base.shape, tensors)):
             hooked = base.model(IDS).logits
@@ -197,7 +189,7 @@ def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_reach_every_adapter_tensor_and_not_the_base(base, case):
     config, model = CASES[case], base.model
-    adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
+    adapter = from_tensors(config, base.shape, drawn(config, base.shape))
     with attached(model, adapter):
         (-token_log_probs(model, IDS, torch.ones_like(IDS))).mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
@@ -215,7 +207,7 @@ def test_nothing_trained_is_the_base_to_the_bit(base):
 @pytest.mark.parametrize("case", CASES)
 def test_cached_decoding_equals_one_pass(base, case):
     model, config = base.model, CASES[case]
-    with torch.no_grad(), attached(model, from_tensors(config, base.shape, random_tensors(config, base.shape))):
+    with torch.no_grad(), attached(model, from_tensors(config, base.shape, drawn(config, base.shape))):
         whole = model(IDS).logits[:, -1]
         first = model(IDS[:, :5], use_cache=True)
         rest = model(IDS[:, 5:], past_key_values=first.past_key_values, use_cache=True)
@@ -249,7 +241,7 @@ def test_a_family_without_an_entry_serves_and_takes_lora(tmp_path):
     with pytest.raises(Incompatible, match=r"'phi'.*known families: .*gpt2, gpt_neox, llama"):
         create(paper_config("pfeiffer"), base.shape, seed=0)
     config = LoraConfig.of({f"model.layers.{i}.self_attn.q_proj": LoraModule(2, 4.0) for i in range(2)})
-    tensors = random_tensors(config, base.shape)
+    tensors = drawn(config, base.shape)
     with torch.no_grad(), attached(base.model, from_tensors(config, base.shape, tensors)):
         moved = base.model(IDS).logits
     with torch.no_grad():

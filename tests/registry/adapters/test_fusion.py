@@ -20,6 +20,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BaseShape, BottleneckConfig, FusionConfig, Pruned
+from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
 from tests.tiny_models import build_tiny_encoder
 from training.methods.fusion import fusion_config, fusion_start
@@ -34,14 +35,6 @@ MEMBERS = {
     "bapna_firat": paper_config("bapna_firat", bottleneck=3),
     "parallel": paper_config("parallel", bottleneck=3),
 }
-
-
-def drawn(config, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm.weight" in name else 0.0)
-        for name, size in expected_tensors(config, shape).items()
-    }
 
 
 def logits(base: LoadedBase) -> Tensor:

@@ -19,8 +19,6 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.likelihood import hidden_states
 from registry.spec import (
-    AdapterConfig,
-    BaseShape,
     BottleneckConfig,
     HeadConfig,
     LoraConfig,
@@ -28,6 +26,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
+from tests.registry.random_adapters import drawn
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
 ON_BASES = ("gpt2", "llama", "qwen2", "opt")
@@ -39,15 +38,6 @@ SPANS = HeadConfig(task="question_answering", labels=("start", "end"))
 
 def lora(base: LoadedBase) -> LoraConfig:
     return LoraConfig.of({path: LoraModule(2, 6.0) for path in base.shape.linears if "lm_head" not in path})
-
-
-def drawn(config: AdapterConfig, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:
-    """Values far from nothing, so that whatever is misplaced shows."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm" in name and "weight" in name else 0.0)
-        for name, size in expected_tensors(config, shape).items()
-    }
 
 
 def own(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
+from tests.registry.random_adapters import drawn
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"
@@ -36,11 +37,6 @@ def shape(base: LoadedBase) -> BaseShape:
 
 def a_config(**fields: object) -> LoraConfig:
     return LoraConfig.of({ATTN: LoraModule(2, 4.0), FC: LoraModule(3, 6.0)}, **fields)  # type: ignore[arg-type]
-
-
-def drawn(config: LoraConfig, shape: BaseShape, *, seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=generator) for n, s in expected_tensors(config, shape).items()}
 
 
 def logits(model: nn.Module) -> Tensor:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.adapters import expected_tensors
 from registry.adapters.lora_gguf import ARCHITECTURES, GgufBase, gguf_file
 from registry.base_model import shape_of
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BaseShape, LoraConfig, LoraModule
+from tests.registry.random_adapters import drawn
 from tests.tiny_models import build_tiny_base
 
 PLAIN = {
@@ -53,11 +53,6 @@ def on_layers(shape: BaseShape, *, rslora: bool = False) -> LoraConfig:
     paths = [path for path in shape.linears if path != "lm_head"]
     modules = {path: LoraModule(2 + place % 3, 3.0 + place % 2) for place, path in enumerate(paths)}
     return LoraConfig.of(modules, rslora=rslora)
-
-
-def drawn(config: LoraConfig, shape: BaseShape) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(size, generator=generator) for name, size in expected_tensors(config, shape).items()}
 
 
 def read(file: bytes, folder: Path) -> tuple[dict[str, object], dict[str, Tensor]]:

@@ -13,7 +13,8 @@ from registry.adapters.sites import FAMILIES
 from registry.errors import Incompatible
 from registry.likelihood import hidden_states, padded
 from registry.spec import LoraConfig, LoraModule
-from tests.registry.adapters.test_families import CASES, Hand, agree, random_tensors
+from tests.registry.adapters.test_families import CASES, Hand, agree
+from tests.registry.random_adapters import drawn
 
 ENCODERS = {
     name: config for name, config in CASES.items() if name != "parallel-residual"
@@ -80,7 +81,7 @@ def by_hand(base, config, tensors):
 @pytest.mark.parametrize("case", ENCODERS)
 def test_hooked_layers_are_the_layers_written_by_hand(base, case):
     config = ENCODERS[case]
-    tensors = random_tensors(config, base.shape)
+    tensors = drawn(config, base.shape)
     with attached(base.model, from_tensors(config, base.shape, tensors)):
         hooked = states(base)
     agree(hooked, by_hand(base, config, tensors))
@@ -92,7 +93,7 @@ def test_where_an_adapter_reads_and_adds_makes_a_difference(bases):
     base, found = bases("bert"), []
     for case in ("pfeiffer", "pfeiffer-residual", "parallel"):
         config = ENCODERS[case].model_copy(update={"bottleneck": 5, "scale": 1.0})
-        with attached(base.model, from_tensors(config, base.shape, random_tensors(config, base.shape))):
+        with attached(base.model, from_tensors(config, base.shape, drawn(config, base.shape))):
             found.append(states(base))
     assert all((one - other).abs().max() > 0.1 for i, one in enumerate(found) for other in found[:i])
 
@@ -100,7 +101,7 @@ def test_where_an_adapter_reads_and_adds_makes_a_difference(bases):
 @pytest.mark.parametrize("case", ENCODERS)
 def test_gradients_reach_every_adapter_tensor_and_not_the_base(base, case):
     config, model = ENCODERS[case], base.model
-    adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
+    adapter = from_tensors(config, base.shape, drawn(config, base.shape))
     with attached(model, adapter):
         hidden = hidden_states(model, IDS, torch.ones_like(IDS))
     (hidden * torch.linspace(-1, 1, 32)).pow(2).mean().backward()
@@ -119,7 +120,7 @@ def test_nothing_trained_is_the_base_to_the_bit(base):
 @pytest.mark.parametrize("case", ENCODERS)
 def test_rows_of_a_batch_get_what_they_get_alone(bases, case):
     base, config = bases("bert"), ENCODERS[case]
-    adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
+    adapter = from_tensors(config, base.shape, drawn(config, base.shape))
     rows = [[0, 5, 17, 2], [0, 5, 17, 250, 3, 99, 42, 2], [0, 2]]
     ids, mask = padded(rows, pad_id=1)
     with torch.no_grad(), attached(base.model, adapter):
@@ -132,7 +133,7 @@ def test_rows_of_a_batch_get_what_they_get_alone(bases, case):
 def test_half_precision_bases_keep_their_dtype(bases, case):
     base, config = bases("bert"), ENCODERS[case]
     half = copy.deepcopy(base.model).to(torch.bfloat16)
-    with attached(half, from_tensors(config, base.shape, random_tensors(config, base.shape))), torch.no_grad():
+    with attached(half, from_tensors(config, base.shape, drawn(config, base.shape))), torch.no_grad():
         assert hidden_states(half, IDS, torch.ones_like(IDS)).dtype == torch.bfloat16
 
 
@@ -147,7 +148,7 @@ def test_a_parallel_adapter_reads_one_thing_and_the_other_name_is_refused(base):
 def test_a_lora_adds_its_product(bases):
     base, path = bases("bert"), "encoder.layer.1.attention.self.value"
     config = LoraConfig.of({path: LoraModule(2, 6.0)})
-    tensors = random_tensors(config, base.shape)
+    tensors = drawn(config, base.shape)
     patched = copy.deepcopy(base.model)
     a, b = (tensors[f"base_model.model.{path}.lora_{side}.weight"] for side in "AB")
     with torch.no_grad():
