@@ -35,8 +35,8 @@ from service.engine.steps import Work
 log = logging.getLogger(__name__)
 
 
-class _Begun:
-    """What drafts have in common: when the request `came`, when a step first had a part of it, and who is told.
+class RequestProgress:
+    """How far a request is: when it `came`, when a step first had a part of it, its first token, and who is told.
 
     All moments are monotonic seconds.
     """
@@ -55,8 +55,16 @@ class _Begun:
         self.began = time.monotonic()
         return True
 
+    def tell_end(self, work: Work, end: str, counted: tuple[int, int]) -> None:
+        """Tell who counts and who watches how the request ended, with the tokens read and written."""
+        if work.request.on_end is not None:
+            work.request.on_end(*counted)
+        if self.told is not None:
+            base_id, adapter = work.key
+            self.told(Life(base_id, adapter, end, self.came, self.began, self.first, time.monotonic(), *counted))
 
-class GenerationDraft(_Begun):
+
+class GenerationDraft(RequestProgress):
     """The choices of a GenerateRequest, each with its own random stream, and its own walk where there is a grammar."""
 
     def __init__(self, request: GenerateRequest, ending: Ending, decode: Callable[[Sequence[int]], str]) -> None:
@@ -108,7 +116,7 @@ def _decoded(base: BaseText, ids: Sequence[int]) -> str:
     return text
 
 
-class ScoreDraft(_Begun):
+class ScoreDraft(RequestProgress):
     """The windows of a ScoreRequest; `speaks` says that the base model has likelihoods."""
 
     def __init__(self, request: ScoreRequest, *, speaks: bool) -> None:
@@ -144,13 +152,7 @@ Draft = GenerationDraft | ScoreDraft
 
 def answer(work: Work, draft: Draft) -> None:
     """Give an ended request's ticket its answer or error; a cancelled one has none. What it took is told before."""
-    counted = draft.counted()
-    if work.request.on_end is not None:
-        work.request.on_end(*counted)
-    if draft.told is not None:
-        (base_id, adapter), (read, written) = work.key, counted
-        ended = time.monotonic()
-        draft.told(Life(base_id, adapter, work.state.value, draft.came, draft.began, draft.first, ended, read, written))
+    draft.tell_end(work, work.state.value, draft.counted())
     if not work.ticket.set_running_or_notify_cancel():
         return
     if work.state is not State.FINISHED:

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ import torch
 
 from registry.base_model import BaseText, LoadedBase
 from registry.cores import spare
-from registry.errors import Internal, SoupError, Unavailable
+from registry.errors import SoupError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class Residence(Generic[Held]):
         self._loaded = loaded
         self._held: OrderedDict[str, Held] = OrderedDict()
         self._busy: Set[str] = frozenset()
-        self._loader: _Loader[Held] | None = None
+        self._loading: tuple[str, Future[Held]] | None = None
+        self._loader: threading.Thread | None = None
         self.ready: Set[str] = frozenset()
         """Bases that may start new rows."""
         self.held: tuple[str, ...] = ()
@@ -108,7 +110,7 @@ class Residence(Generic[Held]):
         ready = set()
         for base_id in plan:
             held = base_id in self._held
-            if (held or self._loader is None) and self._make_room(base_id, spare, keep={*plan, *busy}):
+            if (held or self._loading is None) and self._make_room(base_id, spare, keep={*plan, *busy}):
                 if not held:
                     self._start(base_id, background=background)
                     failed |= self._take_loaded()
@@ -201,23 +203,42 @@ class Residence(Generic[Held]):
 
     def _start(self, base_id: str, *, background: bool) -> None:
         self.bytes += self._size(base_id)
-        self._loader = _Loader(self._source, base_id, self._loaded, self._prepare)
+        future: Future[Held] = Future()
+        self._loading = base_id, future
         if background:
+            self._loader = threading.Thread(
+                target=self._load, args=(base_id, future), name=f"load-{base_id}", daemon=True
+            )
             self._loader.start()
         else:
-            self._loader.run()
+            self._load(base_id, future)
+
+    def _load(self, base_id: str, future: Future[Held]) -> None:
+        try:
+            with spare():
+                held = self._prepare(self._source.load(base_id))
+            _return_freed_memory()  # what the weights were made of
+        except SoupError as error:
+            future.set_exception(error)
+        except Exception as error:
+            log.exception("a base model could not be loaded")
+            future.set_exception(Unavailable(f"Base model {base_id!r} cannot be loaded ({type(error).__name__})."))
+        else:
+            future.set_result(held)
+        self._loaded()
 
     def _take_loaded(self) -> dict[str, SoupError]:
         """Hold what the loader has loaded, if it is done; gives what it failed on."""
-        loader = self._loader
-        if loader is None or not loader.done:
+        if self._loading is None or not self._loading[1].done():
             return {}
-        self._loader = None
-        if loader.base is None:
-            self.bytes -= self._size(loader.base_id)
-            return {loader.base_id: loader.error or Internal("a load ended without a result")}
+        base_id, future = self._loading
+        self._loading = None
+        error = future.exception()
+        if isinstance(error, SoupError):
+            self.bytes -= self._size(base_id)
+            return {base_id: error}
+        self._held[base_id] = future.result()
         self.loads += 1
-        self._held[loader.base_id] = loader.base
         self._changed()
         return {}
 
@@ -226,33 +247,3 @@ def _return_freed_memory() -> None:
     """Have the C library give freed memory back to the system where it keeps it, as glibc does with weights in fp32."""
     with suppress(OSError, AttributeError):  # a C library without it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-class _Loader(threading.Thread, Generic[Held]):
-    """One load of a base model."""
-
-    def __init__(
-        self, source: BaseSource, base_id: str, loaded: Callable[[], None], prepare: Callable[[LoadedBase], Held]
-    ) -> None:
-        super().__init__(name=f"load-{base_id}", daemon=True)
-        self.base_id = base_id
-        self.base: Held | None = None
-        self.error: SoupError | None = None
-        self.done = False
-        self._load = source.load
-        self._prepare = prepare
-        self._loaded = loaded
-
-    def run(self) -> None:
-        """Load, and tell."""
-        try:
-            with spare():
-                self.base = self._prepare(self._load(self.base_id))
-            _return_freed_memory()  # what the weights were made of
-        except SoupError as error:
-            self.error = error
-        except Exception as error:
-            log.exception("a base model could not be loaded")
-            self.error = Unavailable(f"Base model {self.base_id!r} cannot be loaded ({type(error).__name__}).")
-        self.done = True
-        self._loaded()

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.ray_connection import ray_connection
 from service.engine import Engine, GenerateRequest, Generation, Ticket
+from service.engine.draft import RequestProgress
 from service.engine.engine import STOPPING
-from service.engine.request import Life, watching
 from service.engine.residence import BaseSource
 from service.engine.steps import Owner, Work, work_of
 from service.ray_serving.deployment import DEPLOYMENT
@@ -256,9 +256,7 @@ class RayEngine(Engine):
             settled = "failed" if isinstance(outcome, SoupError) else "finished"
             how = "cancelled" if work.ticket.cancelled() else settled
             self._ends[how] += 1
-        if work.request.on_end is not None:
-            work.request.on_end(*counted)
-        told.end(how, counted)
+        told.tell_end(work, how, counted)
         if work.ticket.set_running_or_notify_cancel():
             if isinstance(outcome, SoupError):
                 work.ticket.set_exception(outcome)
@@ -277,15 +275,12 @@ def _left(last: float | None) -> float:
     return math.inf if last is None else max(LEAST_SECONDS, last - time.monotonic())
 
 
-class _Told:
+class _Told(RequestProgress):
     """What a request's client has been told so far."""
 
     def __init__(self, work: Work, passed_at: dict[str | None, float]) -> None:
-        self._request, self._key = work.request, work.key
-        self._watching = watching.get()
-        self._came = time.monotonic()
-        self._began: float | None = None
-        self._first: float | None = None
+        super().__init__()
+        self._request = work.request
         self._passed_at = passed_at
         """When a token last came, by base model, and under None of any: by this /readyz knows what is stuck."""
         self.taken = False
@@ -301,13 +296,7 @@ class _Told:
     def take(self) -> None:
         """A replica has it."""
         if not self.taken:
-            self.taken, self._began = True, time.monotonic()
-
-    def end(self, how: str, counted: tuple[int, int]) -> None:
-        """Tell who watches how it went."""
-        if self._watching is not None:
-            (base_id, adapter), (read, written), now = self._key, counted, time.monotonic()
-            self._watching(Life(base_id, adapter, how, self._came, self._began, self._first, now, read, written))
+            self.taken, self.began = True, time.monotonic()
 
     def pass_on(self, pieces: Sequence[Any]) -> None:
         """Tell of new tokens."""
@@ -315,7 +304,7 @@ class _Told:
         self.tokens += len(pieces)
         if pieces:
             now = time.monotonic()
-            self._first = self._first or now
+            self.first = self.first or now
             self._passed_at |= dict.fromkeys((None, self._request.base_id), now)
         if self._request.on_token is not None:
             for one in pieces:

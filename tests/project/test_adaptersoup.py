@@ -16,12 +16,11 @@ import pytest
 from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import ALONE
-from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell
-from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
+from benchmarks.soups.setting import HOSTILE, Setting, Texts
 from demo.job import Job
 from demo.scores import Scores
-from registry.errors import InvalidParameter, InvalidSample
+from registry.errors import InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
 
@@ -153,16 +152,6 @@ def test_what_the_server_refuses_is_the_base_and_says_why(
     answer = answers.get(setting, Cell("tune", DOMAINS[0], 0, 5))
     assert (answer.abstained, answer.model, answer.refused) == (True, "base/tiny", "too short")
     assert Answers(tmp_path / "answers").known == answers.known
-
-
-def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
-    for _ in range(2):
-        settings.same_lengths(tmp_path / "home", Lengths(longest=300))
-    with pytest.raises(InvalidParameter, match="choose another --home"):
-        settings.same_lengths(tmp_path / "home", Lengths(longest=500))
-    (tmp_path / "answers").mkdir()
-    with pytest.raises(InvalidParameter, match="it does not name"):
-        settings.same_lengths(tmp_path, Lengths())
 
 
 def test_a_shorter_run_leaves_out_what_it_is_told_to_and_other_domains(setting: Setting, tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -279,63 +277,6 @@ def test_decoding_refuses_to_compare_what_differs():
         with pytest.raises(Internal):
             decoding.check(written | wrong, exact=True)
     decoding.check(written | {"transformers": rows[1]}, exact=False)
-
-
-PEER = """
-def versions():
-    return {"adding": "1"}
-
-def start(*, add):
-    if add < 0:
-        raise ValueError("it cannot add that")
-    print("talk that is no answer")
-    def write(prompts, tokens):
-        return [[sum(row) + add] * tokens for row in prompts]
-    return write
-"""
-
-
-@pytest.fixture
-def adding(tmp_path, monkeypatch):
-    """A peer in an environment whose interpreter is this one."""
-    python = tmp_path / "adding" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    script = tmp_path / "adding.py"
-    script.write_text(PEER)
-    monkeypatch.setitem(process.KINDS, "adding", process.PeerKind("adding", str(script)))
-    return tmp_path
-
-
-def test_a_peer_answers_and_is_stopped_meanwhile(adding):
-    with process.peers({"one": ("adding", {"add": 1})}, adding) as found:
-        peer = found["one"]
-        assert peer.versions == {"adding": "1"}
-        for _ in range(2):
-            assert stopped(peer)
-            assert peer.write([[1, 2], [3]], 2) == [(4, 4), (4, 4)]
-        with pytest.raises(process.PeerFailed, match="TypeError"):
-            peer.write(None, 2)
-        number = peer._process.pid
-    assert not Path(f"/proc/{number}").exists()
-
-
-def stopped(peer: process.Peer) -> bool:
-    """Whether the next thing that happens to its process is that it is stopped; waits for it."""
-    return os.WIFSTOPPED(os.waitpid(peer._process.pid, os.WUNTRACED)[1])
-
-
-def test_a_peer_that_is_not_there_is_told_with_the_reason(adding, monkeypatch):
-    needs = process.PeerKind("adding", str(adding / "adding.py"), preload=("lib/none.so",))
-    monkeypatch.setitem(process.KINDS, "needs", needs)
-    monkeypatch.setitem(process.KINDS, "ends", process.PeerKind("adding", str(adding / "none.py")))
-    wanted = {"vllm": {}, "adding": {"add": -1}, "needs": {"add": 1}, "ends": {}}
-    with process.peers({name: (name, start) for name, start in wanted.items()}, adding) as found:
-        said = {name: str(one) for name, one in found.items()}
-    assert "no environment vllm" in said["vllm"]
-    assert said["adding"] == "it does not start: ValueError: it cannot add that"
-    assert "lib/none.so" in said["needs"]
-    assert "No such file" in said["ends"]
 
 
 def test_every_peer_has_its_script_and_pinned_requirements():

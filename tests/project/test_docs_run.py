@@ -1,4 +1,4 @@
-"""The documentation's sessions are run: README's with curl and with openai, the tutorial, and marked Python blocks.
+"""The documentation's sessions are run: README's with curl and with openai, the tutorial, marked blocks, trainings.
 
 They run as people would: shell blocks by a shell, Python by Python, over a real port. What `make demo` would have left
 in `.demo` is built here around the tiny base model.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from registry.base_model import shape_of
-from registry.formats import AdapterContents, write_directory
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BottleneckConfig, Provenance
+from service.cli.app import run as soup_command
 from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
@@ -224,3 +227,42 @@ def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
     for domain in DOMAINS:
         assert (SHIPPED / "adapters" / domain / "samples.jsonl").is_file()
     assert (SHIPPED / "novel" / "fairy_tales" / "valid.jsonl").is_file()
+
+
+def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
+    text = (REPOSITORY / "docs/how-to/train-adapters.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [
+        shlex.split(line)
+        for block in re.findall(r"(?<!-->\n)```sh\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+    ]  # what is marked to be run needs a server, and is run with the other pages
+    assert len(commands) == 9
+    for domain in ("law", "medicine"):
+        folder = tmp_path / "texts" / domain
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"text": f"The {domain} of case {i} is contract {i * 7}, and void."}) for i in range(60)]
+        (folder / "train.jsonl").write_text("\n".join(lines[:40]))
+        (folder / "valid.jsonl").write_text("\n".join(lines[40:]))
+    shutil.copytree(tiny_base_dir, tmp_path / "models" / "small")
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for program, *arguments in commands:
+            assert program == "soup"
+            assert soup_command([*arguments, "--steps", "2", "--batch", "2"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    made = {path.name: read_directory(path) for path in (tmp_path / "grid").iterdir()}
+    assert len(made) == 18
+    assert "law-lr0.001-seed1" in made  # as the page names one
+    assert {path.name for path in (tmp_path / "adapters").iterdir()} == {"law", "long"}
+    assert not (tmp_path / "state" / "long").exists()
+    more = {path.name: read_directory(path).config for path in (tmp_path / "more").iterdir()}
+    assert {name: config.method for name, config in more.items()} == {
+        "mam": "union", "mixed": "bottleneck", "mixed-bank": "adamix", "sparse": "bottleneck", "wide": "bottleneck",
+    }  # fmt: skip
+    assert more["wide"].bottleneck == 32
+    assert more["wide"].pruned.sparsity == 0.5
+    for name in ("law", "law-all"):
+        assert json.loads((tmp_path / "lora" / name / "adapter_config.json").read_text())["peft_type"] == "LORA"

@@ -363,9 +363,3 @@ def test_the_page_makes_the_secret_that_pods_refer_to(resources: list[Resource],
     assert made.keys() == needed
     assert f"create secret generic soup-secrets --from-env-file={file.name}" in PAGE
     assert file.name in (REPOSITORY / ".gitignore").read_text().splitlines()
-
-
-def test_the_page_names_folders_that_are_there() -> None:
-    named = set(re.findall(r"deploy/kubernetes/[\w/-]+", PAGE))
-    assert {f"deploy/kubernetes/overlays/{name}" for name in OVERLAYS} <= named
-    assert all((REPOSITORY / one).is_dir() for one in named)

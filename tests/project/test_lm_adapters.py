@@ -167,20 +167,6 @@ def test_every_row_has_parameters_and_cost(outcome):
         assert row["perplexity"] == pytest.approx(np.exp(row["nll"]))
 
 
-def test_spans_curves_and_rates_are_told(outcome):
-    rows = outcome["rows"]
-    assert [row["span"] for row in rows if "span" in row and row["domain"] == "law"] == ["0-0", "0-1", "1-1"]
-    curves = {row["curve"] for row in rows if "curve" in row}
-    assert curves == {"houlsby_16", "large_2", "large_3", "large_4"}
-    chosen = [row for row in rows if row.get("chosen")]
-    assert {row["rate_of"] for row in chosen} == set(plan.RATES) > {"pfeiffer_tenth", "adamix_tenth"}
-    assert len(chosen) == len(plan.RATES)
-    by_family = {"lora": "lora", "pfeiffer_tenth": "pfeiffer_16_tenth", "adamix_tenth": "adamix_no_sharing_tenth"}
-    for family, method in by_family.items():
-        used = {row["learning_rate"] for row in rows if row.get("method") == method}
-        assert used == {row["learning_rate"] for row in chosen if row["rate_of"] == family}
-
-
 def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(place, outcome, tmp_path, capsys):
     files = {path: path.read_bytes() for path in place.cells.glob("*.json")}
     lost = next(path for path, data in files.items() if json.loads(data)["cell"]["variant"] == "adamix")
@@ -193,29 +179,6 @@ def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(plac
     assert all(path.read_bytes() == data for path, data in files.items() if path != lost)
     found = json.loads(again.read_text())
     assert found["rows"] == outcome["rows"]
-
-
-def test_a_member_without_its_adapter_is_run_again(place, outcome, given):
-    cells = plan.variant_cells(given, {family: rates[0] for family, rates in plan.RATES.items()})
-    folder = [json.loads(path.read_text())["cell"] for path in place.cells.glob("*.json")]
-    assert any(one["keeps"] for one in folder)
-    keeping = [cell for cell in cells if cell.keeps and place.file(cell).is_file()]
-    for cell in keeping:
-        adapter = place.file(cell).with_suffix(".safetensors")
-        data = adapter.read_bytes()
-        adapter.unlink()
-        assert cell.key not in runner.kept(place, [cell])
-        adapter.write_bytes(data)
-        assert cell.key in runner.kept(place, [cell])
-
-
-def test_other_texts_are_another_cell(place, given):
-    cell = plan.base_cells(given)[0]
-    from benchmarks.lm.work import run_cell, texts_of
-
-    other = texts_of(place.corpora, "cooking", TINY)
-    with pytest.raises(Internal, match="not those"):
-        run_cell(cell, load_base(runner.entry(place)), other, place.cells)
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -250,14 +213,6 @@ def test_every_few_passages_of_every_draw_have_another_route_and_the_seed_says_w
     assert len({tuple(draw) for draw in draws}) == 3
     assert all(len(set(draw)) > 1 for draw in draws)  # one text, four routes
     assert measured(1) == draws != measured(2)
-
-
-def test_the_share_of_the_steps_is_read_between_points():
-    history = [[0, 4.0], [10, 3.0], [20, 2.5]]
-    assert findings.steps_to(history, 3.0) == pytest.approx(0.5)
-    assert findings.steps_to(history, 3.5) == pytest.approx(0.25)
-    assert findings.steps_to(history, 4.5) == 0.0
-    assert findings.steps_to(history, 2.0) is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from docs import sync_clients
 from tests.repository import REPOSITORY
 
 SNAPSHOTS = REPOSITORY / "tests" / "snapshots"
@@ -117,6 +118,11 @@ def test_surface(surface: Callable[[], Any]) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
         file.write_text(now)
     assert json.loads(now) == json.loads(file.read_text()), HOW
+
+
+def test_the_generated_clients_are_up_to_date(tmp_path: Path) -> None:
+    for path in sync_clients.generate(tmp_path):
+        assert (REPOSITORY / path).read_text() == (tmp_path / path).read_text(), "run `python -m docs.sync_clients`"
 
 
 def test_there_is_no_snapshot_of_something_gone() -> None:

@@ -162,15 +162,6 @@ def test_claims_have_verdicts_over_seeds_and_domains(runs):
     assert inside["difference"] == pytest.approx(np.log(ratio), abs=1e-6)
 
 
-def test_curves_end_where_their_adapters_are(runs):
-    result, _ = runs
-    points = rows_of(result, "curve")
-    assert len(points) == 2 * len(setting.INITS) * SIZES.curve_points
-    assert all(row["above_line"] == pytest.approx(0, abs=1e-9) for row in points if row["a"] in {0.0, 1.0})
-    starts = {(row["init"], row["nll"]) for row in points if row["a"] == 1.0}
-    assert len(starts) == len(setting.INITS)  # A is the same, whichever seed B has
-
-
 def test_a_second_run_trains_and_scores_nothing(runs, found, monkeypatch):
     first, commands = runs
     monkeypatch.setattr(making, "MAIN", GRID)
@@ -216,12 +207,6 @@ def test_an_ensemble_has_the_mean_of_the_logits(base):
     with torch.no_grad():
         hidden = hidden_states(ensemble, ids, mask)
         torch.testing.assert_close(lm_logits(ensemble, hidden), want, rtol=1e-5, atol=1e-5)
-
-
-def test_an_ensemble_refuses_logits_that_are_not_linear(base, monkeypatch):
-    monkeypatch.setattr(base.model.config, "final_logit_softcapping", 30.0, raising=False)
-    with pytest.raises(Internal, match="linear"):
-        scoring.Ensemble(base.model, [])
 
 
 def test_scores_are_told_apart_by_all_they_depend_on(runs, found):
