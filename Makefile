@@ -78,7 +78,7 @@ check: $(VENV)/.dev  ## format, lint, types, layers, generated clients
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(RUN) -m pytest -q tests/project/test_sync_clients.py
+	$(RUN) -m pytest -q tests/project/test_public_surface.py -k generated_clients
 
 format: $(VENV)/.dev  ## format the code
 	$(VENV)/bin/ruff format .

@@ -19,7 +19,7 @@ from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.cores import one_each
-from registry.errors import Internal, InvalidParameter, Unavailable
+from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.registry import Limits, Refits, Registry, Retention, SampleLimits
 from registry.spec import DefaultLimits, UseLimits
@@ -82,7 +82,6 @@ class Runtime:
         self.presence: Presence | None = None
         """Its place among the servers of a database that servers share, which it takes by `join`."""
         self._open = ExitStack()
-        self._started = False
         self._stop_at: float | None = None
         self._at_work = False
 
@@ -104,9 +103,6 @@ class Runtime:
         Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded, and
         InvalidParameter where the bank holds no adapter; then nothing is left running.
         """
-        if self._started:
-            raise Internal("the runtime was started already")
-        self._started = True
         with ExitStack() as stack:
             stack.enter_context(storage.owned(self.settings.data))
             stack.callback(self._stop_tracing)
@@ -284,9 +280,11 @@ def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engin
     """The engine of this process, or one that has replicas on Ray generate where the settings name a cluster."""
     if settings.ray_address is None:
         return Engine(allowed, **limits)
-    from service.ray_serving.engine import RayEngine, RayPlace
+    from service.ray_serving.engine import RayEngine
 
-    return RayEngine(allowed, RayPlace(settings.ray_address, settings.ray_app, settings.ray_seconds), **limits)
+    return RayEngine(
+        allowed, address=settings.ray_address, app=settings.ray_app, seconds=settings.ray_seconds, **limits
+    )
 
 
 def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:

@@ -6,7 +6,6 @@ tensor or a lock. Token ids are what goes into the model, BOS included where the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to continue a prompt.
+    """How to continue a prompt; `http.schemas.sampling` says which values are in range.
 
     `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
     the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
@@ -71,24 +70,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, wrong, rule in (
-            ("max_tokens", self.max_tokens is not None and self.max_tokens < 0, "at least 0"),
-            ("temperature", not (math.isfinite(self.temperature) and self.temperature >= 0), "a finite number >= 0"),
-            ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("n", self.n < 1, "at least 1"),
-            ("stop", any(not text for text in self.stop), "one or more strings that are not empty"),
-            ("logprobs", self.logprobs is not None and self.logprobs < 0, "at least 0"),
-            ("top_k", self.top_k is not None and self.top_k < 1, "at least 1"),
-            ("min_p", not 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", not 0 < self.repetition_penalty <= 10, "above 0 and at most 10"),
-            ("frequency_penalty", not abs(self.frequency_penalty) <= 2, "between -2 and 2"),
-            ("presence_penalty", not abs(self.presence_penalty) <= 2, "between -2 and 2"),
-            ("logit_bias", any(not abs(bias) <= 100 for _, bias in self.logit_bias), "between -100 and 100 a token"),
-        ):
-            if wrong:
-                raise InvalidParameter(f"{name} is {getattr(self, name)!r} and must be {rule}.", param=name)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -53,25 +52,20 @@ NONE_TOOK = (
 LOST = "The replicas on Ray were lost before they answered: try again."
 
 
-@dataclass(frozen=True)
-class RayPlace:
-    """The head of a cluster, the name of the replicas on it, and how long a request waits for one to take it."""
-
-    address: str
-    app: str
-    seconds: float
-
-
 class _Lost(Exception):  # no error that people see: a try came to nothing
     """A replica was gone before its answer was whole."""
 
 
 class RayEngine(Engine):
-    """`Engine`, with the same calls and errors; it is connected to Ray from `start` to `stop`."""
+    """`Engine`, with the same calls and errors; it is connected to Ray from `start` to `stop`.
 
-    def __init__(self, bases: BaseSource, place: RayPlace, **limits: Any) -> None:
+    `address` is the head of the cluster, `app` the name of the replicas on it; a request waits `seconds` for one to
+    take it.
+    """
+
+    def __init__(self, bases: BaseSource, *, address: str, app: str, seconds: float, **limits: Any) -> None:
         super().__init__(bases, **limits)
-        self._ray = place
+        self._address, self._app, self._seconds = address, app, seconds
         self._away: dict[Work, _Told] = {}
         """Requests that are with replicas, under the engine's lock."""
         self._numbers = count()
@@ -85,7 +79,7 @@ class RayEngine(Engine):
 
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
         """Connect and start; raises as `ray_connection`."""
-        self._connection.enter_context(ray_connection(self._ray.address))
+        self._connection.enter_context(ray_connection(self._address))
         self._thread_away.start()
         self._handle = asyncio.run_coroutine_threadsafe(self._open_handle(), self._loop_away).result()
         return super().start(base_ids)
@@ -158,7 +152,7 @@ class RayEngine(Engine):
         from ray.serve.handle import DeploymentHandle
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        handle: Any = DeploymentHandle(DEPLOYMENT, self._ray.app)
+        handle: Any = DeploymentHandle(DEPLOYMENT, self._app)
         handle._init(_run_router_in_separate_loop=False)
         return handle.options(
             stream=True, method_name="generate", _by_reference=False,
@@ -189,7 +183,7 @@ class RayEngine(Engine):
         except SoupError as error:
             self._end(work, told.counted, error)
         except TimeoutError:
-            message = NONE_TOOK.format(self._ray.seconds)
+            message = NONE_TOOK.format(self._seconds)
             self._end(work, told.counted, Unavailable(message, retry_after=RETRY_SECONDS))
         except Exception:
             log.exception("a request to Ray failed")
@@ -203,7 +197,7 @@ class RayEngine(Engine):
         asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
         lost_with = 0
         known_by = asked.digest or ""
-        patience.reschedule(self._loop_away.time() + self._ray.seconds)
+        patience.reschedule(self._loop_away.time() + self._seconds)
         for number in range(TRIES):
             if number:
                 await asyncio.sleep(PAUSE_SECONDS * 2 ** (number - 1))
@@ -212,7 +206,7 @@ class RayEngine(Engine):
                 if number == TRIES - 1 or not _is_full(ended):
                     return ended
                 known_by = ""  # which would be the full one again
-                patience.reschedule(self._loop_away.time() + self._ray.seconds)
+                patience.reschedule(self._loop_away.time() + self._seconds)
             except _Lost as lost:
                 log.warning("a replica on Ray was lost", extra={"fields": {"try": number + 1, "why": str(lost)[:300]}})
                 if told.tokens:
@@ -221,7 +215,7 @@ class RayEngine(Engine):
                 told.taken = False
                 if lost_with == TRIES_TAKEN:
                     break
-                patience.reschedule(self._loop_away.time() + self._ray.seconds)
+                patience.reschedule(self._loop_away.time() + self._seconds)
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
     async def _one_try(self, asked: Asked, known_by: str, told: _Told, patience: asyncio.Timeout) -> Ended:
@@ -236,7 +230,7 @@ class RayEngine(Engine):
         except BackPressureError as error:
             raise Busy(FULL.format(RETRY_SECONDS), retry_after=RETRY_SECONDS) from error
         except DeploymentUnavailableError as error:
-            raise Unavailable(f"The replicas '{self._ray.app}' on Ray could not be started.", retry_after=5) from error
+            raise Unavailable(f"The replicas '{self._app}' on Ray could not be started.", retry_after=5) from error
         except (RayError, RpcError, ConnectionError) as error:
             raise _Lost(type(error).__name__) from error
         except asyncio.CancelledError as error:

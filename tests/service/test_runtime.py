@@ -48,9 +48,9 @@ def settings_of(folder: Path, base: Path, **more: object) -> Settings:
     return Settings(data=folder / "data", bases=bases, job_workers=0, threads=1, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def runtime(tmp_path: Path, tiny_base_dir: Path) -> Iterator[Runtime]:
-    runtime = Runtime(settings_of(tmp_path, tiny_base_dir))
+@pytest.fixture(scope="module")
+def runtime(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    runtime = Runtime(settings_of(tmp_path_factory.mktemp("runtime"), tiny_base_dir))
     runtime.start()
     yield runtime
     runtime.stop()
@@ -103,14 +103,14 @@ class TestStart:
         assert "mode 0755" in said
 
     def test_a_second_server_on_the_folder_is_refused_in_one_sentence(
-        self, runtime: Runtime, tmp_path: Path, tiny_base_dir: Path
+        self, tmp_path: Path, tiny_base_dir: Path
     ) -> None:
-        second = Runtime(settings_of(tmp_path, tiny_base_dir))
+        first, second, third = (Runtime(settings_of(tmp_path, tiny_base_dir)) for _ in range(3))
+        first.start()
         with pytest.raises(Unavailable, match=r"in use by another server \(process \d+\): stop it") as caught:
             second.start()
         assert "\n" not in caught.value.message
-        runtime.stop()
-        third = Runtime(settings_of(tmp_path, tiny_base_dir))
+        first.stop()
         third.start()
         third.stop()
 
@@ -159,7 +159,7 @@ class TestStart:
         monkeypatch.undo()
         again = Runtime(settings)
         again.start()
-        with pytest.raises(Internal, match="started already"):
+        with pytest.raises(Unavailable, match="in use"):
             again.start()
         again.stop()
         again.stop()
@@ -326,8 +326,8 @@ class TestBases:
 
 
 class TestAdapters:
-    def weights(self, runtime: Runtime) -> tuple[bytes, str]:
-        data = adapter_weights(runtime, seed=0)
+    def weights(self, runtime: Runtime, seed: int = 0) -> tuple[bytes, str]:
+        data = adapter_weights(runtime, seed=seed)
         return data, adapter_digest(runtime.bases["tiny"].shape.fingerprint, CONFIG, load_tensors(data))
 
     def test_a_stored_adapter_is_served_by_its_digest(self, runtime: Runtime) -> None:
@@ -342,7 +342,7 @@ class TestAdapters:
             runtime.engine.score("tiny", ["a soup"], handle)
 
     def test_a_blob_that_is_gone_fails_the_request(self, runtime: Runtime) -> None:
-        row = row_of(runtime, *self.weights(runtime))
+        row = row_of(runtime, *self.weights(runtime, seed=1))  # which the engine has not loaded yet
         runtime.parts.registry.blobs.delete(row.weights_blob)
         with pytest.raises(SoupError):
             runtime.engine.score("tiny", ["a soup"], loadable(row, runtime.parts.registry.blobs))
@@ -374,11 +374,11 @@ class TestEncoders:
         assert list(first) == list(second)
 
     def test_without_sentence_bert_the_base_encoder_is_left(
-        self, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         from registry.encoders import SentenceBertEncoder
 
-        runtime.bases.sentence_bert = SentenceBertEncoder(tmp_path / "nothing")
+        monkeypatch.setattr(runtime.bases, "sentence_bert", SentenceBertEncoder(tmp_path / "nothing"))
         assert [encoder.name for encoder in runtime.bases["tiny"].encoders().values()] == ["base"]
         assert "left out" in caplog.text
 

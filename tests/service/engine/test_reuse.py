@@ -186,14 +186,6 @@ class TestWhoShares:
             engine = engine_of(base, share_prompts=sharing)
             assert [ask(engine, self.prompt, namespace=namespace)[1] for namespace in ("a", "b", None)] == expected
 
-    def test_nothing_is_kept_without_a_limit(self, base: LoadedBase) -> None:
-        engine = engine_of(base, kv_bytes=None)
-        assert [ask(engine, self.prompt)[1] for _ in range(2)] == [0, 0]
-
-    def test_another_base_model_has_its_own(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        assert [ask(engine, self.prompt, base=one)[1] for one in ("tiny", "other", "tiny")] == [0, 0, 39]
-
     def test_a_base_model_that_runs_one_by_one_keeps_nothing(
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:

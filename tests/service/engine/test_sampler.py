@@ -364,20 +364,6 @@ class TestChoice:
 
 
 class TestRequests:
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("max_tokens", -1), ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf),
-            ("top_p", 0.0), ("top_p", 1.1), ("top_p", math.nan), ("n", 0), ("stop", ("a", "")), ("logprobs", -1),
-            ("top_k", 0), ("min_p", -0.1), ("min_p", math.nan), ("repetition_penalty", 0.0),
-            ("frequency_penalty", 3.0), ("presence_penalty", -2.1), ("logit_bias", ((1, 101.0),)),
-        ],
-    )  # fmt: skip
-    def test_parameters_out_of_range_are_named(self, name: str, value: object) -> None:
-        with pytest.raises(InvalidParameter, match=name) as caught:
-            SamplingParams(**{name: value})  # type: ignore[arg-type]
-        assert caught.value.param == name
-
     def test_a_prompt_beyond_the_context_says_the_numbers(self) -> None:
         with pytest.raises(InvalidPrompt, match=r"11 tokens .* context of the base model is 10"):
             GenerateRequest("b", (1,) * 11).check(SHAPE)

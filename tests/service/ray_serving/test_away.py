@@ -21,7 +21,7 @@ from registry.errors import Busy, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
 from service.engine.request import Life, watching
 from service.ray_serving import engine as away
-from service.ray_serving.engine import RayEngine, RayPlace
+from service.ray_serving.engine import RayEngine
 from service.ray_serving.wire import Asked, Ended, Piece, sent_error
 from tests.service.loaded_bases import LoadedBases
 from tests.service.servers import CONFIG
@@ -70,7 +70,8 @@ class Handle:
 @contextmanager
 def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[RayEngine, Handle]]:
     """An engine as after `start`, without a cluster."""
-    found, handle = RayEngine(LoadedBases(base), RayPlace("127.0.0.1:1", "soup", 20.0), **limits), Handle(*scripts)
+    found = RayEngine(LoadedBases(base), address="127.0.0.1:1", app="soup", seconds=20.0, **limits)
+    handle = Handle(*scripts)
     found._handle = handle
     found._thread_away.start()
     Engine.start(found)
