@@ -20,13 +20,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry.base_model import shape_of
+from registry.base_model import LoadedBase, shape_of
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BottleneckConfig, Provenance
 from service.cli.app import run as soup_command
 from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
+from tests.service.without_processes import trains_here
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +197,8 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
 
 
 @needs_curl
-def test_a_training_is_asked_for_with_curl(home: Home) -> None:
+def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    trains_here(monkeypatch, base)
     ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
     assert what == "training"
     law = home.folder / "texts" / "law"
