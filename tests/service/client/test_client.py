@@ -62,8 +62,8 @@ class TestErrors:
         ("status", "kind"), [(401, Unauthenticated), (404, NotFound), (429, Busy), (502, Unavailable), (418, SoupError)]
     )
     def test_answers_that_are_not_ours(self, status: int, kind: type[SoupError]) -> None:
-        server = Server().on("DELETE /v1/keys/k", httpx2.Response(status, text="<html>a proxy</html>"))
-        server.answers["DELETE /v1/keys/k"] = httpx2.Response(status, text="<html>", headers={"retry-after": "999"})
+        proxy = httpx2.Response(status, text="<html>a proxy</html>", headers={"retry-after": "999"})
+        server = Server().on("DELETE /v1/keys/k", proxy)
         with pytest.raises(SoupError, match=str(status)) as caught:
             server.client().revoke_key("k")
         assert type(caught.value) is kind
@@ -137,24 +137,18 @@ class TestRetries:
             server.client().models()
         assert len(server.requests) == 6
 
-    def test_not_for_an_hour(self) -> None:
-        server = Server().on("GET /v1/models", self.busy("3600"))
+    def test_what_is_asked_once(self) -> None:
+        """A pause of an hour, another error, and a key, of which a repeated request may make two."""
+        server = Server().on("GET /v1/models", self.busy("3600"), refusal(503, "unavailable", "No."))
+        server.on("POST /v1/keys", self.busy("1"))
         with pytest.raises(Busy) as caught:
             server.client().models()
         assert caught.value.retry_after == 3600
-        assert server.pauses == []
-
-    def test_making_a_key_is_not_repeated(self) -> None:
-        server = Server().on("POST /v1/keys", self.busy("1"))
-        with pytest.raises(Busy):
-            server.client().create_key("x", scopes=["read"])
-        assert len(server.requests) == 1
-
-    def test_other_errors_are_not_repeated(self) -> None:
-        server = Server().on("GET /v1/models", refusal(503, "unavailable", "No."))
         with pytest.raises(Unavailable):
             server.client().models()
-        assert len(server.requests) == 1
+        with pytest.raises(Busy):
+            server.client().create_key("x", scopes=["read"])
+        assert (len(server.requests), server.pauses) == (3, [])
 
 
 class TestUpload:

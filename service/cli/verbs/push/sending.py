@@ -16,7 +16,7 @@ from service.cli.verbs.push.outcomes import Outcome
 from service.cli.verbs.push.sources import Source, cannot_be_read
 from service.client import SoupClient
 from service.client.additions import Additions
-from service.client.transfer import Pushed, push_folder, send_folder
+from service.client.transfer import Pushed, send_folder
 
 AT_ONCE = 4
 """Adapters that are sent at the same time, where nothing else is said."""
@@ -56,9 +56,8 @@ def _push(client: SoupClient, source: Source, progress: Progress, many: bool, an
     more = Additions(**{**vars(source.more), "texts": source.texts()})
     if many:
         return send_folder(client, source.read, name=source.name, more=more, progress=progress, anew=anew)
-    said = {name: getattr(more, name) for name in ("domain", "base", "owner", "texts", "tags", "metadata")}
-    found = push_folder(client, source.read, name=source.name, progress=progress, anew=anew, **said)
-    return Pushed(found, "pushed")
+    adapter = client.push_directory(source.read, name=source.name, more=more, progress=progress, anew=anew)
+    return Pushed(adapter, "pushed")
 
 
 def _note(one: Outcome, future: Future[Pushed], many: bool) -> None:
