@@ -24,8 +24,7 @@ from service.client.waiting import Pause, sleep
 from service.http.schemas.audit import AuditEntry
 from service.http.schemas.health import Ready
 from service.http.schemas.keys import CreatedKey, Key
-from service.http.schemas.limits import Limits
-from service.http.schemas.namespaces import Namespace
+from service.http.schemas.namespaces import Limits, Namespace
 from service.http.schemas.reading import body_of, reader_of
 from service.http.schemas.usage import UsageEntry
 

@@ -10,7 +10,7 @@ from service.engine.grammars import ANY_OBJECT
 from service.engine.json_schema import checked_schema
 from service.engine.served import ends_of
 from service.http.named_models import ResolvedModel
-from service.http.schemas.response_format import JsonSchemaFormat, ResponseFormat, TextFormat
+from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
 from service.parts import Parts
 
 

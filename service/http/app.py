@@ -7,17 +7,20 @@ that checks scope, size and content of a body (`bodies`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from registry.errors import Unavailable
 from service.http import docs_page, examples, problems
 from service.http.auth import Gate
 from service.http.bodies import Bodies
-from service.http.cross_origin import CrossOrigin
+from service.http.metering import MEASURES
 from service.http.observe import Metrics, Observe
 from service.http.pages import site
 from service.http.readiness import Readiness
@@ -34,11 +37,9 @@ from service.http.routes import (
     hub,
     jobs,
     keys,
-    limits,
     models,
     namespaces,
     perplexity,
-    purges,
     selectors,
     soups,
     tokens,
@@ -47,16 +48,15 @@ from service.http.routes import (
     usage,
 )
 from service.http.server_metrics import ServerMetrics
-from service.http.worker_layer import WorkerLayer
 from service.version import VERSION
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
 
 ROUTES = (
-    *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings, evaluations),
+    *(uploads, blobs, adapters, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),
-    *(jobs, keys, namespaces, limits, usage, audit, health),
+    *(jobs, keys, namespaces, usage, audit, health),
     hub,
 )
 """In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
@@ -119,3 +119,64 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """As many threads serve requests as there are database connections, so that none waits for one holding one."""
     to_thread.current_default_thread_limiter().total_tokens = app.state.runtime.settings.database_pool
     yield
+
+
+API_PREFIX = "/v1/"
+EXPOSED_HEADERS = (
+    *(
+        "x-request-id",
+        "retry-after",
+        "etag",
+        "location",
+        "content-range",
+        "content-disposition",
+        "range",
+        "upload-offset",
+        "upload-uuid",
+    ),
+    *("x-soup-digest", "x-soup-model", "x-soup-tuned"),
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in MEASURES),
+)
+"""Headers of an answer that a script of such a page may read, beside those that every script may."""
+PREFLIGHT_SECONDS = 600
+"""For so long a browser need not ask again whether it may."""
+
+
+class CrossOrigin:
+    """ASGI layer around Gate: pages of `SOUP_CORS_ORIGINS` may call the API from a browser, with a key of their own.
+
+    The browser's preflight needs no key. Never with cookies: the pages of this server, which go by them, stay closed.
+    """
+
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
+        self._app = app
+        self._open = CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
+            max_age=PREFLIGHT_SECONDS,
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; calls of the API with the headers of CORS."""
+        is_api = scope["type"] == "http" and scope["path"].startswith(API_PREFIX)
+        await (self._open if is_api else self._app)(scope, receive, send)
+
+
+WORKER_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+
+
+class WorkerLayer:
+    """ASGI layer inside of Gate for `SOUP_ROLE=worker`: health checks and metrics pass, all else is answered with 503.
+
+    503 and not 404: another server answers the call, and a proxy that sent it here by mistake is seen by its errors.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or say who does."""
+        if scope["type"] != "http" or scope["path"] in WORKER_PATHS:
+            await self._app(scope, receive, send)
+            return
+        error = Unavailable("This server runs jobs and answers no calls (SOUP_ROLE=worker): ask one that does.")
+        await problems.response_of(error)(scope, receive, send)

@@ -10,8 +10,9 @@ from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Forbidden
 from registry.spec import Cooked
-from service.http.answers.soups import soup_of
+from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.soups import Soup
 from service.jobs.kinds import KINDS
 from service.keys import Principal
 from service.parts import Parts
@@ -59,3 +60,26 @@ def job_shown(parts: Parts, row: JobRow, who: Principal) -> Job:
         return body
     cooked = Cooked.model_validate(row.result)
     return body.model_copy(update={"result": soup_of(parts, cooked).model_dump(mode="json")})
+
+
+def soup_of(parts: Parts, cooked: Cooked) -> Soup:
+    """The body of a cooked request, with the soup or adapter behind its model."""
+    evidence = cooked.evidence
+    return Soup(
+        **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},
+        soup=_adapter(parts, cooked.soup_id),
+        selection=evidence.selection,
+        sample=evidence.sample,
+        verification=evidence.verification,
+        search=evidence.search,
+        selector=evidence.selector,
+        fitted_at=evidence.fitted_at,
+        not_yet_included=list(evidence.not_yet_included),
+    )
+
+
+def _adapter(parts: Parts, adapter_id: int | None) -> Adapter | None:
+    if adapter_id is None:
+        return None
+    with parts.registry.database.read() as catalogue:
+        return adapter_body(catalogue.adapters.get(adapter_id))

@@ -1,4 +1,4 @@
-"""`/v1/adapters`: push, list, look, change, retire; files, lineage and aliases of one adapter.
+"""`/v1/adapters`: push, list, look, change, retire, purge; files, lineage and aliases of one adapter.
 
 `{name}` may carry `@2` or `@alias`; without, it is the newest live version. Unknown and foreign are both 404.
 """
@@ -15,13 +15,14 @@ from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import Forbidden, InvalidName, NotFound
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, split_name
 from registry.pools import enqueue_refits
+from registry.purge import purge
 from registry.push import push
 from registry.quotas import check_stored
 from registry.registry import Caller
 from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
+from service.http.auth import Admin, Reader, Writer
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import FILES, takes
 from service.http.if_match import IfMatch, etag_of
@@ -37,6 +38,7 @@ from service.http.schemas.adapters import (
     AliasList,
     FileList,
     Lineage,
+    Purged,
     StoredFile,
     adapter_body,
     listed,
@@ -267,3 +269,28 @@ def _check_protected(
 
 def _alias(row: AliasRow) -> Alias:
     return Alias(alias=row.alias, version=row.version, ref=f"{row.namespace}/{row.name}@{row.version}", etag=row.etag)
+
+
+@router.post("/{ns}/{name}/purge")
+def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Admin) -> Purged:
+    """Remove a version, `name@version`, for good: row, evidence, weights and sample, as far as nothing else needs them.
+
+    Soups made of it stay and are served, but cannot be rebuilt; they are named, as are those that learnt from its
+    sample. There is no way back.
+    """
+    ref = name_ref(ns, name)
+    with parts.registry.database.read() as catalogue:
+        row = catalogue.adapters.find(who.namespaces, ref)
+    if ref.version is None:
+        raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
+    done = purge(parts.registry, who.caller(request.state.request_id), row.id)
+    parts.jobs.wake()
+    soups, tuned = ([one for one in found if who.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned))
+    return Purged(
+        adapter=listed(done.row),
+        blobs=done.blobs,
+        bytes=done.bytes,
+        not_rebuildable=[one.ref for one in soups],
+        tuned_on_sample=[one.ref for one in tuned],
+        elsewhere=len(done.not_rebuildable) + len(done.tuned) - len(soups) - len(tuned),
+    )

@@ -22,7 +22,7 @@ from service.http.auth import Reader, Writer, needs
 from service.http.bodies import CheckedRoute
 from service.http.ranges import ranged
 from service.http.received import announced_length, check_digest, received
-from service.http.schemas.blobs import BlobStored
+from service.http.schemas.uploads import BlobStored
 from service.http.thread_turns import in_thread
 from service.keys import Principal
 

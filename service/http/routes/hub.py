@@ -17,7 +17,6 @@ from registry.errors import InvalidParameter, NotFound
 from registry.formats.how_to_load import OURS, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
-from service.http.answers.hub import listed_body, repository_body, tags_of, tree_files, user_body
 from service.http.app_parts import AppParts
 from service.http.auth import Reader
 from service.http.bodies import CheckedRoute
@@ -29,9 +28,14 @@ from service.http.hub_revisions import (
     Revision,
     commit_of,
     etag_of_file,
+    listed_body,
     problem_headers,
     repository,
+    repository_body,
     revision_of,
+    tags_of,
+    tree_files,
+    user_body,
 )
 from service.http.paging import Cursor
 from service.http.ranges import REVALIDATE, ranged

@@ -1,4 +1,7 @@
-"""`/v1/namespaces`: the settings of a namespace, which its admins change. Nobody makes one: it is where a name is."""
+"""`/v1/namespaces`: settings of a namespace, which its admins change, and the limits of namespaces and of keys.
+
+Nobody creates a namespace: it exists where a name does. Its limits are changed by keys that see all namespaces.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,36 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
+from registry.catalogue import Catalogue
 from registry.catalogue.rows import NamespaceRow
-from registry.errors import InvalidName
+from registry.errors import Forbidden, InvalidName, NotFound
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
+from registry.quotas import in_force
+from registry.spec import LimitKind, UseLimits
 from service.http.app_parts import AppParts
 from service.http.auth import Admin, Reader
 from service.http.bodies import CheckedRoute
 from service.http.if_match import IfMatch, etag_of
-from service.http.schemas.namespaces import Namespace, NamespacePatch
+from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
 from service.keys import Principal
 
-router = APIRouter(prefix="/v1/namespaces", tags=["namespaces"], route_class=CheckedRoute)
+router = APIRouter(prefix="/v1", route_class=CheckedRoute)
 
 
-@router.get("/{ns}")
+@router.get("/namespaces/{ns}", tags=["namespaces"])
 def get_namespace(ns: str, parts: AppParts, who: Reader) -> Namespace:
     """The settings of a namespace that this key sees; the defaults where nothing was set."""
-    _check(ns, who)
+    _check_namespace(ns, who)
     with parts.registry.database.read() as catalogue:
         return _body(catalogue.namespaces.get(ns))
 
 
-@router.patch("/{ns}")
+@router.patch("/namespaces/{ns}", tags=["namespaces"])
 def change_namespace(
     request: Request, ns: str, body: NamespacePatch, parts: AppParts, who: Admin, if_match: IfMatch = None
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
-    _check(ns, who)
+    _check_namespace(ns, who)
     changes = body.changes()
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with parts.registry.database.write() as catalogue:
@@ -43,7 +49,7 @@ def change_namespace(
     return _body(row)
 
 
-def _check(ns: str, who: Principal) -> None:
+def _check_namespace(ns: str, who: Principal) -> None:
     who.check_visible(ns)
     check_part(ns, "namespace")
     if ns in RESERVED_NAMESPACES:
@@ -52,3 +58,75 @@ def _check(ns: str, who: Principal) -> None:
 
 def _body(row: NamespaceRow) -> Namespace:
     return Namespace.model_validate(asdict(row) | {"protected_aliases": list(row.protected_aliases)})
+
+
+@router.get("/keys/{id}/limits", tags=["keys"])
+def get_key_limits(id: str, parts: AppParts, who: Admin) -> Limits:
+    """The limits of a key, and what it uses of its quotas."""
+    with parts.registry.database.read() as catalogue:
+        _check_key(catalogue, id, who)
+        return _limits(parts, catalogue, "key", id)
+
+
+@router.patch("/keys/{id}/limits", tags=["keys"])
+def change_key_limits(request: Request, id: str, body: UseLimits, parts: AppParts, who: Admin) -> Limits:
+    """Change those limits of a key that are named; null leaves one to the server's default."""
+    with parts.registry.database.write() as catalogue:
+        _check_key(catalogue, id, who)
+        _change(catalogue, "key", id, body, who, request.state.request_id)
+        return _limits(parts, catalogue, "key", id)
+
+
+@router.get("/namespaces/{ns}/limits", tags=["keys"])
+def get_namespace_limits(ns: str, parts: AppParts, who: Reader) -> Limits:
+    """The limits of a namespace that this key sees, and what it uses of its quotas."""
+    _check_namespace(ns, who)
+    with parts.registry.database.read() as catalogue:
+        return _limits(parts, catalogue, "namespace", ns)
+
+
+@router.patch("/namespaces/{ns}/limits", tags=["keys"])
+def change_namespace_limits(request: Request, ns: str, body: UseLimits, parts: AppParts, who: Admin) -> Limits:
+    """Change those limits of a namespace that are named; null leaves one to the server's default.
+
+    Only for admins of all namespaces: a namespace's own admin is held to them.
+    """
+    _check_namespace(ns, who)
+    if who.namespaces is not None:
+        raise Forbidden("The limits of a namespace are changed by keys that see all namespaces.", param="namespace")
+    with parts.registry.database.write() as catalogue:
+        _change(catalogue, "namespace", ns, body, who, request.state.request_id)
+        return _limits(parts, catalogue, "namespace", ns)
+
+
+def _change(
+    catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, who: Principal, request_id: str
+) -> None:
+    before = catalogue.limits.get(kind, subject)
+    changed = before.model_copy(update=body.model_dump(exclude_unset=True))
+    catalogue.limits.set(kind, subject, changed)
+    named = f"{subject}/" if kind == "namespace" else subject
+    who.caller(request_id).audit(
+        catalogue, f"{kind}.limits", named, limits=changed.model_dump(), before=before.model_dump()
+    )
+
+
+def _check_key(catalogue: Catalogue, id: str, who: Principal) -> None:
+    row = catalogue.keys.find(id)
+    if row is None or not who.manages(row.namespaces):
+        raise NotFound("There is no such key, or this key may not manage it.", param="id")
+
+
+def _limits(parts: AppParts, catalogue: Catalogue, kind: LimitKind, subject: str) -> Limits:
+    used = catalogue.limits
+    return Limits(
+        kind=kind,
+        id=subject,
+        limits=used.get(kind, subject),
+        in_force=in_force(catalogue, parts.registry.quotas, kind, subject),
+        in_use=InUse(
+            stored_bytes=used.stored_bytes(kind, subject),
+            adapters=used.adapters(kind, subject),
+            jobs=used.jobs(kind, subject),
+        ),
+    )

@@ -13,9 +13,8 @@ from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.quotas import check_jobs
 from registry.spec import Cooked, CookRequest
-from service.http.answers.jobs import job_begun
+from service.http.answers.jobs import job_begun, soup_of
 from service.http.answers.lineage import lineage_of
-from service.http.answers.soups import soup_of
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.bodies import CheckedRoute

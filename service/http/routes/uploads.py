@@ -24,8 +24,7 @@ from service.http.auth import Writer
 from service.http.bodies import CheckedRoute
 from service.http.problems import held_headers
 from service.http.received import announced_length, check_digest, received
-from service.http.schemas.blobs import BlobStored
-from service.http.schemas.uploads import NewUpload, Upload, UploadList
+from service.http.schemas.uploads import BlobStored, NewUpload, Upload, UploadList
 from service.http.thread_turns import in_thread
 from service.keys import Principal
 

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/namespaces`."""
+"""Bodies of `/v1/namespaces`, and of limits: of `/v1/keys/{id}/limits` and `/v1/namespaces/{ns}/limits`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from registry.names import Part
-from registry.spec import TuningSetting
+from registry.spec import LimitKind, TuningSetting, UseLimits
 from service.http.schemas.wire import Patch, Wire
 
 
@@ -36,3 +36,25 @@ class NamespacePatch(Patch):
     """All aliases that only an admin moves or removes, whether or not they point anywhere yet."""
     unnamed_soup_days: int | None = Field(default=None, strict=True, ge=0, le=36_500)
     """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
+
+
+class InUse(Wire):
+    """How much of its quotas a key or namespace uses."""
+
+    stored_bytes: int
+    adapters: int
+    jobs: int
+
+
+class Limits(Wire):
+    """The limits of a key or a namespace, and how much of its quotas is in use."""
+
+    object: Literal["limits"] = "limits"
+    kind: LimitKind
+    id: str
+    """The key's id, or the namespace."""
+    limits: UseLimits
+    """What was set for it."""
+    in_force: UseLimits
+    """The same with the server's defaults."""
+    in_use: InUse

@@ -7,12 +7,47 @@ refused by name otherwise; a field OpenAI does not have either is refused as unk
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from service.http.schemas.response_format import ResponseFormat
 from service.http.schemas.wire import ModelName, OpenAIBody, Wire, one_of
+
+
+class TextFormat(Wire):
+    """Any text, which is the default."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """One JSON object, of whatever properties."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Wire):
+    """A JSON schema. Its name and description are taken and not shown to the model, which goes by what may follow."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Annotated[str, StringConstraints(max_length=10_000)] | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Every answer follows its schema, whether this says so or not."""
+
+
+class JsonSchemaFormat(Wire):
+    """One JSON value that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")],
+    Field(description="The form of the answers: text, one JSON object, or JSON of a schema."),
+]
+
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/blobs/uploads`."""
+"""Bodies of `/v1/blobs` and `/v1/blobs/uploads`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from pydantic import Field
 
 from registry.names import Digest
 from service.http.schemas.wire import Wire
+
+
+class BlobStored(Wire):
+    """An uploaded blob."""
+
+    object: Literal["blob"] = "blob"
+    digest: Digest
+    size: int
 
 
 class NewUpload(Wire):
