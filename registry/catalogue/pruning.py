@@ -9,8 +9,8 @@ from datetime import datetime
 
 from sqlalchemy import Connection, and_, delete, literal, select, tuple_
 
-from registry.catalogue.database_clock import database_clock
 from registry.catalogue.rate_buckets import rate_buckets
+from registry.catalogue.repository import database_clock
 from registry.catalogue.tables import audit, job_askers, jobs, usage
 
 A_DAY = 86_400_000_000

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from registry.catalogue.database_clock import database_clock
+from registry.catalogue.repository import database_clock
 from registry.catalogue.tables import metadata
 
 rate_buckets = Table(

@@ -29,7 +29,7 @@ from sqlalchemy import (
     update,
 )
 
-from registry.catalogue.database_clock import database_clock
+from registry.catalogue.repository import database_clock
 from registry.catalogue.tables import metadata
 from registry.errors import Incompatible
 

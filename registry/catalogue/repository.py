@@ -11,17 +11,26 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import Column, ColumnElement, Connection, Select, Table, insert, true
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Select, Table, insert, literal_column, true
 
 from registry.catalogue.rows import Namespaces, Page
 from registry.errors import InvalidParameter
 
 Row = TypeVar("Row")
+_CLOCKS = {
+    "postgresql": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+}
 
 
 def now() -> datetime:
     """The present moment, UTC."""
     return datetime.now(UTC)
+
+
+def database_clock(connection: Connection) -> ColumnElement[int]:
+    """Microseconds since 1970, UTC; it goes on within a transaction. Servers whose own clocks differ agree on it."""
+    return literal_column(_CLOCKS[connection.dialect.name], BigInteger)
 
 
 def seen_by(visible: Namespaces, namespace: Column[Any]) -> ColumnElement[bool]:
