@@ -1,7 +1,7 @@
 """Samples: the texts or vectors that stand for a domain, cleaned, counted, embedded and recorded.
 
-Called by the verbs. Nothing is dropped silently: the report counts every text that did not make it. A sample is stored
-as JSON lines of {"text"}; its digest is that of these bytes.
+Called by the verbs; `embed` by the job that embeds a pushed sample. Nothing is dropped silently: the report counts
+every text that did not make it. A sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow
 from registry.embeddings_file import read_embeddings, save_embeddings
 from registry.encoders.contract import Encoder
-from registry.errors import InvalidSample, TooLarge
+from registry.errors import Internal, InvalidSample, TooLarge
 from registry.files import decode_lines, encode_lines
 from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
@@ -218,3 +218,29 @@ def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> 
     """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
     about, key = {"adapter_id": row.id}, f"embed:{row.id}"
     return catalogue.jobs.enqueue("embed", about, namespace=row.namespace, created_by=created_by, dedupe_key=key).id
+
+
+def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
+    """Embed an adapter's sample with every encoder, and return its row; `progress` may raise to end it.
+
+    Embeddings that are stored already stay, so that an interrupted job goes on. Raises Retired where the adapter was
+    purged.
+    """
+    with registry.database.read() as catalogue:
+        row = catalogue.adapters.get(adapter_id)
+        if row.sample is None:
+            raise Internal(f"{row.ref} has no sample to embed")
+        done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
+    known = registry.bases[row.base_model].encoders()
+    progress(0, len(known), f"embedding {row.ref}")
+    texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))
+    truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
+    for encoder in (encoder for digest, encoder in known.items() if digest not in done):
+        vectors = embed_texts(texts, encoder, progress, scored=False)
+        truncated[encoder.name] = vectors.truncated
+        registry.blobs.put_bytes(vectors.data)
+        with registry.database.write() as catalogue:
+            catalogue.adapters.get(adapter_id)  # nothing is kept of a sample that was purged meanwhile
+            record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
+    with registry.database.write() as catalogue:
+        return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)

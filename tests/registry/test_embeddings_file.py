@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from safetensors.numpy import load, save
 
-import registry.embeddings_file as arrays
 from registry.embeddings_file import read_embeddings, save_embeddings
 from registry.errors import InvalidSample, TooLarge
 
@@ -88,13 +85,3 @@ def test_bad_arrays_are_not_saved():
 def test_random_bytes(data):
     with pytest.raises(InvalidSample):
         read_embeddings(data, max_bytes=LIMIT)
-
-
-def test_module_does_not_import_torch():
-    imports = {
-        node.module if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(ast.parse(Path(arrays.__file__).read_text()))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert not any("torch" in str(name) for name in imports)

@@ -138,3 +138,66 @@ class TestWithoutACluster:
         monkeypatch.setitem(sys.modules, "grpc", None)
         with pytest.raises(SoupError, match=r"pip install 'adaptersoup\[ray\]'"):
             check_cluster("127.0.0.1:6379")
+
+
+# --- over TLS, where Ray's own connections are -------------------------------------------------------
+
+
+class Head(grpc.GenericRpcHandler):
+    """A head that takes one token."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        said = dict(handler_call_details.invocation_metadata).get("authorization")
+
+        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+            if said != f"Bearer {TOKEN}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, which is its own authority, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    own, key = folder / "own.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=head",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(own)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return own, key
+
+
+@pytest.fixture
+def tls_head(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    own, key = (path.read_bytes() for path in files)
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Head()])
+    credentials = grpc.ssl_server_credentials([(key, own)], root_certificates=own, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.mark.slow
+def test_the_question_goes_over_tls(tls_head: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", str(files[0]))
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", str(files[1]))
+    with pytest.raises(Unavailable, match="RAY_TLS_CA_CERT names no file"):
+        check_cluster(tls_head)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0].with_name("none")))
+    with pytest.raises(Unavailable, match="RAY_TLS_SERVER_CERT cannot be read"):
+        check_cluster(tls_head)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0]))
+    check_cluster(tls_head)
+
+
+@pytest.mark.slow
+def test_a_head_that_speaks_tls_gets_no_token_in_the_clear(tls_head: str) -> None:
+    with pytest.raises(Unavailable, match="No Ray cluster answers"):
+        check_cluster(tls_head)

@@ -24,7 +24,6 @@ from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.cook import Gradients, cook
-from registry.embed import embed
 from registry.embeddings_file import save_embeddings
 from registry.encoders import Encoder, MeanPoolEncoder
 from registry.encoders.contract import Embedded, EmbeddedText
@@ -34,6 +33,7 @@ from registry.progress import Progress
 from registry.purge import purge
 from registry.push import Pushed, push
 from registry.registry import BaseModel, Caller, Limits, Registry
+from registry.samples import embed
 from registry.spec import (
     AdapterConfig,
     BaseEntry,

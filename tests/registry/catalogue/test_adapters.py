@@ -85,10 +85,9 @@ class TestVersions:
         assert [row.version for row in catalogue.adapters.aliased_versions("acme", "law")] == [3, 1]
 
     def test_a_config_of_a_newer_server_is_refused_in_words(self, catalogue):
-        from sqlalchemy import text
-
         row = add(catalogue)
-        catalogue.adapters._connection.execute(text('UPDATE adapters SET config = \'{"method": "of 2031"}\''))
+        newer = """UPDATE adapters SET config = '{"method": "of 2031"}'"""
+        catalogue.adapters._connection.exec_driver_sql(newer)
         with pytest.raises(Incompatible, match="acme/law"):
             catalogue.adapters.get(row.id)
 
@@ -164,6 +163,16 @@ class TestAliases:
         assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["stable"]
         with pytest.raises(NotFound):
             catalogue.aliases.delete("acme", "law", "beta")
+
+    def test_aliases_of_these_names_and_no_others(self, catalogue):
+        for name in ("acme/law", "acme/food", "other/law"):
+            for alias in ("prod", "best"):
+                catalogue.aliases.put(*name.split("/"), alias, 1)
+        rows = catalogue.aliases.of([("acme", "law"), ("other", "law"), ("other", "food")])
+        assert [(row.namespace, row.name, row.alias, row.version) for row in rows] == [
+            (namespace, "law", alias, 1) for namespace in ("acme", "other") for alias in ("best", "prod")
+        ]
+        assert catalogue.aliases.of([]) == []
 
     def test_compare_and_set(self, catalogue):
         row = catalogue.aliases.put("acme", "law", "stable", 1)

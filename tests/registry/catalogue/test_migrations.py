@@ -13,7 +13,6 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
@@ -131,12 +130,6 @@ def test_upgrading_again_changes_nothing(database):
     fill(database)
     migrations.upgrade(database.engine)
     assert len(refs(database)) == 3
-
-
-def test_the_history_is_one_line():
-    scripts = ScriptDirectory.from_config(migrations._config())
-    assert len(scripts.get_heads()) == len(scripts.get_bases()) == 1
-    assert migrations.head() == scripts.get_heads()[0]
 
 
 def test_nothing_is_migrated_without_a_connection():

@@ -130,19 +130,12 @@ class TestEmbeddings:
         row = self.row()
         other = self.row(encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
         catalogue.blobs.seen(row.blob_digest, 9)
-        for one in (row, other, row):
+        for one in (row, other, self.row(count=1)):
             catalogue.samples.add_embedding(one)
         assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
         assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
         assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
         assert catalogue.samples.embeddings(sha256_digest(b"?")) == []
-
-    def test_the_first_stays(self, catalogue):
-        row = self.row()
-        catalogue.blobs.seen(row.blob_digest, 9)
-        catalogue.samples.add_embedding(row)
-        catalogue.samples.add_embedding(self.row(count=1))
-        assert catalogue.samples.embeddings(row.sample_digest) == [row]
 
     def test_the_vectors_are_stored_first(self, catalogue):
         with pytest.raises(IntegrityError):
