@@ -220,8 +220,7 @@ class TestSelectors:
             assert [row.id for row in catalogue.selectors.list(None, limit=9).rows] == [new.id]
 
     def test_one_that_a_soup_was_chosen_by_stays(self, verbs: ToyRegistry) -> None:
-        for seed, name in enumerate(("acme/law", "acme/tax")):
-            verbs.ready(name, seed=seed)
+        verbs.ready_all("acme/law", "acme/tax")
         sample = {"texts": passages("law", seed=1)}
         cooked = verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed")
         assert cooked.evidence.selector is not None

@@ -89,8 +89,7 @@ class TestMapped:
     def stored(self, verbs, tmp_path, monkeypatch) -> tuple[Registry, SelectorRow, Path]:
         """A registry over files, a selector of it, and the file of its state."""
         monkeypatch.setattr(state, "LARGE", 0)
-        for seed, name in enumerate(("law", "code")):
-            verbs.ready(f"acme/{name}", seed=seed)
+        verbs.ready_all("acme/law", "acme/code")
         row = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         blobs = LocalBlobs(tmp_path / "blobs")
         assert blobs.put_bytes(verbs.blobs.read(row.state_blob)) == row.state_blob
@@ -135,8 +134,7 @@ class TestMapped:
 class TestDamage:
     @pytest.fixture
     def fitted(self, verbs) -> SelectorRow:
-        for seed, name in enumerate(("law", "code")):
-            verbs.ready(f"acme/{name}", seed=seed)
+        verbs.ready_all("acme/law", "acme/code")
         return verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
 
     @pytest.mark.parametrize("lost", [False, True])
@@ -220,8 +218,7 @@ class TestMadeAgainMeanwhile:
     @pytest.fixture
     def blob(self, verbs) -> str:
         """The blob of vectors that are damaged, of one of two adapters."""
-        for seed, name in enumerate(("law", "code")):
-            verbs.ready(f"acme/{name}", seed=seed)
+        verbs.ready_all("acme/law", "acme/code")
         return damaged_vectors(verbs, "acme/law")
 
     def refs(self, verbs, spec: SelectorSpec) -> tuple[str, ...]:
@@ -272,8 +269,7 @@ class TestPurgedMeanwhile:
 
     @pytest.fixture
     def two(self, verbs) -> None:
-        for seed, name in enumerate(("law", "code")):
-            verbs.ready(f"acme/{name}", seed=seed)
+        verbs.ready_all("acme/law", "acme/code")
 
     @pytest.mark.parametrize(
         ("where", "function"),
@@ -361,8 +357,7 @@ class TestPoolSpec:
 
 class TestFit:
     def test_a_fitted_selector_is_stored_and_answers_the_same_when_loaded(self, verbs):
-        for seed, name in enumerate(("law", "code", "zoo")):
-            verbs.ready(f"acme/{name}", seed=seed)
+        verbs.ready_all("acme/law", "acme/code", "acme/zoo")
         row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert row.id.startswith("sel-")
         assert [member.domain for member in row.members] == ["code", "law", "zoo"]
@@ -378,8 +373,7 @@ class TestFit:
 
     @pytest.mark.parametrize("spec", [GmmSpec(), CosineSpec(encoder="base"), UniformSpec()])
     def test_the_same_members_give_the_selector_there_is(self, verbs, spec):
-        verbs.ready("acme/law")
-        verbs.ready("acme/code", seed=1)
+        verbs.ready_all("acme/law", "acme/code")
         encoder = None if spec.kind == "uniform" else verbs.base.digest
         first = verbs.fit(POOL, spec, encoder)
         verbs.said.clear()
@@ -411,8 +405,7 @@ class TestFit:
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
 
     def test_another_encoder_is_not_the_one_fitted(self, verbs):
-        verbs.ready("acme/law")
-        verbs.ready("acme/code", seed=1)
+        verbs.ready_all("acme/law", "acme/code")
         row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
         assert latest(POOL, SBERT, verbs.sentences.digest, verbs.database) == row
         assert latest(POOL, SBERT, "sha256:" + "0" * 64, verbs.database) is None
@@ -615,9 +608,7 @@ class TestUpdates:
 
     @pytest.mark.parametrize("spec", [CosineSpec(encoder="base"), PosteriorSpec(dimensions=3)])
     def test_a_push_and_a_retirement_update_it(self, verbs, spec, whole_fits):
-        rows = [
-            verbs.ready(f"acme/{name}", seed=seed) for seed, name in enumerate(("law", "code", "zoo", "tax", "sea"))
-        ]
+        rows = verbs.ready_all("acme/law", "acme/code", "acme/zoo", "acme/tax", "acme/sea")
         before = verbs.fit(POOL, spec, verbs.base.digest)
         came = verbs.ready("acme/art", seed=9)
         gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
@@ -632,9 +623,7 @@ class TestUpdates:
         assert one.member.domain == "art"
 
     def test_a_renamed_domain_keeps_its_vectors(self, verbs, whole_fits):
-        rows = [
-            verbs.ready(f"acme/{name}", seed=seed) for seed, name in enumerate(("law", "code", "zoo", "tax", "sea"))
-        ]
+        rows = verbs.ready_all("acme/law", "acme/code", "acme/zoo", "acme/tax", "acme/sea")
         verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         last = max(rows, key=lambda row: row.digest)
         with verbs.database.write() as catalogue:

@@ -231,6 +231,10 @@ class ToyRegistry:
         sample = {"texts": passages(text or name.rpartition("/")[2])}
         return self.embed(self.push(name, seed=seed, sample=sample, **fields).row)
 
+    def ready_all(self, *names: str) -> list[AdapterRow]:
+        """Push an adapter with a sample for each name, all of different weights, and embed them."""
+        return [self.ready(name, seed=seed) for seed, name in enumerate(names)]
+
     def progress(self, done: int, total: int, message: str) -> None:
         self.said.append(message)
 
