@@ -9,7 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
+from starlette.datastructures import Headers
 
+from service.http.auth import check_local
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 
@@ -182,3 +184,22 @@ def test_pages_of_other_origins_are_let_in_nowhere_unless_a_setting_says_so(worl
 def test_no_model_is_chosen_for_a_prompt_unless_a_setting_says_so(world: World) -> None:
     answer = world.client.post("/v1/completions", json={"model": "auto", "prompt": "The court", "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost"},
+        {"host": "localhost:8000"},
+        {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"},
+        {"host": "[::1]:8000"},
+        {"host": "LOCALHOST:1"},
+        {"host": "127.0.0.1:8000", "connection": "close", "user-agent": "from elsewhere, by a proxy that says nothing"},
+    ],
+)
+def test_local_requests_pass(headers: dict[str, str]) -> None:
+    """And what looks like one: SECURITY.md says that no proxy may stand before a server without keys."""
+    check_local(Headers(headers), allowed=LOCAL_HOSTS)
