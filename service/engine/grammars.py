@@ -39,7 +39,7 @@ COMPILED_BY: Any = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""Options that a schema's own `x-guidance` cannot change."""
+"""Options of the compiler for every schema."""
 LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 50_000,  # 4 ms

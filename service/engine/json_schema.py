@@ -3,7 +3,8 @@
 llguidance refuses the keywords that it does not implement, and bounds its own work. But it counts properties that come
 twice (`minProperties`), writes control characters as they are, compiles a `multipleOf` of six digits for half a minute,
 and multiplies the alternatives that two schemas have in common (`allOf`, or anything beside `$ref`, `anyOf` and
-`oneOf`).
+`oneOf`). `$id` gives `$ref` another document, whose definitions are not looked at here, and `x-guidance` has it write
+something that is no JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ MAX_CHARS = 65_536
 MAX_LEVELS = 1_000
 """Objects and lists inside of each other, through references too: llguidance follows them on its stack, and from some
 3,000 on the process ends."""
-REFUSED = ("allOf", "maxProperties", "minProperties", "multipleOf")
+REFUSED = (
+    "$anchor",
+    "$dynamicAnchor",
+    "$id",
+    "allOf",
+    "id",
+    "maxProperties",
+    "minProperties",
+    "multipleOf",
+    "x-guidance",
+)
 ALONE = ("$ref", "anyOf", "oneOf")
 NOTES = frozenset(
     ("$comment", "$schema", "$defs", "definitions", "default", "deprecated", "description", "discriminator", "examples",
