@@ -96,9 +96,9 @@ class Runtime:
         return self.settings.database_url is None and self.settings.blobs is None
 
     def start(self, *, wait: bool = True) -> None:
-        """Own the data folder, migrate, write the admin key, load base models, start the engine and the jobs.
+        """Own the data folder, migrate, write the admin key, start the engine, load base models, start the jobs.
 
-        With `wait` false base models may still be loading when it returns: call `wait_for_bases`.
+        With `wait` false base models may be loading when it returns: call `wait_for_bases`, which starts the jobs.
 
         Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded, and
         InvalidParameter where the bank holds no adapter; then nothing is left running.
@@ -126,7 +126,6 @@ class Runtime:
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
             stack.callback(self._stop_jobs)
-            self.jobs.start()
             if self.presence is not None:
                 stack.callback(self.presence.leave)
             if wait:
@@ -134,8 +133,12 @@ class Runtime:
             self._open = stack.pop_all()
 
     def wait_for_bases(self) -> None:
-        """Return once base models are loaded, as many as fit; raises Unavailable where one cannot be loaded."""
+        """Start the jobs once base models are loaded, as many as fit; raises Unavailable where one cannot be loaded.
+
+        Not before: a load that ends the process would count as a try of every job that had begun.
+        """
         self._preloaded.result()
+        self.jobs.start()
         for base_id in sorted(set(self._preloads) - set(self.engine.bases_held())):
             log.warning(
                 "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",

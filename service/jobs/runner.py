@@ -72,7 +72,12 @@ class JobRunner:
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat."""
+        """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat.
+
+        Does nothing once it is stopping.
+        """
+        if self._stopping.is_set():
+            return
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)

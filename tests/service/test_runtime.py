@@ -185,6 +185,12 @@ class TestStart:
             assert client.get("/healthz").status_code == 200
             ready = client.get("/readyz")
             assert (ready.status_code, ready.json()["checks"]) == (503, {"base/tiny": "is loading"})
+            with runtime.database.write() as catalogue:
+                job = catalogue.jobs.enqueue("embed", {"adapter_id": 0}, namespace="a", created_by="k", delay=0.0)
+            runtime.parts.jobs.wake()
+            assert client.get("/healthz").status_code == 200
+            with runtime.database.read() as catalogue:
+                assert catalogue.jobs.get(None, job.id).attempts == 0, "a load that ends the process is no try of a job"
             go_on.set()
             runtime.wait_for_bases()
             assert client.get("/readyz").status_code == 200
