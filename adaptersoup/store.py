@@ -1,6 +1,6 @@
 """`Store`: a registry of adapters in a folder, with its base model, in this process.
 
-It is what `soup serve` runs, without a port: requests of its client go to the application directly. So everything holds
+It is what `soup serve` runs, on a Unix socket that only this user may open in the place of a port. So everything holds
 here that holds of a server: the same checks, the same bytes, the same folder.
 """
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from adaptersoup.comparison import Comparison, compare
-from adaptersoup.in_process import AppTransport
+from adaptersoup.local_server import LocalServer
 from adaptersoup.matrix import evaluate_on
 from adaptersoup.requests import Model, checked, name_of, request_of
 from adaptersoup.synchronous.client import Client
@@ -76,11 +76,11 @@ class Store:
             if added is not None:  # nobody else writes there while the folder is ours
                 candidate.replace(allowlist)
                 sync_directory(self.folder)
-            transport = AppTransport(create_app(self._runtime))
-            stack.callback(transport.close)
-            transport.start()
+            server = LocalServer(create_app(self._runtime))
+            stack.callback(server.close)
+            server.start()
             key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
-            self._client = stack.enter_context(Client(ADDRESS, key, transport=transport))
+            self._client = stack.enter_context(Client(ADDRESS, key, transport=server.transport()))
             stack.callback(self._runtime.begin_stop)
             self._embedding: list[str] = []
             self._closed = False
