@@ -63,7 +63,7 @@ class LocalServer:
         return httpx2.HTTPTransport(uds=self._path, limits=httpx2.Limits(max_connections=None))
 
     def close(self) -> None:
-        """End the application; what is still being answered then is broken off. Again is nothing."""
+        """End the application; what is still being answered then is broken off. A second call does nothing."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()

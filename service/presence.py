@@ -49,7 +49,7 @@ class Presence:
         self._thread.start()
 
     def leave(self) -> None:
-        """Have the thread delete the row, and wait for it for some seconds. Again is nothing."""
+        """Have the thread delete the row, and wait for it for some seconds. A second call does nothing."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(LEAVE_SECONDS)

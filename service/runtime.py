@@ -160,7 +160,7 @@ class Runtime:
         self.jobs.begin_stop()
 
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
-        """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing.
+        """Stop the jobs, then the engine, close the database, give the data folder back. A second call does nothing.
 
         False where a thread is at work after so many seconds: what it does is given up, and its process is to end.
         """

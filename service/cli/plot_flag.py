@@ -21,7 +21,7 @@ def _check_file(file: Path | None) -> Path | None:
     if file is None:
         return None
     if file.suffix.lower() != ".svg":
-        raise typer.BadParameter(f"{file} is to be an SVG file: let its name end with .svg.")
+        raise typer.BadParameter(f"{file} is no SVG file: its name must end with .svg.")
     if not file.parent.is_dir():
         raise typer.BadParameter(f"{file.parent} is no folder; make it first.")
     if find_spec("matplotlib") is None:

@@ -221,8 +221,8 @@ def _trace(scope: Scope) -> None:
     """Name request id, key and error code in the request's span, which ends with the last byte."""
     state = scope["state"]
     key_id = getattr(state.get("principal"), "key_id", None)
-    found = {"soup.request_id": state["request_id"], "soup.key": key_id, "error.type": state.get("error_code")}
-    get_current_span().set_attributes({name: value for name, value in found.items() if value is not None})
+    attributes = {"soup.request_id": state["request_id"], "soup.key": key_id, "error.type": state.get("error_code")}
+    get_current_span().set_attributes({name: value for name, value in attributes.items() if value is not None})
 
 
 class _Sent:
@@ -241,6 +241,6 @@ class _Sent:
             headers.update(self._headers)
             for name, value in BASIC_HEADERS.items():
                 headers.setdefault(name, value)
-        if not message.get("more_body"):
+        if not message.get("more_body"):  # at the start too: an answer that is cut off has no last message
             _trace(self._scope)
         await self._send(message)
