@@ -27,18 +27,20 @@ class Soups(Repository[RecipeRow]):
         """A recipe that was cooked before."""
         return self._one(select(recipes).where(recipes.c.digest == digest))
 
-    def add_recipe(self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport) -> None:
-        """Remember what a recipe gave: of a mixture that is made again with other bytes, what it gives now."""
+    def add_recipe(
+        self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport, *, replaces: str | None = None
+    ) -> None:
+        """Record the adapter that a recipe gave; a recorded one stays, unless its digest is `replaces`."""
         known = self.recipe(recipe.digest)
-        gave = {
+        result = {
             "adapter_digest": adapter_digest, "weights_blob": weights_blob, "report": report.model_dump(mode="json")
         }  # fmt: skip
         if known is not None:
-            if known.adapter_digest != adapter_digest and recipe.tuning is None:
-                self._connection.execute(recipes.update().where(recipes.c.digest == recipe.digest).values(gave))
+            if known.adapter_digest == replaces:
+                self._connection.execute(recipes.update().where(recipes.c.digest == recipe.digest).values(result))
             return
         self._insert(
-            recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **gave, created_at=now()
+            recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **result, created_at=now()
         )  # fmt: skip
         for one in recipe.ingredients:
             self._insert(

@@ -30,7 +30,8 @@ from registry.spec import (
 class Mixed:
     """A finished mixture: recipe, tensors and stored bytes; `cached` when it was cooked before.
 
-    `why` says why it was mixed so, where the request left that open.
+    `why` says why it was mixed so, where the request left that open. `replaces` is the digest that the recipe gave
+    before, where LAPACK gives the same tensors in other bytes now.
     """
 
     base: BaseModel
@@ -43,6 +44,7 @@ class Mixed:
     report: MixReport
     cached: bool
     why: str
+    replaces: str | None = None
 
     @property
     def adapter(self) -> LoadableAdapter:
@@ -127,9 +129,10 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
         tensors, report = plan.make()
         data = save_tensors(tensors)
     digest = plan.digest_of(tensors)
-    if known is not None and digest != known.adapter_digest and not _agrees(report, known.report):
-        raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
-    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.why)
+    replaces = known.adapter_digest if known is not None and known.adapter_digest != digest else None
+    if known is not None and replaces is not None and not _agrees(report, known.report):
+        raise Internal(f"recipe {recipe.digest} gave {replaces} before and {digest} now")
+    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.why, replaces)
 
 
 def _agrees(report: MixReport, before: MixReport) -> bool:

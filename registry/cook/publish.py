@@ -64,7 +64,7 @@ def publish_soup(
         if mixed.is_merge:
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
         record_bytes(registry, catalogue, new.weights_blob, mixed.data)
-        catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
+        catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report, replaces=mixed.replaces)
         said = {} if owner in (None, catalogue.adapters.owner_of(new.namespace, new.name)) else {"owner": owner}
         row, created, changed = _stored(catalogue, new, keep=keep)
         if said:

@@ -22,10 +22,10 @@ def recipe_of(*digests: str, **fields) -> Recipe:
     return Recipe(base_fingerprint=BASE, ingredients=parts, **fields)
 
 
-def cook(catalogue, name: str, recipe: Recipe):
+def cook(catalogue, name: str, recipe: Recipe, *, replaces: str | None = None):
     """A soup of this recipe, stored as the verb does it."""
     row = add(catalogue, name, kind="soup", recipe_digest=recipe.digest)
-    catalogue.soups.add_recipe(recipe, row.digest, row.weights_blob, REPORT)
+    catalogue.soups.add_recipe(recipe, row.digest, row.weights_blob, REPORT, replaces=replaces)
     return row
 
 
@@ -39,10 +39,13 @@ class TestRecipes:
         assert known.recipe.digest == recipe.digest
         assert catalogue.soups.recipe(recipe_of(sha256_digest(b"a")).digest) is None
 
-    def test_a_mixture_that_is_made_again_with_other_bytes_is_known_by_these(self, catalogue):
+    def test_what_it_gave_first_stays_unless_that_is_replaced_by_name(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)
         first, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
-        assert catalogue.soups.recipe(recipe.digest).adapter_digest == second.digest != first.digest
+        assert catalogue.soups.recipe(recipe.digest).adapter_digest == first.digest != second.digest
+        third = cook(catalogue, "acme/u", recipe, replaces=first.digest)
+        cook(catalogue, "acme/v", recipe, replaces=first.digest)  # of a server that read it before
+        assert catalogue.soups.recipe(recipe.digest).adapter_digest == third.digest
 
     def test_mixing_is_part_of_it(self, catalogue):
         digest = add(catalogue, "acme/a").digest

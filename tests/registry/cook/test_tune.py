@@ -264,6 +264,14 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
         assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
 
 
+def test_a_leak_would_be_seen():
+    """Of many states that are noise the best looks better than the start on the passages that chose it."""
+    nll = np.random.default_rng(0).normal(5.0, 1.0, size=(50, 8))
+    leaking = nll[nll.sum(axis=1).argmin()].mean()
+    assert leaking < 4.5
+    assert np.mean(honest(_tuned(nll))) > leaking + 0.4
+
+
 def _tuned(nll: np.ndarray) -> Tuned:
     count = nll.shape[1]
     return Tuned(
