@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import time
 from collections.abc import Iterator
@@ -100,10 +101,16 @@ class RayPool:
         self._refs.clear()
 
 
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What tells that a machine's disk is unfit, and not the task."""
+
+
 def _run(function: Function[R], index: int, argument: Any, shared: Any, reports: Queue) -> R:
     """In a process of the cluster, where `ray.cancel` raises KeyboardInterrupt."""
     try:
         return function(argument, Watch(shared, Reporter(index, reports.put_nowait), lambda: False))
-    except (Unavailable, OSError) as problem:  # no base model here, a full disk
+    except (Unavailable, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno not in OF_THE_DISK:
+            raise
         machine = ray.get_runtime_context().get_node_id()
         raise UnfitMachine(machine, Unavailable(f"On {platform.node()}: {problem}")) from None
