@@ -89,6 +89,8 @@ def test_perplexity_is_that_of_each_text_by_itself_and_paired_with_the_base(base
     assert figures["difference"] == pytest.approx(figures["nll"] - alone["nll"], rel=1e-6)
     assert figures["difference"] + 2 * figures["difference_standard_error"] < 0
     assert figures["difference_low"] < figures["difference"] < figures["difference_high"] < 0
+    one = evaluate_task(base, adapter_of(folders["language_modelling"], base), LANGUAGE_MODELLING, VALID[:1])
+    assert "difference_low" not in one, "one text has no interval"
     total = tokens = 0.0
     for text in VALID:
         ids = torch.tensor([base.tokenize(text)])

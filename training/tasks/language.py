@@ -74,7 +74,8 @@ class LanguageModelling(Task):
     ) -> dict[str, float]:
         """Perplexity of the texts, each cut into windows of at most `block` tokens, and its standard error.
 
-        With an adapter also that of the base alone, and the difference of mean NLL with its paired standard error.
+        With an adapter also that of the base alone, and the difference of mean NLL with its paired standard error and,
+        for two texts or more, its 90 % interval.
         """
         alone = passage_scores(base, items, block=block, batch=batch)
         if adapter is None:
@@ -84,15 +85,14 @@ class LanguageModelling(Task):
         found = report(scores, alone)
         base_figures = found.baseline
         assert base_figures is not None
-        low, high = base_figures.interval or (base_figures.difference, base_figures.difference)
+        interval = dict(zip(("difference_low", "difference_high"), base_figures.interval or (), strict=False))
         return {
             **_figures(found),
             "base_perplexity": base_figures.perplexity,
             "base_nll": base_figures.mean_nll,
             "difference": base_figures.difference,
             "difference_standard_error": base_figures.standard_error,
-            "difference_low": low,
-            "difference_high": high,
+            **interval,
         }
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
