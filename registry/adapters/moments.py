@@ -31,9 +31,11 @@ def packed(moments: Tensor) -> Tensor:
 
 def unpacked(values: Tensor, size: int) -> Tensor:
     """The symmetric matrix (size, size) of `packed`, float64."""
-    rows, columns = torch.triu_indices(size, size)
-    moments = torch.zeros(size, size, dtype=torch.float64)
-    moments[rows, columns] = moments[columns, rows] = values.double()
+    moments = torch.empty(size, size, dtype=torch.float64)
+    rows = torch.split(values, [*range(size, 0, -1)])
+    for row, entries in enumerate(rows):  # lists of indices would take more than the matrix
+        moments[row, row:] = entries
+        moments[row:, row] = entries
     return moments
 
 

@@ -88,7 +88,7 @@ def mix(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> dict[str, Tensor]:
     for name in canonical_order(loaded[0]):
         values = [one[name] for one in loaded]
         found[name] = (
-            torch.stack(moments.apart(name, values)).sum(0).to(torch.float32)
+            moments.joined(name, values).to(torch.float32)
             if name in fitted
             else entrywise.weighted_sum(values, weights)
         )
@@ -123,11 +123,20 @@ class _Moments:
         self._weights = [float(part.weight) for part in parts]
         self._off_diagonal = off_diagonal
 
-    def apart(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
-        """Each ingredient's part of the solution for W (outputs, inputs), of which the parts are the sum, float64.
+    def joined(self, name: str, values: Sequence[Tensor]) -> Tensor:
+        """The solution for W (outputs, inputs) of a projection, float64."""
+        left, right = self._sides(name, values)
+        solved: Tensor = torch.linalg.solve(left, torch.stack(right).sum(0))
+        return solved.T
 
-        Of a LoRA it is what becomes of each A (rank, inputs). G_i is the identity where nobody reads anything.
-        """
+    def apart(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
+        """What becomes of each LoRA's A (rank, inputs), float64: parts of one solution."""
+        left, right = self._sides(name, values)
+        solved = torch.linalg.solve(left, torch.cat(right, 1))
+        return [part.T for part in solved.split([side.shape[1] for side in right], 1)]
+
+    def _sides(self, name: str, values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """sum_i w_i G_i (inputs, inputs), and each w_i G_i W_i^T; G_i is the identity where nobody reads anything."""
         size = values[0].shape[1]
         moments = [
             weight * unpacked(known[name], size) for weight, known in zip(self._weights, self._known, strict=True)
@@ -139,5 +148,4 @@ class _Moments:
             one *= self._off_diagonal
             one.diagonal().copy_(diagonal + weight * shared)
         right = [one @ value.double().T for one, value in zip(moments, values, strict=True)]
-        solved = torch.linalg.solve(torch.stack(moments).sum(0), torch.cat(right, 1))
-        return [one.T for one in solved.split([one.shape[1] for one in right], 1)]
+        return torch.stack(moments).sum(0), right
