@@ -24,6 +24,7 @@ from plots.charts import (
     lineage,
     lines,
     panels,
+    points,
     stacked_bars,
 )
 from plots.results import (
@@ -216,6 +217,11 @@ def test_a_map_has_one_scale_and_names_what_has_room() -> None:
     assert right[0] - origin[0] == pytest.approx(up[1] - origin[1])
     crowded = domain_map({f"domain-{n}": (math.sin(n), math.cos(3 * n)) for n in range(2000)})
     assert 5 < len(texts(crowded)) < 500
+
+
+def test_every_point_over_a_logarithmic_axis_has_its_name_also_in_a_crowd() -> None:
+    places = {f"way {n}": (1.0 + n / 1000, -30.0) for n in range(20)}
+    assert set(places) <= set(texts(points("t", places, x_label="x", y_label="y", ticks=(1, 10))))
 
 
 def test_plots_are_drawn_in_several_threads_at_once() -> None:

@@ -16,7 +16,7 @@ from registry.catalogue import Database
 from registry.catalogue.tables import metadata
 from registry.errors import Busy, Conflict, DamagedBlob, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.progress import Progress, silent
-from registry.spec import CosineSpec, PoolSpec
+from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service import backup_folder, storage
 from service.backup import BackedUp, back_up
 from service.backup_folder import read_manifest, write_manifest
@@ -329,3 +329,9 @@ class TestRestore:
         (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(OSError, match="symbolic links"):
             restore(target(tmp_path / "other"), folder, replace=False, progress=silent)
+
+    def test_the_mark_is_the_databases(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = target(tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert LocalBlobs(settings.blobs_dir).aside.mark() == StoreMark(store=STORE, generation=1)

@@ -85,6 +85,15 @@ class TestMam:
             assert parameter.grad is not None, name
             assert parameter.grad.any(), name
 
+    def test_both_members_count(self, base: LoadedBase) -> None:
+        tensors = drawn(MAM, base.shape)
+        found = []
+        for without in ("", "prefix.", "bottleneck."):
+            kept = {n: t * 0 if without and n.startswith(without) else t for n, t in tensors.items()}
+            with attached(base.model, from_tensors(MAM, base.shape, kept)):
+                found.append(logits(base))
+        assert (found[0] - found[1]).abs().max() > 1e-2 < (found[0] - found[2]).abs().max()
+
 
 @contextmanager
 def by_hand(base: LoadedBase, tensors: dict[str, Tensor]) -> Iterator[None]:

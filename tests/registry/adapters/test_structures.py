@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from registry.adapters import STRUCTURES, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.initial import INITS
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
@@ -174,3 +175,14 @@ def test_from_tensors_says_everything_that_is_wrong_at_once():
         "Tensor layers.1.ffn.down.weight has shape [32, 4], and [4, 32] is needed.",
         "Tensor 'layers.2.ffn.up.bias' is not expected.",
     )
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
+def test_same_seed_same_bytes_other_seed_other_bytes(structure, init, model):
+    config = paper_config(structure, bottleneck=4)
+    torch.manual_seed(1)
+    first = init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict())
+    torch.manual_seed(2)
+    assert init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict()) == first
+    assert init_hash(create(config, TINY, seed=4, init=init, base=model).state_dict()) != first

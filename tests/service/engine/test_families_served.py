@@ -6,7 +6,10 @@ with windows shorter than what is generated, so that what slides out of sight ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +17,12 @@ import torch
 from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.base_model import LoadedBase
+from registry.base_model import LoadedBase, load_base
 from registry.likelihood import token_log_probs
-from registry.spec import AdapterConfig, LoraConfig, LoraModule
+from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from tests.service.loaded_bases import LoadedBases
-from tests.tiny_models import VARIANTS
+from tests.tiny_models import VARIANTS, build_tiny_base
 
 pytestmark = pytest.mark.slow
 
@@ -110,3 +113,17 @@ def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: Loaded
             hidden = base.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
         assert scores.nll[number] == pytest.approx(nll, abs=1e-5 * len(window))
         np.testing.assert_allclose(scores.vectors[number], hidden, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", ["mistral-window-4", "qwen2-alternating", "qwen3-alternating"])
+def test_the_windows_of_these_tests_are_short_enough_to_matter(
+    bases: Callable[[str], LoadedBase], tmp_path: Path, variant: str
+) -> None:
+    base, ids = bases(variant), torch.tensor([prompts_of(1)[2]])
+    family, _ = VARIANTS[variant]
+    without: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {"use_sliding_window": False}
+    path = build_tiny_base(tmp_path / "all", model_type=family, **without)
+    everything = load_base(BaseEntry(id="all", source=str(path)))
+    seen, all_seen = (one.model(input_ids=ids).logits.detach() for one in (base, everything))
+    torch.testing.assert_close(seen[0, :4], all_seen[0, :4])
+    assert float((seen[0, -1] - all_seen[0, -1]).abs().max()) > 1e-2

@@ -292,6 +292,16 @@ class TestEngine:
         check_follows(other.result(0).choices[0].text, PERSON)
         assert engine.counters()["requests"] == 0
 
+    def test_choices_walk_each_for_themselves(self, base: LoadedBase, grammars: Grammars) -> None:
+        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
+        many = engine.submit(self.ask(base, grammar, 7, n=3))
+        run(engine)
+        one = engine.submit(self.ask(base, grammar, 7))
+        run(engine)
+        texts = [choice.text for choice in many.result(0).choices]
+        assert len(set(texts)) == 3
+        assert texts[0] == one.result(0).choices[0].text
+
 
 class TestChoose:
     @given(st.integers(0, 2**32), st.sets(st.integers(0, 39), min_size=1), st.sampled_from([0.0, 1.0, 50.0]),

@@ -207,6 +207,14 @@ class TestWhoShares:
         assert ask(engine, self.prompt, params=greedy(2, n=3))[1] == 39
         assert engine.counters()["prompt_tokens_reused_total"] == 39
 
+    def test_nothing_is_kept_without_a_limit(self, base: LoadedBase) -> None:
+        engine = engine_of(base, kv_bytes=None)
+        assert [ask(engine, self.prompt)[1] for _ in range(2)] == [0, 0]
+
+    def test_another_base_model_has_its_own(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        assert [ask(engine, self.prompt, base=one)[1] for one in ("tiny", "other", "tiny")] == [0, 0, 39]
+
 
 class TestWhatStays:
     prompt = tuple(range(5, 45))

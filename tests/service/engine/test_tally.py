@@ -146,3 +146,11 @@ def test_as_many_labels_as_the_documentation_says() -> None:
     figures = tally.figures()
     assert len(figures) == LABELS + 2 == 34
     assert figures[OTHER].answers == 5
+
+
+def test_labels_do_not_end_often() -> None:
+    """However adapters take turns, what is remembered of ended labels stays small."""
+    tally = Tally(labels=2)
+    for number in range(2000):
+        tally.tokens(str(number % 50), generated=1 + number)
+    assert len(tally._ended) <= 2 * 20, "1,999,000 tokens are below 2**21"
