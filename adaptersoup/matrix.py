@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from adaptersoup.requests import request_of
-from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
+from registry.context import Caller
+from registry.evaluate.matrix import CrossEvaluated, Elsewhere, cross_evaluate
 from registry.progress import Progress
-from registry.registry import Caller
-from registry.select import pool_of
+from registry.select.select import pool_of
 from registry.tasks.run import open_pool
 from service.engine.score_task import score_samples
 from service.http.schemas.evaluations import EvaluationRequest

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from adaptersoup.client.additions import name_of as name_of_folder
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.local_server import LocalServer
 from adaptersoup.matrix import evaluate_on
@@ -24,13 +25,12 @@ from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow
-from registry.cross_evaluate import CrossEvaluated
 from registry.errors import Incompatible, InvalidParameter, Unavailable
+from registry.evaluate.matrix import CrossEvaluated
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
-from registry.stored_adapters import loadable
-from service.client.additions import name_of as name_of_folder
+from registry.stored_files import loadable
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings

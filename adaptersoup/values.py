@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
+from adaptersoup.tables import columns, one_line
 from registry.errors import Unavailable
-from service.cli.output import columns, one_line
 from service.http.schemas.adapters import Adapter as AdapterBody
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.perplexity import PerplexityAnswer

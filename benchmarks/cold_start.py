@@ -23,8 +23,8 @@ from benchmarks.subjects import small_base
 from demo.results import ROOT
 
 PROGRAMS: dict[str, tuple[str, ...]] = {
-    "soup_help": ("-m", "service.cli", "--help"),
-    "import_client": ("-c", "import service.client"),
+    "soup_help": ("-m", "adaptersoup.cli", "--help"),
+    "import_client": ("-c", "import adaptersoup.client"),
 }
 GOAL = 0.5
 READY_CPU_GOAL = 10.0
@@ -44,7 +44,7 @@ def server_start(base_folder: Path) -> float:
         bases = Path(folder) / "bases.toml"
         bases.write_text(f"[bases.small]\nsource = {json.dumps(str(base_folder.resolve()))}\n")
         server = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--data", f"{folder}/data",
+            [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--data", f"{folder}/data",
              "--port", "0", "--json"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip

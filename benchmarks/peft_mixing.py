@@ -17,8 +17,8 @@ from registry.adapters import expected_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.errors import Internal
-from registry.soup import MIXINGS
-from registry.soup.compat import SoupPart
+from registry.mixing import MIXINGS
+from registry.mixing.compat import SoupPart
 from registry.spec import AdapterConfig, BaseShape, LoraConfig, Mixing, Provenance, canonical_weights
 
 MIXTURE = "mixture"

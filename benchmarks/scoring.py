@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.subjects import CONTEXT, Given, Window, about, base_options, chosen_base, passages, rows_of
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import padded
 from registry.errors import Internal
-from registry.likelihood import padded
 from service.engine import Engine, ScoreRequest
 
 STEP_TOKENS = 2048

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptersoup.cli.verbs.compare.strategies import Strategy
 from demo.strategies import EVERY, FEW
 from registry.base_model import weight_bytes
 from registry.errors import InvalidParameter, NotFound
 from registry.spec import BaseEntry
-from service.cli.verbs.compare.strategies import Strategy
 from training.data import draw, read_texts
 
 HOME = Path(".demo")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adaptersoup.client.client import SoupClient
 from demo import picture, table
 from demo.job import NOVEL_SAMPLE, Job
 from demo.prepare import prepare
@@ -26,7 +27,6 @@ from demo.table import Entry, Row, Table
 from demo.talk import Talk
 from registry.base_model import shape_of
 from registry.errors import InvalidParameter
-from service.client.client import SoupClient
 
 STAGES = 6
 PROMPT_WORDS = 16

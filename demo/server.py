@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from service.client.client import SoupClient
+from adaptersoup.client.client import SoupClient
 
 STOP_SECONDS = 30.0
-SOUP = (sys.executable, "-m", "service.cli")
+SOUP = (sys.executable, "-m", "adaptersoup.cli")
 
 
 class DemoFailed(Exception):

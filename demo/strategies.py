@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adaptersoup.cli.verbs.compare.strategies import Strategy
+from adaptersoup.client.client import SoupClient
 from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
-from service.cli.verbs.compare.strategies import Strategy
-from service.client.client import SoupClient
 
 NAMESPACE = "demo"
 """Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from service.cli.output import bar_on
+from adaptersoup.cli.output import bar_on
 
 Report = Callable[[int, int, str], None]
 """(done, total, message); total 0 where nobody knows."""

@@ -17,7 +17,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from docs.markdown import table
-from service.http.auth import PUBLIC
+from service.http.security.auth import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")
@@ -97,9 +97,9 @@ def _routes(app: FastAPI) -> Iterator[APIRoute]:
 
 
 def _needed(dependant: Dependant) -> Iterator[str]:
-    """The scopes in the signature of a route (`service.http.auth.needs`)."""
+    """The scopes in the signature of a route (`service.http.security.auth.needs`)."""
     for inner in dependant.dependencies:
-        if inner.call is not None and getattr(inner.call, "__module__", "") == "service.http.auth":
+        if inner.call is not None and getattr(inner.call, "__module__", "") == "service.http.security.auth":
             yield from inspect.getclosurevars(inner.call).nonlocals.get("scopes", ())
         yield from _needed(inner)
 

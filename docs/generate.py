@@ -30,7 +30,7 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
         reference / "settings.md": tables.settings_page(),
         reference / "errors.md": tables.errors_page(),
         reference / "cli.md": tables.cli_page(),
-        Path("service") / "cli" / "soup.1": man_page.man_page(),
+        Path("adaptersoup") / "cli" / "soup.1": man_page.man_page(),
     }
     for path in pages(root):
         text = (root / path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`service/cli/soup.1`: the manual page of the command line, made of the help of each verb, as `reference/cli.md` is.
+"""Write `adaptersoup/cli/soup.1`, the manual page of the command line, from the help of each verb.
 
 Called by `docs.generate`. It is installed into `share/man/man1`, where `man soup` finds it.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import unasync
 
 ROOT = Path(__file__).parent.parent
-SOURCES = (Path("service/client/asynchronous"), Path("adaptersoup/asynchronous"))
+SOURCES = (Path("adaptersoup/client/asynchronous"), Path("adaptersoup/asynchronous"))
 NAMES = {
     "asynchronous": "synchronous",
     "AsyncBaseTransport": "BaseTransport",

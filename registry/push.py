@@ -13,19 +13,19 @@ from typing import Any
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
+from registry.context import BaseModel, Caller, Limits, Registry
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.formats import WEIGHTS_FILE
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
-from registry.pools import enqueue_refits
 from registry.quotas import Stored, check_room, check_stored
-from registry.registry import BaseModel, Caller, Limits, Registry
-from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
+from registry.samples.sample import CheckedSample, check_sample, enqueue_embed, record_vectors
+from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Manifest
-from registry.stored_bytes import record_bytes
+from registry.stored_files import record_bytes
 from registry.tensor_file import parse
-from registry.uploads import is_damaged, read_file
+from registry.uploads.files import is_damaged, read_file
 
 
 @dataclass(frozen=True)

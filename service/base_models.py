@@ -50,7 +50,7 @@ class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
 
 
 class ServedBaseModel:
-    """One base model of a server: `registry.registry.BaseModel`, with its tokenizer and size."""
+    """One base model of a server: `registry.context.BaseModel`, with its tokenizer and size."""
 
     def __init__(self, entry: BaseEntry, server: ServedBaseModels) -> None:
         self.entry = entry

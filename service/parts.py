@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from registry.registry import Registry
-from registry.upload_sessions import UploadSessions
+from registry.context import Registry
+from registry.uploads.sessions import UploadSessions
 from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.engine.grammars import Grammars
 from service.job_board import JobBoard
+from service.observability.usage import UsageCounts
 from service.rates import Rates, SharedRates
 from service.settings import Settings
-from service.usage import UsageCounts
 
 if TYPE_CHECKING:
-    from service.tracing import Tracing
+    from service.observability.tracing import Tracing
 
 
 @dataclass(frozen=True)

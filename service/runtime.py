@@ -18,31 +18,31 @@ from typing import TYPE_CHECKING, Any
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
+from registry.context import Limits, Refits, Registry, Retention, SampleLimits
 from registry.cores import one_each
 from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
-from registry.registry import Limits, Refits, Registry, Retention, SampleLimits
 from registry.spec import DefaultLimits, UseLimits
-from registry.upload_sessions import UploadLimits, UploadSessions
-from service import storage
+from registry.uploads.sessions import UploadLimits, UploadSessions
+from service.access.identities import identities_of
+from service.access.key_watch import KeyWatch
+from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
-from service.blob_check import check_blobs
 from service.engine import Engine
 from service.engine.bank import smallest_adapter
 from service.engine.bases import AllowedBases
-from service.identities import identities_of
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
-from service.key_watch import KeyWatch
-from service.keys import ensure_admin_key
+from service.observability.usage import UsageCounts, UsageWriter
+from service.operations import storage
+from service.operations.blob_check import check_blobs
 from service.parts import Parts
 from service.presence import Presence
 from service.rates import Rates, SharedRates
 from service.settings import Settings
-from service.usage import UsageCounts, UsageWriter
 
 if TYPE_CHECKING:
-    from service.tracing import Tracing
+    from service.observability.tracing import Tracing
 
 log = logging.getLogger("soup.runtime")
 
@@ -303,7 +303,7 @@ def tracing_of(settings: Settings) -> Tracing | None:
     if settings.otel_endpoint is None:
         return None
     try:
-        from service.tracing import Tracing
+        from service.observability.tracing import Tracing
     except ModuleNotFoundError:
         raise Unavailable(
             "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.", param="otel_endpoint"

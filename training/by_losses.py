@@ -19,7 +19,7 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
-from registry.likelihood import batches, padded, token_log_probs
+from registry.base_model.likelihood import batches, padded, token_log_probs
 from registry.spec import AdapterConfig, ByLosses, StoredAdapter
 from training.known import Known, key_of, name_of
 from training.passages import CELLS, Rows, parted

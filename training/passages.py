@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import batches, padded, token_log_probs
 from registry.errors import InvalidSample
-from registry.likelihood import batches, padded, token_log_probs
 
 CELLS = 4096
 """Tokens of a forward pass whose backward pass is kept at a time."""

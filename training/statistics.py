@@ -23,8 +23,8 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.moments import packed, read_by
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
 from registry.errors import InvalidSample
-from registry.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
 from registry.progress import Progress, silent
 from registry.spec import MeasuredStatistic, StatisticRequest, StoredAdapter
 from training.passages import Row, rows_of, tokens_of

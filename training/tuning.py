@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import score_windows
 from registry.errors import InvalidParameter, InvalidSample
-from registry.likelihood import score_windows
 from registry.progress import Progress, silent
 from registry.spec import StoredAdapter, Tuned, TuningRequest
 from training.passages import CELLS, Rows, rows_of, slope, steps_of, tokens_of

@@ -10,15 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adaptersoup.requests import Model, checked, cook_values, id_of, name_of, request_of, spec_of, values_of
-from adaptersoup.synchronous.operators import OperatorCalls
-from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
-from registry.errors import InvalidParameter
-from registry.progress import Progress
-from registry.spec import Card, PoolRequest
-from service.client.additions import Additions
-from service.client.answers import given, part
-from service.client.paths import (
+from adaptersoup.client.additions import Additions
+from adaptersoup.client.answers import given, part
+from adaptersoup.client.paths import (
     CHAT,
     COMPLETIONS,
     adapter_path,
@@ -27,7 +21,13 @@ from service.client.paths import (
     job_path,
     matching,
 )
-from service.client.synchronous.connection import Stream
+from adaptersoup.client.synchronous.connection import Stream
+from adaptersoup.requests import Model, checked, cook_values, id_of, name_of, request_of, spec_of, values_of
+from adaptersoup.synchronous.operators import OperatorCalls
+from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
+from registry.errors import InvalidParameter
+from registry.progress import Progress
+from registry.spec import Card, PoolRequest
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
 from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection

@@ -9,18 +9,18 @@ from typing import Self
 
 import httpx2
 
-from registry.names import KeyScope
-from service.client.answers import given
-from service.client.paths import (
+from adaptersoup.client.answers import given
+from adaptersoup.client.paths import (
     key_path,
     limits_path,
     matching,
     namespace_path,
     plain,
 )
-from service.client.synchronous.calls import Calls
-from service.client.synchronous.connection import ADDRESS
-from service.client.waiting import Pause, sleep
+from adaptersoup.client.synchronous.calls import Calls
+from adaptersoup.client.synchronous.connection import ADDRESS
+from adaptersoup.client.waiting import Pause, sleep
+from registry.names import KeyScope
 from service.http.schemas.audit import AuditEntry
 from service.http.schemas.health import Ready
 from service.http.schemas.keys import CreatedKey, Key

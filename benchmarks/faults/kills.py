@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import WEIGHTS, adapter, passages
 from benchmarks.faults.server import BASE, Killable, killable
 from registry.errors import Cancelled, Retired, SoupError
@@ -32,7 +33,6 @@ from registry.spec import (
     SampleSource,
     UniformSpec,
 )
-from service.client.client import SoupClient
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import migrations
+from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import WEIGHTS, adapter, passages
 from benchmarks.faults.server import Killable, Stoppable, killable, postgresql_server
 from registry.catalogue.database import Database
 from registry.errors import DamagedBlob, SoupError, Unavailable
 from registry.spec import CosineSpec, SampleSource
-from service.client.client import SoupClient
 
 DISK = 400 * 2**20
 """Bytes of the disk that is filled."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
+from adaptersoup.client.client import SoupClient
 from benchmarks.subjects import small_base
 from demo.results import ROOT
 from demo.server import SOUP, environment
 from registry.errors import Internal
-from service.client.client import SoupClient
 
 BASE = "small"
 TIMEOUT = 120.0

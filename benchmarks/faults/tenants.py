@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import adapter, passages
 from benchmarks.faults.server import BASE, Killable
 from registry.errors import Internal
 from registry.spec import CookRequest, HandRecipe, WeightedRef
-from service.client.client import SoupClient
 
 THREADS = 8
 OPEN = 300

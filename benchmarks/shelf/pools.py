@@ -23,10 +23,10 @@ from demo.results import ROOT
 from registry.blobs import LocalBlobs
 from registry.catalogue import Catalogue, Database
 from registry.catalogue.rows import EmbeddingRow, NewAdapter
-from registry.embeddings_file import save_embeddings
 from registry.errors import Internal
 from registry.names import sha256_digest
 from registry.progress import silent
+from registry.samples.embeddings_file import save_embeddings
 from registry.spec import BlobPlace, BottleneckConfig, Card, PoolSpec, Provenance, SampleReport
 from service.jobs.fit_process import begin
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import adapter
 from benchmarks.faults.server import Killable
-from registry.embeddings_file import save_embeddings
+from registry.samples.embeddings_file import save_embeddings
 from registry.spec import CosineSpec, EmbeddingSource, FileSource, Manifest, SampleSource
-from service.client.client import SoupClient
 
 UNITS = 30
 """Vectors of each sample, which needs no embedding: what is measured are pushes and fits."""

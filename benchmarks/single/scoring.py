@@ -1,7 +1,7 @@
 """Scoring base, adapters, soups and ensembles on passages, several at once, each score kept on disk.
 
 Called by the choosing and by the tables. A model is a value; what is scored is fp32, one thread a process, so that
-a score does not depend on how many are made at once. Soups are mixed by `registry.soup.average`.
+a score does not depend on how many are made at once. Soups are mixed by `registry.mixing.average`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from demo.scores import Score, Scores
 from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
+from registry.base_model.likelihood import hidden_states
 from registry.errors import Internal
 from registry.formats import read_directory
-from registry.likelihood import hidden_states
+from registry.mixing.average import check, mix
+from registry.mixing.compat import SoupPart
 from registry.names import digest_of
-from registry.soup.average import check, mix
-from registry.soup.compat import SoupPart
 from registry.spec import AverageMixing, BaseEntry, canonical_weights
 from training.tasks.language import passage_scores
 

@@ -26,9 +26,9 @@ from registry.base_model import shape_of
 from registry.cook.mix import planned
 from registry.errors import Conflict
 from registry.formats import read_directory
+from registry.mixing.auto import settle
+from registry.mixing.compat import SoupPart
 from registry.names import digest_of
-from registry.soup.auto import settle
-from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig, BaseEntry, BaseShape, Provenance, weights_by_digest
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, Watch

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.transfer import push_folder
 from demo.base_models import base_entry
 from demo.job import Job, own_job, shorten
 from demo.prepare import convert_all, neutral_domains
@@ -26,8 +28,6 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.errors import InvalidParameter, NotFound
 from registry.formats import AdapterContents, read_directory, write_directory
-from service.client.client import SoupClient
-from service.client.transfer import push_folder
 from training.data import draw, read_texts
 
 NAMESPACE = "bank"

@@ -1,7 +1,7 @@
 """An adapter that can be loaded: what it is, and how its tensors are read when they are wanted.
 
 The one record for it: verbs score one, mixing methods read them as ingredients, the engine keeps their tensors ready.
-Knows no database and no files: `registry.stored_adapters` makes them of what is stored.
+Knows no database and no files: `registry.stored_files` makes them of what is stored.
 """
 
 from __future__ import annotations

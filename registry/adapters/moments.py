@@ -1,6 +1,6 @@
 """Second moments of what projections read, as they are stored: the upper triangles of symmetric matrices.
 
-Made by `training.statistics`, read by the mixing methods that need them (`registry.soup.regmean`, and `recompress` by
+Made by `training.statistics`, read by the mixing methods that need them (`registry.mixing.regmean`, and `recompress` by
 inputs). float32 on disk, float64 where it is computed with.
 """
 

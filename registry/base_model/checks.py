@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.errors import Unavailable
-from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
 
 _TOKENS = 6

@@ -24,9 +24,9 @@ from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
 from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
+from registry.base_model.likelihood import without_bos
 from registry.base_model.special_tokens import generation_ends
 from registry.errors import InvalidParameter, Unavailable
-from registry.likelihood import without_bos
 from registry.spec import BaseEntry, BaseShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

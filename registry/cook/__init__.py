@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.catalogue.rows import AdapterRow
+from registry.context import BaseModel, Caller, Registry
 from registry.cook.choose import by_hand, by_selection, looked_at
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import beyond
@@ -23,14 +24,13 @@ from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import DamagedBlob, InvalidSample, Retired, Unavailable
+from registry.mixing.auto import settle
+from registry.mixing.compat import SoupPart
 from registry.names import TEMPORARY, split_name
-from registry.pools import pool_base
 from registry.progress import Progress
-from registry.registry import BaseModel, Caller, Registry
-from registry.samples import CheckedSample, Vectors, check_sample, embed_texts
-from registry.select import Chosen, Fit
-from registry.soup.auto import settle
-from registry.soup.compat import SoupPart
+from registry.samples.sample import CheckedSample, Vectors, check_sample, embed_texts
+from registry.select.pools import pool_base
+from registry.select.select import Chosen, Fit
 from registry.spec import (
     WEIGHING,
     AutoMixing,

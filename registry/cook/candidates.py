@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from registry.catalogue.rows import AdapterRow
+from registry.context import Caller, Registry
 from registry.cook.choose import MOST, part_of, rows_of
+from registry.mixing import concat
+from registry.mixing.auto import apart
+from registry.mixing.compat import SoupPart
 from registry.names import parse_ref
-from registry.registry import Caller, Registry
-from registry.select import Chosen
+from registry.select.select import Chosen
 from registry.selectors.ranking import Why, listed_of
-from registry.soup import concat
-from registry.soup.auto import apart
-from registry.soup.compat import SoupPart
 from registry.spec import ConcatMixing, CookRequest, LeftOut
 
 BLOCK = 256

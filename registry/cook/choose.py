@@ -11,16 +11,16 @@ from dataclasses import replace
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow
+from registry.context import Caller, Registry
 from registry.cook.statistics import stored_statistic
 from registry.errors import InvalidRecipe
+from registry.mixing.auto import apart, best_unranked, within_width
+from registry.mixing.compat import SoupPart
 from registry.names import parse_ref
 from registry.progress import Progress
-from registry.registry import Caller, Registry
-from registry.samples import CheckedSample
-from registry.select import Chosen, Fit, select
+from registry.samples.sample import CheckedSample
+from registry.select.select import Chosen, Fit, select
 from registry.selectors.ranking import Why
-from registry.soup.auto import apart, best_unranked, within_width
-from registry.soup.compat import SoupPart
 from registry.spec import (
     BY_GRADIENTS,
     CookRequest,
@@ -34,7 +34,7 @@ from registry.spec import (
     canonical_decimal,
     weights_by_digest,
 )
-from registry.stored_adapters import loadable
+from registry.stored_files import loadable
 
 EVERY = 5
 """Every EVERY-th passage of a sample is held out where losses choose."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from registry.adapters import sites_of
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.context import BaseModel, Registry
 from registry.errors import Incompatible, Internal, InvalidRecipe
-from registry.registry import BaseModel, Registry
-from registry.soup import MIXINGS
-from registry.soup.auto import settle
-from registry.soup.compat import SoupPart, by_digest
-from registry.soup.report import TOLERANCE, ExactMixture, report_of
+from registry.mixing import MIXINGS
+from registry.mixing.auto import settle
+from registry.mixing.compat import SoupPart, by_digest
+from registry.mixing.report import TOLERANCE, ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
     BaseShape,

@@ -13,17 +13,17 @@ from dataclasses import replace
 from registry.adapters.weights import dtype_of
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
+from registry.context import Caller, Registry
 from registry.cook.mix import Mixed
 from registry.cook.setting import check_tuning
 from registry.errors import Retired
+from registry.mixing.compat import SoupPart
 from registry.names import sha256_digest
-from registry.pools import enqueue_refits
 from registry.quotas import check_room, check_stored
-from registry.registry import Caller, Registry
-from registry.samples import Vectors, enqueue_embed, record_vectors
-from registry.soup.compat import SoupPart
+from registry.samples.sample import Vectors, enqueue_embed, record_vectors
+from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Card, Evidence, Provenance, Recipe, SampleReport
-from registry.stored_bytes import record_bytes
+from registry.stored_files import record_bytes
 
 
 def publish_soup(

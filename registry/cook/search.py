@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from registry.context import Caller, Registry
 from registry.cook.candidates import Candidates, candidates_of
 from registry.cook.choose import MOST, mixable
 from registry.cook.mix import Mixed, mix_ingredients
@@ -23,11 +24,10 @@ from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.cook.ways import How, best_alone, narrow, reported, request_of, side_by_side
 from registry.errors import Incompatible, Internal, InvalidSample
+from registry.mixing import concat
+from registry.mixing.compat import SoupPart
 from registry.progress import Progress
-from registry.registry import Caller, Registry
-from registry.select import Chosen
-from registry.soup import concat
-from registry.soup.compat import SoupPart
+from registry.select.select import Chosen
 from registry.spec import (
     BaseShape,
     Budget,

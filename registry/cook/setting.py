@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from registry.catalogue.database import Catalogue, Database
+from registry.context import Registry
 from registry.errors import Forbidden
-from registry.pools import pool_base
-from registry.registry import Registry
+from registry.select.pools import pool_base
 from registry.spec import WEIGHING, AutoMixing, CookRequest
 
 

@@ -16,16 +16,16 @@ from registry.adapters.weights import load_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, StatisticRow
+from registry.context import BaseModel, Registry
 from registry.cook.mix import check_base
 from registry.cook.publish import purged_meanwhile
 from registry.errors import Incompatible, InvalidRecipe
 from registry.files import decode_lines
+from registry.mixing import MIXINGS
+from registry.mixing.auto import settle
+from registry.mixing.compat import SoupPart, Statistic
 from registry.progress import Progress
 from registry.quotas import check_stored, room_for_bytes
-from registry.registry import BaseModel, Registry
-from registry.soup import MIXINGS
-from registry.soup.auto import settle
-from registry.soup.compat import SoupPart, Statistic
 from registry.spec import (
     MOST_PASSAGES,
     AutoMixing,
@@ -37,7 +37,7 @@ from registry.spec import (
     StatisticRequest,
     StoredAdapter,
 )
-from registry.stored_bytes import record_bytes
+from registry.stored_files import record_bytes
 
 MOST_BYTES = 2**29
 """Of the second moments of all ingredients: they are as large as the square of what is read."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.adapters.loadable import LoadableAdapter
+from registry.context import BaseModel
 from registry.encoders import Encoder
 from registry.progress import Progress
-from registry.registry import BaseModel
 from registry.spec import BaseEntry, BaseShape, PassageScore, Spent
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
+from registry.context import BaseModel, Caller, Registry
 from registry.cook.mix import Mixed
 from registry.cook.plan import cut_training, default_passes, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import verification_of
 from registry.progress import Progress
-from registry.registry import BaseModel, Caller, Registry
-from registry.samples import CheckedSample
+from registry.samples.sample import CheckedSample
 from registry.spec import (
     CookRequest,
     Evidence,

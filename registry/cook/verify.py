@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from registry.context import BaseModel
 from registry.cook.mix import Mixed
 from registry.errors import InvalidParameter, InvalidSample
+from registry.mixing.compat import SoupPart
 from registry.progress import Progress
-from registry.registry import BaseModel
-from registry.soup.compat import SoupPart
 from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
 from registry.uncertainty import paired_difference, t_quantile
 

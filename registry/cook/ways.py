@@ -13,8 +13,8 @@ from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import FEW
 from registry.cook.plan import DEPTHS, parts_of
-from registry.soup import recompress
-from registry.soup.compat import SoupPart
+from registry.mixing import recompress
+from registry.mixing.compat import SoupPart
 from registry.spec import (
     BaseShape,
     ConcatMixing,

@@ -14,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.queue import Queue
 
 from registry.errors import Unavailable
-from registry.ray_connection import check_cluster
+from registry.tasks.ray_connection import check_cluster
 from registry.tasks.task import RETRIES, Function, R, Report, Reporter, Task, TaskLost, UnfitMachine, Watch
 
 NODE = "ray.io/node-id"

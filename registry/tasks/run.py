@@ -14,8 +14,8 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 
 from registry.errors import Cancelled, InvalidParameter
-from registry.ray_connection import ray_connection
 from registry.tasks.process_pool import ProcessPool
+from registry.tasks.ray_connection import ray_connection
 from registry.tasks.task import RETRIES, TICK_SECONDS, Function, Pool, R, Task, TaskLost, UnfitMachine
 
 

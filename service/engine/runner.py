@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
-from registry.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
+from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
 from service.engine.kv import Copied, KeyValues, NewestOfSlab, Row, Slab
 from service.engine.packing import Packing, Piece, first_position, packed_states
 from service.engine.request import TopTokens

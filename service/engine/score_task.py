@@ -11,7 +11,7 @@ from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
 from registry.base_model.fingerprint import check_same
-from registry.cross_evaluate import ToScore
+from registry.evaluate.matrix import ToScore
 from registry.spec import BaseEntry, PassageScore
 from registry.tasks.task import Watch
 from service.engine.bases import AllowedBases

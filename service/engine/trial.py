@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import hidden_states
 from registry.errors import Unavailable
-from registry.likelihood import hidden_states
 from service.engine.packing import check_packable
 from service.engine.reordered import prepare_linears
 from service.engine.runner import Runner, Task

@@ -18,12 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from registry.errors import Unavailable
 from service.http import docs_page, examples, problems
-from service.http.auth import Gate
-from service.http.bodies import Bodies
-from service.http.metering import MEASURES
+from service.http.models.metering import MEASURES
 from service.http.observe import Metrics, Observe
 from service.http.pages import site
 from service.http.readiness import Readiness
+from service.http.requests.bodies import Bodies
 from service.http.routes import (
     adapters,
     audit,
@@ -47,11 +46,15 @@ from service.http.routes import (
     uploads,
     usage,
 )
+from service.http.security.auth import Gate
 from service.http.server_metrics import ServerMetrics
-from service.version import VERSION
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
+
+
+VERSION = "0.1.0"
+
 
 ROUTES = (
     *(uploads, blobs, adapters, collections, selectors, soups, trainings, evaluations),

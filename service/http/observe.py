@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from registry.errors import Unavailable
 from service.engine.tally import Figures
 from service.http import problems
-from service.logs import describe, request_id_now
+from service.observability.logs import describe, request_id_now
 
 log = logging.getLogger("service.request")
 

@@ -24,7 +24,7 @@ from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
 from registry.spec.wording import said_of
-from service.logs import describe
+from service.observability.logs import describe
 from training.spec import METHODS
 
 log = logging.getLogger("service.request")

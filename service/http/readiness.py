@@ -15,8 +15,8 @@ from registry.base_model import BaseText
 from registry.errors import Busy, Unavailable
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
+from service.operations.storage import SchemaWatch
 from service.parts import Parts
-from service.storage import SchemaWatch
 
 OUTGROWN = "is of a later version"
 """Said of a database that was migrated beyond what this version can use."""

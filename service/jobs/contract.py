@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
+from registry.context import Caller
 from registry.cook import Gradients
 from registry.progress import Progress
-from registry.registry import Caller
 from registry.spec import (
     MeasuredStatistic,
     PoolSpec,

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from registry.context import Caller, Registry
 from registry.cook import cook
 from registry.cook.choose import selector_of
 from registry.cook.statistics import may_measure
 from registry.errors import InvalidParameter, NotFound
-from registry.registry import Caller, Registry
-from registry.select import answering, check_selectable, encoder_for, latest, pool_of
+from registry.select.select import answering, check_selectable, encoder_for, latest, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 

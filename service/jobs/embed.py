@@ -6,8 +6,8 @@ from typing import Any
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow
-from registry.pools import enqueue_refits
-from registry.samples import embed
+from registry.samples.sample import embed
+from registry.select.pools import enqueue_refits
 from service.jobs.contract import JobContext, JobKind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from registry.cross_evaluate import cross_evaluate
+from registry.evaluate.matrix import cross_evaluate
 from registry.spec import PoolSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from registry.select import asked_for, encoder_for
+from registry.select.select import asked_for, encoder_for
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 

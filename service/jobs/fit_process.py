@@ -14,11 +14,11 @@ from pydantic import TypeAdapter
 from registry.blobs import open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
-from registry.fit import fit
+from registry.context import Registry
 from registry.progress import Progress
-from registry.registry import Registry
+from registry.select.fit import fit
 from registry.spec import BlobPlace, PoolSpec, SelectorSpec
-from service.logs import configure_logging
+from service.observability.logs import configure_logging
 from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 

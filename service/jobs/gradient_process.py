@@ -26,7 +26,7 @@ from registry.spec import (
     WeighingRequest,
 )
 from service.jobs.train_process import outlive_nobody
-from service.logs import configure_logging
+from service.observability.logs import configure_logging
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
 from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve

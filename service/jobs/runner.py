@@ -22,11 +22,11 @@ from opentelemetry.trace import StatusCode, get_current_span
 from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
-from registry.collect import collect
+from registry.context import Caller
 from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
+from registry.lifecycle.collect import collect
 from registry.progress import Progress
-from registry.registry import Caller
 from service.job_board import Interrupted, Outcome
 from service.jobs.clock_steps import ClockSteps
 from service.jobs.contract import JobContext, Lane, workers_of
@@ -35,7 +35,7 @@ from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
 from service.jobs.training_requests import blobs_in_use
-from service.logs import describe
+from service.observability.logs import describe
 from service.parts import Parts
 
 log = logging.getLogger("soup.jobs")

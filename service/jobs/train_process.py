@@ -18,7 +18,7 @@ from pathlib import Path
 from registry.errors import SoupError
 from registry.progress import Progress
 from service.job_board import Interrupted
-from service.logs import configure_logging
+from service.observability.logs import configure_logging
 from training import worker
 from training.process import NICENESS, Child, Json
 from training.worker import WorkerRequest, WorkerSetup

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from registry.adapters import expected_tensors
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
+from registry.context import Caller
 from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.quotas import check_jobs
-from registry.registry import Caller
 from registry.spec import FusionConfig, HeadConfig
-from registry.uploads import blob_size
+from registry.uploads.files import blob_size
+from service.access.keys import Principal
 from service.jobs.queue_room import check_room
-from service.keys import Principal
 from service.parts import Parts
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import NotFound, Unavailable
-from service.logs import configure_logging
+from service.observability.logs import configure_logging
 from service.settings import calm_variables
 
 if TYPE_CHECKING:  # torch, which those who only look or remove do without

@@ -19,7 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import Busy, Internal, SoupError, Unavailable
-from registry.ray_connection import ray_connection
+from registry.tasks.ray_connection import ray_connection
 from service.engine import Engine, GenerateRequest, Generation, Ticket
 from service.engine.draft import RequestProgress
 from service.engine.engine import STOPPING

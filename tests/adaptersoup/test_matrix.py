@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from adaptersoup import Store
-from registry.cross_evaluate import CrossEvaluated, Elsewhere, cross_evaluate
+from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter
+from registry.evaluate.matrix import CrossEvaluated, Elsewhere, cross_evaluate
 from registry.progress import Progress, silent
-from registry.registry import Caller
-from registry.select import pool_of
+from registry.select.select import pool_of
 from registry.spec import PoolRequest
 from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples

@@ -10,8 +10,8 @@ from typing import Any
 
 from registry.blobs import LocalBlobs
 from registry.progress import silent
-from service.backup import back_up
-from service.restore import restore
+from service.operations.backup import back_up
+from service.operations.restore import restore
 from service.settings import Settings
 from tests.attacks.attack import Attack, Said, each
 from tests.attacks.target import Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-from service.http.auth import check_local
+from service.http.security.auth import check_local
 from tests.attacks.attack import Attack, Said, each
 from tests.attacks.target import WEIGHTS, Target
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from registry.catalogue import keys as catalogue_keys
-from service.hashed_secrets import secret_sha256
-from service.keys import authenticate
+from service.access.keys import authenticate, secret_sha256
 from tests.attacks.attack import Attack, Said, each
 from tests.attacks.target import Target
 

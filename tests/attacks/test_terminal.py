@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.cli import app as cli
+from adaptersoup.cli import app as cli
 from tests.attacks.attack import each
 from tests.service.scripted_server import Server, job, ok, refusal
 

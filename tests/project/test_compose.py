@@ -12,9 +12,9 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from adaptersoup.cli.app import VERBS
 from registry.base_model import read_allowlist, shape_of
-from service.cli.app import VERBS
-from service.keys import SECRET_PATTERN
+from service.access.keys import SECRET_PATTERN
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY

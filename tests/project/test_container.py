@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from service.cli.app import VERBS
+from adaptersoup.cli.app import VERBS
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY, shipped_files

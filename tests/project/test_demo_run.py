@@ -85,7 +85,7 @@ def servers() -> list[str]:
             line = (path / "cmdline").read_text()
         except (OSError, ValueError, IndexError):
             continue
-        if parent == os.getpid() and "service.cli" in line and "serve" in line:
+        if parent == os.getpid() and "adaptersoup.cli" in line and "serve" in line:
             found.append(line)
     return found
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.cli.app import VERBS, command_of
+from adaptersoup.client.vllm_settings import VllmSettings
 from docs import figures, generate, man_page
 from registry.errors import BY_CODE
-from service.cli.app import VERBS, command_of
-from service.client.vllm_settings import VllmSettings
 from service.settings import Settings
 
 pytestmark = pytest.mark.slow

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptersoup.cli.app import run as soup_command
 from registry.base_model import LoadedBase, shape_of
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BottleneckConfig, Provenance
-from service.cli.app import run as soup_command
 from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
@@ -87,7 +87,7 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (novel / "test.jsonl").write_text(lines(passages("kitchen", 30, seed=40)))
     (folder / "bin").mkdir()
     soup = folder / "bin" / "soup"
-    soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m service.cli "$@"\n')
+    soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m adaptersoup.cli "$@"\n')
     soup.chmod(0o755)
     for world in open_world(made / "server", bases):
         _push(world, shipped / "adapters")
@@ -97,10 +97,10 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def _push(world: World, folder: Path) -> None:
     """Adapters of the demo's structure and initialisation, on disk and on the server, ready to be selected."""
+    from adaptersoup.client.client import SoupClient
+    from adaptersoup.client.transfer import push_folder
     from registry.adapters import create
     from registry.adapters.weights import init_hash, save_tensors
-    from service.client.client import SoupClient
-    from service.client.transfer import push_folder
 
     shape = shape_of(world.runtime.bases[BASE].entry, world.runtime.settings.cache)
     start = create(CONFIG, shape, seed=1234).state_dict()
@@ -208,7 +208,7 @@ def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeyp
     answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
     stored, job = (json.loads(answer) for answer in answers)
     assert (stored["object"], job["kind"]) == ("blob", "train")
-    from service.client.client import SoupClient
+    from adaptersoup.client.client import SoupClient
 
     with SoupClient(home.live.url, home.live.world.admin) as client:
         assert client.wait_job(job["id"])["result"]["adapter"] == "team/law@1"

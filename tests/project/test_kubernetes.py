@@ -16,9 +16,9 @@ import yaml
 from jsonschema import Draft202012Validator
 from sqlalchemy import make_url
 
+from adaptersoup.cli.app import command_of
 from docs import api_page
 from registry.base_model import read_allowlist
-from service.cli.app import command_of
 from service.settings import Settings
 from tests.project.dockerfile import DOCKERFILE, environment, rests, settings_from, stages
 from tests.project.kustomize import Resource, key_of, mappings, references, render

@@ -181,7 +181,7 @@ def test_a_replica_fills_a_worker() -> None:
 
 
 def test_the_job_says_what_the_command_takes() -> None:
-    from service.cli.app import command_of
+    from adaptersoup.cli.app import command_of
 
     _, deploy, _ = drivers()["deploy"]
     verb, sub, *options = deploy["args"]

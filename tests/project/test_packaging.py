@@ -31,8 +31,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import migrations
-from service.cli.app import VERBS, module_of
-from service.cli.failures import EXTRAS, OURS
+from adaptersoup.cli.app import VERBS, module_of
+from adaptersoup.cli.failures import EXTRAS, OURS
 from tests.repository import REPOSITORY, shipped_files
 
 pytestmark = pytest.mark.slow
@@ -47,13 +47,13 @@ CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
 NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
 OPTIONS = {
-    "oidc": ["service.oidc.tokens"],
-    "otel": ["service.tracing"],
-    "hub": ["service.client.hub_download"],
+    "oidc": ["service.access.oidc.tokens"],
+    "otel": ["service.observability.tracing"],
+    "hub": ["adaptersoup.client.hub_download"],
     "gguf": ["registry.adapters.lora_gguf"],
     "plots": ["plots", "plots.charts", "plots.results", "plots.style"],
     "ray": [
-        "registry.ray_connection",
+        "registry.tasks.ray_connection",
         "registry.tasks.ray_pool",
         "service.ray_serving.engine",
         "service.ray_serving.deployment",
@@ -62,7 +62,7 @@ OPTIONS = {
 """Extras that a setting of a server, a source of `soup push` or a form of `soup export` needs, and the modules that
 alone import what they bring."""
 STARTS = {
-    "client": ["service.client", *map(module_of, CLIENT_VERBS)],
+    "client": ["adaptersoup.client", *map(module_of, CLIENT_VERBS)],
     **{extra: [module_of(verb) for verb, needed in EXTRAS.items() if needed == extra] for extra in ("train", "server")},
     **OPTIONS,
 }
@@ -105,10 +105,10 @@ def test_the_wheel_holds_every_module_of_the_packages_and_nothing_else(wheel: Pa
         every = set(archive.namelist())
         (page,) = (name for name in every if ".data/" in name)
         assert page.endswith(".data/data/share/man/man1/soup.1")
-        assert archive.read(page) == (REPOSITORY / "service" / "cli" / "soup.1").read_bytes()
+        assert archive.read(page) == (REPOSITORY / "adaptersoup" / "cli" / "soup.1").read_bytes()
         (path,) = (name for name in every if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(path).decode()
-        assert "soup = service.cli.app:main" in archive.read(path.replace("METADATA", "entry_points.txt")).decode()
+        assert "soup = adaptersoup.cli.app:main" in archive.read(path.replace("METADATA", "entry_points.txt")).decode()
     names = {name for name in every if ".dist-info/" not in name} - {page}
     assert names == shipped_files(SHIPPED)
     assert {"registry/py.typed", "service/py.typed", "training/py.typed", "migrations/script.py.mako"} <= names
@@ -337,18 +337,20 @@ def test_the_client_talks_to_a_server_without_torch(install: Install, address: s
     found = python(client, "-c", f"import importlib.util as u; print([m for m in {sorted(HEAVY)} if u.find_spec(m)])",
                    cwd=tmp_path)  # fmt: skip
     assert (found.stdout.strip(), found.stderr) == ("[]", "")
-    listed = python(client, "-m", "service.cli", "ls", "--url", address, "--key", "k", cwd=tmp_path)
+    listed = python(client, "-m", "adaptersoup.cli", "ls", "--url", address, "--key", "k", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     assert "team/law@1" in listed.stdout
-    program = f"from service.client import SoupClient; print(next(SoupClient({address!r}, 'k').adapters())['domain'])"
+    program = (
+        f"from adaptersoup.client import SoupClient; print(next(SoupClient({address!r}, 'k').adapters())['domain'])"
+    )
     assert python(client, "-c", program, cwd=tmp_path).stdout == "law\n"
     program = f"from adaptersoup import Client; print(Client({address!r}, 'k').has_blob('sha256:' + '0' * 64))"
     assert python(client, "-c", program, cwd=tmp_path).stdout == "False\n"
-    every = "from service.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
+    every = "from adaptersoup.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
     assert python(client, "-c", every, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
     submitted = python(
-        client, "-m", "service.cli", "train", "submit", "--texts", "texts.jsonl", "--name", "team/law", "--base",
+        client, "-m", "adaptersoup.cli", "train", "submit", "--texts", "texts.jsonl", "--name", "team/law", "--base",
         "tiny", "--no-wait", "--url", address, "--key", "k", cwd=tmp_path,
     )  # fmt: skip
     assert (submitted.returncode, submitted.stdout) == (0, "job-1\n"), submitted.stderr
@@ -361,7 +363,7 @@ def test_the_client_talks_to_a_server_without_torch(install: Install, address: s
 
 REFUSALS = """
 import sys
-from service.cli.app import run
+from adaptersoup.cli.app import run
 sys.stderr = sys.stdout
 for line in {lines}:
     assert run(line) == 1, line
@@ -398,7 +400,7 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
     (tmp_path / "texts.jsonl").write_text("\n".join(lines[:40]))
     (tmp_path / "valid.jsonl").write_text("\n".join(lines[40:]))
     done = python(
-        install("train"), "-m", "service.cli", "train", "--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out",
+        install("train"), "-m", "adaptersoup.cli", "train", "--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out",
         "law", "--base-folder", str(tiny_base_dir), "--steps", "1", "--batch", "2", "--block", "16", cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "law\n"), done.stderr
@@ -447,4 +449,4 @@ def test_what_is_installed_migrates_a_database(install: Install, installed: Path
 def test_everything_knows_the_one_version(install: Install, installed: Path, tmp_path: Path) -> None:
     done = python(install("client"), str(installed / "bin" / "soup"), "--version", cwd=tmp_path)
     assert done.stdout.strip() == PROJECT["version"]
-    assert f'\nVERSION = "{PROJECT["version"]}"\n' in (installed / "service" / "version.py").read_text()
+    assert f'\nVERSION = "{PROJECT["version"]}"\n' in (installed / "service" / "http" / "app.py").read_text()

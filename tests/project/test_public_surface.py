@@ -59,7 +59,7 @@ def routes() -> Any:
 
 def command_line() -> Any:
     """Verb -> its arguments and options; groups have one entry a command."""
-    from service.cli.app import VERBS, command_of
+    from adaptersoup.cli.app import VERBS, command_of
 
     def shape(command: Any) -> list[str]:
         return [
@@ -79,7 +79,7 @@ def command_line() -> Any:
 
 def settings() -> Any:
     """Variables of the environment."""
-    from service.client.vllm_settings import VllmSettings
+    from adaptersoup.client.vllm_settings import VllmSettings
     from service.settings import ClientSettings, Settings
 
     kinds = (Settings, ClientSettings, VllmSettings)
@@ -88,7 +88,7 @@ def settings() -> Any:
 
 def client() -> Any:
     """Public methods of the Python client and their parameters."""
-    from service.client.client import SoupClient
+    from adaptersoup.client.client import SoupClient
 
     return {
         name: ", ".join(list(inspect.signature(method).parameters)[1:])

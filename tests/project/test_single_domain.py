@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from adaptersoup.cli.app import run as soup_command
 from benchmarks import single_domain
 from benchmarks.single import choosing, making, scoring, setting, table
 from benchmarks.single.scoring import Model, soup
@@ -20,10 +21,9 @@ from benchmarks.single.setting import Sizes, Texts
 from demo.scores import Score
 from demo.talk import Talk
 from registry.adapters import attached, create, paper_config
+from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.errors import Internal
-from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
-from service.cli.app import run as soup_command
 from tests.project.test_benchmarks import check_form
 
 pytestmark = pytest.mark.slow

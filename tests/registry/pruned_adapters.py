@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from registry.adapters.masks import mask_of, pack, projections
-from registry.soup.compat import SoupPart
+from registry.mixing.compat import SoupPart
 from registry.spec import AdapterConfig, Pruned
 from tests.registry.random_adapters import part, tensors_of
 

@@ -15,9 +15,9 @@ from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.moments import packed, read_by
 from registry.adapters.weights import init_hash
-from registry.soup import MIXINGS
-from registry.soup.compat import SoupPart, Statistic
-from registry.soup.report import ExactMixture
+from registry.mixing import MIXINGS
+from registry.mixing.compat import SoupPart, Statistic
+from registry.mixing.report import ExactMixture
 from registry.spec import (
     AdapterConfig,
     BaseShape,

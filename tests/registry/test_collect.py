@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from registry import collect as module
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
 from registry.catalogue.usage import UsageFilter
-from registry.collect import HELD, Collected, collect, would_collect
+from registry.context import Refits, Retention
+from registry.lifecycle import collect as module
+from registry.lifecycle.collect import HELD, Collected, collect, would_collect
+from registry.lifecycle.purge import purge
 from registry.names import temporary_name
-from registry.purge import purge
-from registry.registry import Refits, Retention
-from registry.select import latest
+from registry.select.select import latest
 from registry.spec import CosineSpec, PoolSpec
-from registry.stored_bytes import record_bytes
-from registry.uploads import ask_again
+from registry.stored_files import record_bytes
+from registry.uploads.files import ask_again
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 
 NOW = datetime.now(UTC)

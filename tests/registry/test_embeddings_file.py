@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from safetensors.numpy import load, save
 
-from registry.embeddings_file import read_embeddings, save_embeddings
 from registry.errors import InvalidSample, TooLarge
+from registry.samples.embeddings_file import read_embeddings, save_embeddings
 
 LIMIT = 10**6
 

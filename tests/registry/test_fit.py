@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from registry import fit as fit_module
 from registry.blobs import LocalBlobs
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
-from registry.embeddings_file import save_embeddings
+from registry.context import Refits, Registry
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
-from registry.pools import (
+from registry.samples.embeddings_file import save_embeddings
+from registry.select.pools import (
     current_members,
     enqueue_refits,
     gone_members,
@@ -24,8 +24,8 @@ from registry.pools import (
     pool_base,
     pool_spec,
 )
-from registry.registry import Refits, Registry
-from registry.select import ASKED_TO, answering, asked_for, latest, loaded
+from registry.select.select import ASKED_TO, answering, asked_for, latest, loaded
+from registry.select.select import fit as fit_module
 from registry.selectors import cosine, posterior, state, updating
 from registry.selectors.loaded import LoadedSelectors
 from registry.selectors.state import dump_state
@@ -42,7 +42,7 @@ from registry.spec import (
     SelectorSpec,
     UniformSpec,
 )
-from registry.stored_bytes import remove_files
+from registry.stored_files import remove_files
 from tests.registry.toy_registry import (
     CONFIG,
     OTHER_CONFIG,

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import registry.likelihood as likelihood
+import registry.base_model.likelihood as likelihood
 from registry.adapters import attached, create, paper_config
-from registry.errors import InvalidParameter
-from registry.likelihood import (
+from registry.base_model.likelihood import (
     batches,
     hidden_states,
     lm_logits,
@@ -25,6 +24,7 @@ from registry.likelihood import (
     token_log_probs,
     windows,
 )
+from registry.errors import InvalidParameter
 from registry.spec import BaseShape
 
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]

@@ -20,11 +20,11 @@ from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.catalogue import Database
 from registry.catalogue.uploads import upload_sessions
+from registry.context import Caller
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
 from registry.names import sha256_digest
-from registry.registry import Caller
 from registry.spec import StoreMark
-from registry.upload_sessions import UploadLimits, UploadSessions
+from registry.uploads.sessions import UploadLimits, UploadSessions
 from tests.object_store import FaultProxy, ObjectStore, fault_proxy, object_blobs
 from tests.registry.toy_registry import ToyRegistry
 
@@ -334,7 +334,7 @@ def test_one_that_is_deleted_before_it_is_held_leaves_no_file(verbs: ToyRegistry
 
 
 def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.upload_sessions.MOST_PARTS", 2)
+    monkeypatch.setattr("registry.uploads.sessions.MOST_PARTS", 2)
     server = servers.start()
     id = server.open(ME).id
     for start in range(2):

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry import stored_bytes
+from registry import stored_files
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Conflict, DamagedBlob, NotFound, Retired, Unavailable
+from registry.lifecycle.purge import Purged, purge
 from registry.names import parse_ref
-from registry.purge import Purged, purge
 from registry.spec import CosineSpec, PoolSpec
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 
@@ -183,14 +183,14 @@ def test_a_push_of_the_same_bytes_beside_it_loses_nothing(verbs: ToyRegistry, mo
 
 def test_a_push_between_row_and_file_keeps_the_file(verbs: ToyRegistry, monkeypatch) -> None:
     law = verbs.push("acme/law").row
-    real = stored_bytes.remove_files
+    real = stored_files.remove_files
     again = []
 
     def late(registry, moment: datetime) -> int:
         again.append(verbs.push("acme/law").row)
         return real(registry, moment)
 
-    monkeypatch.setattr("registry.purge.remove_files", late)
+    monkeypatch.setattr("registry.lifecycle.purge.remove_files", late)
     purged(verbs, law)
     assert verbs.blobs.is_whole(again[0].weights_blob)
     with verbs.database.read() as catalogue:
@@ -209,10 +209,10 @@ def test_files_that_could_not_go_are_removed_later(verbs: ToyRegistry, monkeypat
         assert purged(verbs, law).row.ref == "acme/law@1"
     assert verbs.blobs.has(law.weights_blob)
     again = verbs.push("acme/law").row  # nothing keeps the same bytes from coming back meanwhile
-    assert stored_bytes.remove_files(verbs.registry, datetime.now(UTC)) == 0
+    assert stored_files.remove_files(verbs.registry, datetime.now(UTC)) == 0
     assert verbs.blobs.is_whole(again.weights_blob)
     with monkeypatch.context() as patch:
         patch.setattr(verbs.registry.blobs, "delete_all", away)
         purged(verbs, again)
-    assert stored_bytes.remove_files(verbs.registry, datetime.now(UTC)) == 1
+    assert stored_files.remove_files(verbs.registry, datetime.now(UTC)) == 1
     assert not verbs.blobs.has(law.weights_blob)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from registry.embeddings_file import save_embeddings
+from registry.context import Limits
 from registry.errors import (
     Cancelled,
     DamagedBlob,
@@ -20,7 +20,7 @@ from registry.errors import (
 from registry.files import encode_lines
 from registry.names import sha256_digest
 from registry.push import find_base
-from registry.registry import Limits
+from registry.samples.embeddings_file import save_embeddings
 from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance
 from tests.registry.toy_registry import (
     OTHER_INIT,

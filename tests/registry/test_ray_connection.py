@@ -16,13 +16,13 @@ import grpc
 import pytest
 
 from registry.errors import InvalidParameter, SoupError, Unauthenticated, Unavailable
-from registry.ray_connection import auth_token, check_cluster
+from registry.tasks.ray_connection import auth_token, check_cluster
 
 TOKEN = "token-of-the-tests-" + "0" * 32
 HEAD = """
 import os, sys, warnings
 warnings.simplefilter("error")
-from registry.ray_connection import ray_connection
+from registry.tasks.ray_connection import ray_connection
 with ray_connection(None):
     import ray
     usage = ray.remote(lambda: os.environ["RAY_USAGE_STATS_ENABLED"])

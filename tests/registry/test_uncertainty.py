@@ -12,7 +12,7 @@ from scipy import stats
 
 import registry.uncertainty as uncertainty
 from registry.errors import InvalidParameter
-from registry.evaluate import report
+from registry.evaluate.perplexity import report
 from registry.spec import PassageScore
 from registry.uncertainty import paired_difference, ratio_standard_error
 

@@ -23,17 +23,17 @@ from registry.adapters.weights import load_tensors, passing, save_tensors
 from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.context import BaseModel, Caller, Limits, Registry
 from registry.cook import Gradients, cook
-from registry.embeddings_file import save_embeddings
 from registry.encoders import Encoder, MeanPoolEncoder
 from registry.encoders.contract import Embedded, EmbeddedText
-from registry.fit import fit
+from registry.lifecycle.purge import purge
 from registry.names import parse_ref, sha256_digest
 from registry.progress import Progress
-from registry.purge import purge
 from registry.push import Pushed, push
-from registry.registry import BaseModel, Caller, Limits, Registry
-from registry.samples import embed
+from registry.samples.embeddings_file import save_embeddings
+from registry.samples.sample import embed
+from registry.select.fit import fit
 from registry.spec import (
     AdapterConfig,
     BaseEntry,

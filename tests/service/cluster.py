@@ -84,7 +84,7 @@ class Cluster:
         log = (self.folder / f"log-{len(self.running)}").open("wb")
         with log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli", *words],
+                [sys.executable, "-m", "adaptersoup.cli", *words],
                 stdout=subprocess.PIPE, stderr=log, cwd=code,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **found_in(code), **variables},
             )  # fmt: skip

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.cli import app as cli
+from adaptersoup.client.client import SoupClient
 from registry.encoders import sbert
 from registry.encoders.sbert import DOING, SentenceBertEncoder
 from registry.progress import Progress
-from service.cli import app as cli
-from service.client.client import SoupClient
 from tests.postgres import EVERY
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 

@@ -96,7 +96,7 @@ def logits(base: str, adapter: str | None, ids: list[int], **options: Any) -> li
 
 def soup(arguments: list[str]) -> tuple[int, str, str]:
     """A command line of ours, in this process: its exit code, stdout and stderr."""
-    from service.cli.app import run
+    from adaptersoup.cli.app import run
 
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):

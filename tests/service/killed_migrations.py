@@ -14,10 +14,9 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-import service.cli.verbs.migrate  # what is imported here is not imported by each run
 import service.settings  # noqa: F401
-from service import storage
-from service.cli import app
+from adaptersoup.cli import app
+from service.operations import storage
 
 
 def kill(*_: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from service.client.client import SoupClient
+from adaptersoup.client.client import SoupClient
 
 Answer = httpx2.Response | Callable[[httpx2.Request], httpx2.Response]
 

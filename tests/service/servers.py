@@ -22,12 +22,12 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 from starlette.types import ASGIApp
 
+from adaptersoup.cli.verbs.serve import listening_socket
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.registry import Registry
+from registry.context import Registry
 from registry.spec import BottleneckConfig
-from service.cli.verbs.serve import listening_socket
 from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
 from tests.postgres import migrated_file

@@ -17,15 +17,14 @@ from registry.catalogue.tables import metadata
 from registry.errors import Busy, Conflict, DamagedBlob, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
-from service import backup_folder, storage
-from service.backup import BackedUp, back_up
-from service.backup_folder import read_manifest, write_manifest
-from service.blob_check import check_blobs
-from service.hashed_secrets import secret_sha256
-from service.key_watch import KeyWatch
-from service.keys import new_secret
-from service.restore import restore
-from service.sessions import Sessions
+from service.access.key_watch import KeyWatch
+from service.access.keys import new_secret, secret_sha256
+from service.access.sessions import Sessions
+from service.operations import backup_folder, storage
+from service.operations.backup import BackedUp, back_up
+from service.operations.backup_folder import read_manifest, write_manifest
+from service.operations.blob_check import check_blobs
+from service.operations.restore import restore
 from service.settings import Settings
 from tests.postgres import KINDS, Databases
 from tests.registry.damaged_files import flip

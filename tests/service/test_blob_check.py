@@ -14,9 +14,9 @@ import pytest
 from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import Unavailable
-from service import blob_check
-from service.blob_check import Found, check_blobs, delete_ended_requests
 from service.jobs.cook import request_bytes
+from service.operations import blob_check
+from service.operations.blob_check import Found, check_blobs, delete_ended_requests
 from tests.registry.catalogue_rows import new_database
 from tests.registry.memory_blobs import MemoryBlobs
 

@@ -8,7 +8,7 @@ from registry.blobs import LocalBlobs
 from registry.blobs.local import CHUNK
 from registry.errors import Unavailable
 from registry.spec import CosineSpec, PoolSpec, StoreMark
-from service.blob_hashes import Checked, Pace, check_hashes
+from service.operations.blob_hashes import Checked, Pace, check_hashes
 from tests.postgres import Databases
 from tests.registry.damaged_files import flip, overwrite
 from tests.registry.toy_registry import SHAPE, ToyRegistry

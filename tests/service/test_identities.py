@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from registry.catalogue import Database
 from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
-from service.identities import Identities, identities_of
-from service.key_watch import KeyWatch
-from service.keys import Principal, authenticate
-from service.oidc.callers import identity_id
-from service.oidc.grants import Granted, read_grants
-from service.oidc.issuer import FRESH, KEPT, LARGEST, Issuer
-from service.oidc.tokens import Tokens
+from service.access.identities import Identities, identities_of
+from service.access.key_watch import KeyWatch
+from service.access.keys import Principal, authenticate
+from service.access.oidc.callers import identity_id
+from service.access.oidc.grants import Granted, read_grants
+from service.access.oidc.issuer import FRESH, KEPT, LARGEST, Issuer
+from service.access.oidc.tokens import Tokens
 from service.settings import Settings
 from tests.service.little_issuer import DISCOVERY, MAPPING, LittleIssuer, little_issuer, public_jwk
 
@@ -477,8 +477,8 @@ def test_what_the_settings_ask_for(lasting: LittleIssuer, tmp_path: Path, monkey
     ):
         with pytest.raises(InvalidParameter, match=said):
             identities_of(Settings(**{**good, **wrong}), watch)
-    for missing in ("jwt", "service.oidc.tokens"):
-        monkeypatch.delitem(sys.modules, "service.oidc.tokens", raising=False)
+    for missing in ("jwt", "service.access.oidc.tokens"):
+        monkeypatch.delitem(sys.modules, "service.access.oidc.tokens", raising=False)
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(Unavailable, match=r"pip install 'adaptersoup\[oidc\]'"):
             identities_of(Settings(**good), watch)

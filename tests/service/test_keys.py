@@ -13,15 +13,15 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy, Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
-from service.hashed_secrets import secret_sha256
-from service.key_watch import KeyWatch
-from service.keys import (
+from service.access.key_watch import KeyWatch
+from service.access.keys import (
     SECRET_PATTERN,
     Principal,
     authenticate,
     ensure_admin_key,
     new_secret,
     replace_admin_secret,
+    secret_sha256,
 )
 
 BOOTSTRAP = "sk-soup-" + "b" * 43

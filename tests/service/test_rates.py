@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from registry.errors import RateLimitExceeded
 from service import rates as rates_module
-from service.http.metering import duration
+from service.http.models.metering import duration
 from service.rates import Rates, Want
 
 

@@ -27,14 +27,14 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import AdapterConfig, Card, LoraConfig, LoraModule, PrefixConfig, Provenance
-from registry.stored_adapters import loadable
+from registry.stored_files import loadable
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
 from service.engine.bank import smallest_adapter
 from service.http.app import create_app
+from service.operations.storage import check_schema, migrate, owned
 from service.runtime import Runtime
 from service.settings import Settings
-from service.storage import check_schema, migrate, owned
 from tests.service.servers import CONFIG, adapter_weights, write_bases
 
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ class TestStart:
 
     @pytest.mark.slow
     def test_the_lock_ends_with_its_process_however_it_ends(self, tmp_path: Path) -> None:
-        imports = "import os, pathlib; from service.storage import owned"
+        imports = "import os, pathlib; from service.operations.storage import owned"
         code = f"{imports}\nwith owned(pathlib.Path({str(tmp_path)!r})): os._exit(9)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
         with owned(tmp_path), pytest.raises(Unavailable), owned(tmp_path):
@@ -287,7 +287,7 @@ class TestMigrations:
     def test_serving_another_database_checks_and_does_not_migrate(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.storage.is_sqlite", lambda database: False)
+        monkeypatch.setattr("service.operations.storage.is_sqlite", lambda database: False)
         with pytest.raises(Unavailable, match="soup migrate"):
             Runtime(Settings(data=tmp_path)).start()
 

@@ -9,10 +9,9 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Unauthenticated
-from service.hashed_secrets import secret_sha256
-from service.key_watch import KeyWatch
-from service.keys import new_secret
-from service.sessions import MOST_OF_A_KEY, Sessions
+from service.access.key_watch import KeyWatch
+from service.access.keys import new_secret, secret_sha256
+from service.access.sessions import MOST_OF_A_KEY, Sessions
 
 
 @pytest.fixture

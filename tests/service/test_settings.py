@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
+from adaptersoup.cli.setting_flags import settings_of
+from adaptersoup.client.vllm_settings import VllmSettings
 from registry.errors import InvalidParameter
-from service.cli.setting_flags import settings_of
-from service.client.vllm_settings import VllmSettings
 from service.settings import ClientSettings, Settings
 from tests.repository import REPOSITORY
 
@@ -115,7 +115,7 @@ def rows(model: type[BaseSettings]) -> list[str]:
 
 THREADS = """
 import sys
-from service.cli.verbs.serve import run
+from adaptersoup.cli.verbs.serve import run
 from service.settings import calm_threads
 assert "numpy" not in sys.modules
 calm_threads()

@@ -17,9 +17,9 @@ from registry.base_model import LoadedBase
 from registry.blobs import open_blobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
-from registry.fit import fit
+from registry.context import Registry
 from registry.progress import Progress
-from registry.registry import Registry
+from registry.select.fit import fit
 from registry.spec import BaseEntry, BlobPlace, PoolSpec, SelectorSpec
 from service.jobs import train
 from service.jobs.fit_process import FitProcess

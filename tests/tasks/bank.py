@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.transfer import push_folder
 from benchmarks.report import Result
 from benchmarks.soups.cells import Answers
 from benchmarks.soups.greedy import Found, greedy
@@ -18,8 +20,6 @@ from demo.job import Job
 from demo.scores import Scores
 from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
-from service.client.client import SoupClient
-from service.client.transfer import push_folder
 from tests.service.passages import WORDS, passages
 from tests.service.servers import BASE_ID, CONFIG, adapter_weights, open_live, open_world, write_bases
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from adaptersoup import Store
+from adaptersoup.cli.app import run as soup
 from registry.errors import Unavailable
-from registry.ray_connection import LOOPBACK, prepare_environment, ray_connection
+from registry.tasks.ray_connection import LOOPBACK, prepare_environment, ray_connection
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Task
-from service.cli.app import run as soup
 from tests.killed_node import kill_node
 from tests.tasks import work
 from tests.tasks.conformance import Build, PoolTests

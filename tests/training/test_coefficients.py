@@ -14,8 +14,8 @@ from registry.adapters import attached, expected_tensors, from_tensors, paper_co
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.errors import Cancelled, Incompatible, InvalidSample
+from registry.mixing import concat
 from registry.names import sha256_digest
-from registry.soup import concat
 from registry.spec import (
     AdapterConfig,
     ConcatMixing,

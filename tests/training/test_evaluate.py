@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adaptersoup.cli.app import run as soup
 from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
-from service.cli.app import run as soup
 from tests.tiny_models import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from adaptersoup.cli.flags import Given
+from adaptersoup.cli.verbs.train.training_flags import TRAINING, spec_of
 from registry.adapters.initial import Init as AnyInit
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import (
@@ -21,8 +23,6 @@ from registry.spec import (
     Pruned,
     UnionConfig,
 )
-from service.cli.flags import Given
-from service.cli.verbs.train.training_flags import TRAINING, spec_of
 from training.build import config_of
 from training.data import HELD_OUT_SEED, held_out
 from training.hyperparameters import Hyperparameters

@@ -14,9 +14,9 @@ from registry.adapters import AdapterModule, attached, create, from_tensors, pap
 from registry.adapters.moments import matrix_size, packed, packed_entries, read_by, unpacked
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.blobs import LocalBlobs
 from registry.errors import Cancelled, InvalidSample
-from registry.likelihood import hidden_states, lm_logits
 from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import (

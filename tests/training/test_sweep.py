@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptersoup.cli.app import run as soup
+from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train.progress import Table
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import check_part
 from registry.spec import Provenance
-from service.cli.app import run as soup
-from service.cli.verbs.train import stopping
-from service.cli.verbs.train.progress import Table
 from tests.registry.random_adapters import lora
 from tests.registry.toy_registry import weights
 from tests.service.scripted_server import Server, ok, refusal

@@ -13,13 +13,13 @@ import sys
 import pytest
 import torch
 
+from adaptersoup.cli.app import run as soup
+from adaptersoup.cli.verbs.train import stopping
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
 from registry.names import digest_of
-from service.cli.app import run as soup
-from service.cli.verbs.train import stopping
 from tests.training.conftest import TEXTS, VALID, state_hash, stop_after, train_on
 from training.checkpoint import FILE
 from training.data import pack
@@ -357,7 +357,7 @@ def test_the_first_interrupt_is_noted_and_the_second_ends(number):
 @pytest.mark.slow
 def test_the_help_needs_no_torch():
     check = (
-        "import sys\nfrom service.cli.app import run\n"
+        "import sys\nfrom adaptersoup.cli.app import run\n"
         "code = run(['train', '--help'])\nassert code == 0\nassert 'torch' not in sys.modules, 'torch'"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

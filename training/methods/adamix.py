@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.experts import BankAdapter
-from registry.likelihood import logit_parts
+from registry.base_model.likelihood import logit_parts
 from registry.spec import AdapterConfig
 from training.hyperparameters import Consistency
 from training.tasks.contract import Scored

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from registry.adapters import AdapterModule, attached
 from registry.base_model import BaseText, LoadedBase
+from registry.base_model.likelihood import chosen_log_probs, lm_logits, log_probs_of
 from registry.errors import Incompatible
-from registry.likelihood import chosen_log_probs, lm_logits, log_probs_of
 from registry.spec import AdapterConfig, BankConfig, HeadConfig, UnionConfig
 from training.data import MIN_TEXTS, Examples
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from registry.base_model import BaseText, LoadedBase
+from registry.base_model.likelihood import hidden_states, without_bos
 from registry.errors import InvalidParameter
-from registry.likelihood import hidden_states, without_bos
 
 PAD = -1
 """In rows; no token has this id."""

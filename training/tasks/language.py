@@ -15,8 +15,8 @@ from torch import Tensor
 
 from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
-from registry.evaluate import report
-from registry.likelihood import hidden_states, score_windows, text_scores, token_log_probs, windows
+from registry.base_model.likelihood import hidden_states, score_windows, text_scores, token_log_probs, windows
+from registry.evaluate.perplexity import report
 from registry.spec import HeadConfig, PassageScore, PerplexityReport
 from training.data import MIN_TEXTS, Examples, pack, text_of
 from training.tasks.contract import Scored, Task, under

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 
 from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import lm_logits, without_bos
 from registry.errors import InvalidParameter
-from registry.likelihood import lm_logits, without_bos
 from registry.spec import HeadConfig
 from training.data import MIN_TEXTS, Examples, Line, enough
 from training.tasks.contract import Scored, Task, under

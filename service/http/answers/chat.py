@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from service.engine import Completion, Delta, Generation
 from service.engine.request import FinishReason, TopTokens
+from service.http.answers.events import JSON, Chunks, event
 from service.http.answers.token_text import TokenText
-from service.http.events import JSON, Chunks, event
-from service.http.named_models import ResolvedModel
+from service.http.models.named_models import ResolvedModel
 from service.http.schemas.chat import (
     AssistantMessage,
     ChatAnswer,

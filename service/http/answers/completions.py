@@ -14,9 +14,9 @@ from typing import Any
 
 from service.engine import Completion, Delta, Generation, PromptScores
 from service.engine.request import FinishReason, TopTokens
+from service.http.answers.events import JSON, Chunks, event
 from service.http.answers.token_text import TokenText
-from service.http.events import JSON, Chunks, event
-from service.http.named_models import ResolvedModel
+from service.http.models.named_models import ResolvedModel
 from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest
 from service.http.schemas.wire import Usage
 

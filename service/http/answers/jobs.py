@@ -10,11 +10,11 @@ from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Forbidden
 from registry.spec import Cooked
+from service.access.keys import Principal
 from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup
 from service.jobs.kinds import KINDS
-from service.keys import Principal
 from service.parts import Parts
 
 HIDDEN = "Only keys that see every namespace this job works on see more."

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, Response
 from plots.charts import MAX_LINEAGE, lineage
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
+from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
-from service.http.named_models import adapter_named
+from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record, of_tuning
 from service.http.pages.models import AliasChip, Use, aliases_of, use_of
@@ -25,7 +25,7 @@ from service.http.routes.usage import get_usage
 from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
 from service.http.schemas.usage import UsageList, UsageTotal
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Reader
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

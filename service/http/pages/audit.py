@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
 from service.http.pages import addresses
 from service.http.pages.fields import Text, begin_of, given
 from service.http.pages.page import PageRoute, shown
-from service.http.paging import Cursor, Limit
+from service.http.requests.paging import Cursor, Limit
 from service.http.routes.audit import list_audit
 from service.http.schemas.audit import AuditList
+from service.http.security.auth import Admin
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -16,19 +16,19 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidName, InvalidParameter, NotFound, PreconditionFailed, Retired, SoupError, TooLarge
 from registry.names import NameRef, check_part, parse_ref
 from registry.spec import Card
+from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import Writer
-from service.http.body_limits import BodyLimit
-from service.http.named_models import adapter_named
+from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.forms import Form, takes_form
 from service.http.pages.models import Asked, Filters
 from service.http.pages.page import PageRoute, shown
+from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import change_adapter, list_adapters, retire_adapter
 from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Writer
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

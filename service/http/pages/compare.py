@@ -12,12 +12,12 @@ from plots.charts import Interval, Panel, panels
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Cancelled, Forbidden, InvalidParameter, InvalidPrompt, SoupError
+from registry.samples.texts import split_texts
 from registry.spec import Recipe
-from service.client.samples import split_texts
+from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser, Reader
-from service.http.named_models import ResolvedModel, resolve_model
+from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
@@ -27,8 +27,8 @@ from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.routes.perplexity import against_the_first
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
+from service.http.security.auth import ModelUser, Reader
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -10,20 +10,20 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from registry.errors import InvalidSample, SoupError
-from registry.samples import prepare
+from registry.samples.sample import prepare
+from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
-from service.client.samples import split_texts
+from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import Writer
 from service.http.pages import addresses
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.soups import begin_cook
 from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
+from service.http.security.auth import Writer
 from service.jobs.cook import check_pool
-from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -1,8 +1,8 @@
 """The two cookies of the pages, and the token of every form that is made of one of them.
 
-One holds a session (`service.sessions`), the other some random bits for the forms of whoever has no session: the form
-to sign in, and all of them on a server without keys. Neither can be read by scripts or comes from another site. A
-form's token is a hash of the cookie that it goes with, which no other site can know.
+One holds a session (`service.access.sessions`), the other some random bits for the forms of whoever has no session:
+the form to sign in, and all of them on a server without keys. Neither can be read by scripts or comes from another
+site. A form's token is a hash of the cookie that it goes with, which no other site can know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from registry.errors import Forbidden
-from service.http.forwarded import came_by_tls
+from service.http.security.forwarded import came_by_tls
 from service.settings import Settings
 
 SESSION = "soup-session"

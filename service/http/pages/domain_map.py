@@ -13,14 +13,14 @@ from fastapi import APIRouter, Request, Response
 from plots.charts import domain_map as domain_plot
 from plots.style import THEMES
 from registry.catalogue.rows import SelectorRow
-from registry.domain_map import DomainMap, base_of, domain_map
 from registry.errors import InvalidSample, NotFound, SoupError
-from registry.samples import prepare
+from registry.samples.sample import prepare
+from registry.samples.texts import split_texts
+from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
-from service.client.samples import split_texts
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
-from service.http.embedding_places import embedding_place
+from service.http.models.embedding_places import embedding_place
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import SAMPLE, Form, takes_form
@@ -28,7 +28,7 @@ from service.http.pages.page import PageRoute, shown
 from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
 from service.http.pages.tables import Column, Table, csv_of
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Reader
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

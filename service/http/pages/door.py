@@ -11,11 +11,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from registry.errors import SoupError, Unauthenticated
+from service.access.keys import Principal
+from service.access.sessions import Sessions
 from service.http import problems
 from service.http.pages import addresses
 from service.http.pages.cookies import SESSION, cookie_name, held, is_secure, own_cookies
-from service.keys import Principal
-from service.sessions import Sessions
 from service.settings import Settings
 
 SCRIPTED = "hx-request"

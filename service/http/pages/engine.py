@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request, Response
 
 from registry.errors import Forbidden, NotFound, Retired
 from registry.names import DigestRef
+from service.access.keys import Principal
 from service.engine.tally import BASE, OTHER, Figures
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Admin
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -15,9 +15,9 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, TooSlow
-from service.http.bodies import LARGE_JSON, gathered
-from service.http.body_limits import BodyLimit
 from service.http.pages.cookies import check_site, check_token
+from service.http.requests.bodies import LARGE_JSON, gathered
+from service.http.requests.body_limits import BodyLimit
 from service.http.thread_turns import parsing_turn
 
 URLENCODED = "application/x-www-form-urlencoded"

@@ -12,21 +12,21 @@ from plots.style import THEMES
 from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobState
 from registry.errors import NotFound
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
 from service.http.pages import addresses
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.report import SoupReport, of_job, report_plots, report_values, tables
 from service.http.pages.tables import csv_of
-from service.http.paging import Cursor, Limit
+from service.http.requests.paging import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
 from service.http.schemas.soups import Soup
+from service.http.security.auth import Reader, Writer
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL
-from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

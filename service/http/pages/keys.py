@@ -14,19 +14,19 @@ from pydantic import ValidationError
 
 from registry.errors import Conflict, InvalidParameter, SoupError
 from registry.names import KeyScope
+from service.access.key_watch import present
+from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
-from service.http.body_limits import BodyLimit
 from service.http.pages import addresses
 from service.http.pages.fields import begin_of, given
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
-from service.http.paging import Cursor, Limit, page_size
+from service.http.requests.body_limits import BodyLimit
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
 from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
-from service.key_watch import present
-from service.keys import Principal
+from service.http.security.auth import Admin
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -10,13 +10,13 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 
 from registry.catalogue.evaluations import EvaluationRow
-from registry.cross_evaluate import pairs_of
 from registry.errors import InvalidParameter, SoupError
+from registry.evaluate.matrix import pairs_of
 from registry.names import check_part
-from registry.select import pool_of
+from registry.select.select import pool_of
 from registry.spec import PoolRequest
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import FEW, Form, takes_form
@@ -25,7 +25,7 @@ from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.routes.evaluations import begin_evaluation
 from service.http.schemas.evaluations import Evaluation, EvaluationRequest, evaluation_body
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Reader, Writer
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -13,17 +13,17 @@ from registry.catalogue.rows import Kind
 from registry.errors import InvalidParameter
 from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
+from service.access.keys import Principal
 from service.engine.served import not_speaking
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, needs
 from service.http.pages import addresses
 from service.http.pages.fields import Text
 from service.http.pages.page import PageRoute, gone_to, shown
-from service.http.paging import Cursor, Limit
+from service.http.requests.paging import Cursor, Limit
 from service.http.routes.adapters import list_adapters
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wire
-from service.keys import Principal
+from service.http.security.auth import Reader, needs
 from service.parts import Parts
 
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]

@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 
 from registry.errors import SoupError
 from registry.names import KeyScope
+from service.access.keys import NOBODY_IN_PARTICULAR, Principal
 from service.http import problems
-from service.http.auth import allowed, scopes_of
-from service.http.bodies import CheckedRoute, Handler
 from service.http.pages import addresses, forms
 from service.http.pages.cookies import FORM, form_token, hold
 from service.http.pages.templates import drawn
-from service.keys import NOBODY_IN_PARTICULAR, Principal
+from service.http.requests.bodies import CheckedRoute, Handler
+from service.http.security.auth import allowed, scopes_of
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "

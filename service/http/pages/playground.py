@@ -18,19 +18,19 @@ from pydantic import Field, ValidationError
 from registry.base_model.chat_template import template_of
 from registry.errors import Cancelled, InvalidParameter, InvalidPrompt, SoupError, TooLarge
 from registry.files import loads_strict
+from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.served import not_speaking
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser, Writer
-from service.http.body_limits import BodyLimit
-from service.http.named_models import resolve_model
+from service.http.models.named_models import resolve_model
 from service.http.pages import addresses
 from service.http.pages.forms import ENCODED, FEW, Form, numbered, takes_form
 from service.http.pages.models import MOST_MODELS, NamedModels, suggested
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.pages.slider_recipe import MOST_PARTS, Part, Written, parts_of_form, parts_of_query, recipe_of
 from service.http.pages.templates import query
+from service.http.requests.body_limits import BodyLimit
 from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
 from service.http.routes.soups import cook_soup
@@ -38,8 +38,8 @@ from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
+from service.http.security.auth import ModelUser, Writer
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 from service.parts import Parts
 from service.settings import Settings
 

@@ -24,18 +24,18 @@ from registry.formats import (
 from registry.names import Digest
 from service.http import problems
 from service.http.app_parts import AppParts
-from service.http.auth import Writer
-from service.http.body_limits import BodyLimit
 from service.http.pages import addresses
 from service.http.pages.fields import given
 from service.http.pages.forms import ENCODED, Form, takes_form, takes_token
 from service.http.pages.page import PageRoute, shown
+from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import push_adapter
 from service.http.routes.blobs import head_blob
 from service.http.routes.uploads import ContentRange, add_part, finish_upload, list_uploads, open_upload
 from service.http.schemas.adapters import Adapter
 from service.http.schemas.uploads import NewUpload, Upload
 from service.http.schemas.wire import Wire
+from service.http.security.auth import Writer
 from service.settings import MIB
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

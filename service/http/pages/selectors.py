@@ -7,14 +7,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Column, Table, csv_of
-from service.http.paging import Cursor, Limit
+from service.http.requests.paging import Cursor, Limit
 from service.http.routes.selectors import get_selector, list_selectors
 from service.http.schemas.selectors import Selector, SelectorList
 from service.http.schemas.wire import Wire
+from service.http.security.auth import Reader
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

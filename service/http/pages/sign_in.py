@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from registry.errors import Unauthenticated
+from service.access.sessions import Sessions
 from service.http.pages import addresses
 from service.http.pages.cookies import SESSION, held, hold
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
 from service.http.routes.keys import Anybody
-from service.sessions import Sessions
 from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from registry.errors import NotFound
+from service.access.sessions import Sessions
 from service.http.pages import (
     adapter,
     addresses,
@@ -33,7 +34,6 @@ from service.http.pages import (
 )
 from service.http.pages.door import Door, is_looked_at
 from service.http.pages.page import PageRoute, shown
-from service.sessions import Sessions
 
 if TYPE_CHECKING:
     from service.runtime import Runtime

@@ -11,16 +11,16 @@ from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from registry.errors import NotFound
 from registry.spec import Evidence
+from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
-from service.http.named_models import adapter_named
+from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.report import SoupReport, named, report_plots, report_values, tables
 from service.http.pages.tables import csv_of
-from service.keys import Principal
+from service.http.security.auth import Reader
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

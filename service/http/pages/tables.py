@@ -9,7 +9,7 @@ from typing import Literal
 from fastapi import Response
 
 from registry.errors import NotFound
-from service.http.csv_lines import csv_lines
+from service.http.files.csv_lines import csv_lines
 
 Cell = str | float | int | None
 Kind = Literal["text", "model", "number", "difference", "share"]

@@ -12,22 +12,22 @@ from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow, JobRow, JobState
 from registry.errors import NotFound, Retired
 from registry.names import parse_ref
+from service.access.keys import Principal
 from service.http.answers.jobs import job_shown, sees_all_of
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.tables import csv_of
-from service.http.paging import Cursor, Limit, page_size
+from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.waiting import job_row
 from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
-from service.http.waiting import job_row
+from service.http.security.auth import Reader
 from service.jobs.runner import FINAL
 from service.jobs.training_requests import KIND
-from service.keys import Principal
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -15,7 +15,7 @@ from service.http.pages import addresses
 from service.http.pages.fields import Text, day, given
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.plot_files import ThemeQuery, svg_response
-from service.http.paging import Cursor, Limit
+from service.http.requests.paging import Cursor, Limit
 from service.http.routes.usage import Anyone, get_usage
 from service.http.schemas.usage import Group, UsageEntry, UsageList
 

@@ -12,23 +12,25 @@ from fastapi import APIRouter, Query, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
+from registry.context import Caller
 from registry.errors import Forbidden, InvalidName, NotFound
+from registry.lifecycle.purge import purge
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, split_name
-from registry.pools import enqueue_refits
-from registry.purge import purge
 from registry.push import push
 from registry.quotas import check_stored
-from registry.registry import Caller
+from registry.select.pools import enqueue_refits
 from registry.spec import Manifest
+from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import Admin, Reader, Writer
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import FILES, takes
-from service.http.if_match import IfMatch, etag_of
-from service.http.named_models import adapter_named, name_ref
-from service.http.paging import Cursor, Limit, page_size
-from service.http.ranges import REVALIDATE, ranged
+from service.http.files.ranges import REVALIDATE, ranged
+from service.http.files.signed_links import ELSEWHERE, sent_to_store
+from service.http.files.version_files import files_of
+from service.http.models.named_models import adapter_named, name_ref
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import FILES, takes
+from service.http.requests.if_match import IfMatch, etag_of
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
@@ -43,10 +45,8 @@ from service.http.schemas.adapters import (
     adapter_body,
     listed,
 )
-from service.http.signed_links import ELSEWHERE, sent_to_store
-from service.http.version_files import files_of
+from service.http.security.auth import Admin, Reader, Writer
 from service.jobs.queue_room import check_room
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 

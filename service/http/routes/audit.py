@@ -10,12 +10,12 @@ from fastapi import APIRouter, Query, Response
 
 from registry.catalogue.rows import AuditRow, Page
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
-from service.http.bodies import CheckedRoute
-from service.http.csv_lines import CSV, csv_file
-from service.http.paging import Cursor, Limit, page_size
+from service.http.files.csv_lines import CSV, csv_file
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.schemas.wire import Moment
+from service.http.security.auth import Admin
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"], route_class=CheckedRoute)
 

@@ -14,17 +14,17 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
+from registry.context import Caller
 from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
-from registry.registry import Caller
-from registry.uploads import ask_again, is_damaged, record_blob, room_for_blob, too_large
+from registry.uploads.files import ask_again, is_damaged, record_blob, room_for_blob, too_large
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer, needs
-from service.http.bodies import CheckedRoute
-from service.http.ranges import ranged
-from service.http.received import announced_length, check_digest, received
+from service.http.files.ranges import ranged
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.received import announced_length, check_digest, received
 from service.http.schemas.uploads import BlobStored
+from service.http.security.auth import Reader, Writer, needs
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]

@@ -11,21 +11,21 @@ from fastapi.responses import JSONResponse
 
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
+from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
-from service.http.answer_grammars import following, schema_of
 from service.http.answers.chat import ChatAnswers
+from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser
-from service.http.auto_model import model_for
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import CONVERSATION, takes
-from service.http.inference_limits import check_sampling, check_text
-from service.http.metering import admit, answer_headers
-from service.http.named_models import ResolvedModel
+from service.http.models.answer_grammars import following, schema_of
+from service.http.models.auto_model import model_for
+from service.http.models.inference_limits import check_sampling, check_text
+from service.http.models.metering import admit, answer_headers
+from service.http.models.named_models import ResolvedModel
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import CONVERSATION, takes
 from service.http.schemas.chat import ChatAnswer, ChatRequest
-from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
+from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 
-from registry.collect import collect, would_collect
 from registry.errors import Forbidden
+from registry.lifecycle.collect import collect, would_collect
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
-from service.http.bodies import CheckedRoute
+from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.collections import Collection, CollectRequest
+from service.http.security.auth import Admin
 from service.jobs.training_requests import blobs_in_use
 
 router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedRoute)

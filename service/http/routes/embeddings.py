@@ -16,20 +16,20 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from registry.errors import InvalidParameter, InvalidPrompt
+from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos, nothing_to_embed
+from service.http.answers.streaming import finish
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import TEXTS, takes
-from service.http.inference_limits import check_ids, check_texts
-from service.http.metering import admit, answer_headers
-from service.http.named_models import ResolvedModel, resolve_model
+from service.http.models.inference_limits import check_ids, check_texts
+from service.http.models.metering import admit, answer_headers
+from service.http.models.named_models import ResolvedModel, resolve_model
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
-from service.http.streaming import finish
+from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)

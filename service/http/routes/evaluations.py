@@ -7,20 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from registry.catalogue.rows import JobRow
-from registry.cross_evaluate import pairs_of
 from registry.errors import InvalidParameter
+from registry.evaluate.matrix import pairs_of
 from registry.names import Digest, digest_of
 from registry.quotas import check_jobs
-from registry.select import pool_of
+from registry.select.select import pool_of
+from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
-from service.http.bodies import CheckedRoute
-from service.http.paging import Cursor, Limit, page_size
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
 from service.http.schemas.jobs import Job
+from service.http.security.auth import Reader, Writer
 from service.jobs.queue_room import check_room
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"], route_class=CheckedRoute)
 KIND = "evaluate"
@@ -63,7 +63,7 @@ def list_evaluations(
 
 
 def begin_evaluation(parts: AppParts, who: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
-    """Queue the job, or give the one that is at the same pool already; raises as `registry.cross_evaluate.pairs_of`.
+    """Queue the job, or give the one that is at the same pool already; raises as `registry.evaluate.matrix.pairs_of`.
 
     Of keys that see other namespaces than those of the pool none sees the job.
     """

@@ -12,10 +12,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from registry.errors import Forbidden
 from service.http.app_parts import AppParts
-from service.http.auth import needs
-from service.http.bodies import CheckedRoute
 from service.http.readiness import Readiness
+from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.health import Alive, Ready
+from service.http.security.auth import needs
 
 router = APIRouter(tags=["health"], route_class=CheckedRoute)
 _admin = needs("admin")

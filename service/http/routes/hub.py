@@ -18,10 +18,7 @@ from registry.formats.how_to_load import OURS, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
 from service.http.app_parts import AppParts
-from service.http.auth import Reader
-from service.http.bodies import CheckedRoute
-from service.http.forwarded import came_by_tls
-from service.http.hub_revisions import (
+from service.http.files.hub_revisions import (
     COMMIT,
     FILE,
     MAIN,
@@ -37,11 +34,14 @@ from service.http.hub_revisions import (
     tree_files,
     user_body,
 )
-from service.http.paging import Cursor
-from service.http.ranges import REVALIDATE, ranged
+from service.http.files.ranges import REVALIDATE, ranged
+from service.http.files.signed_links import ELSEWHERE, sent_to_store
+from service.http.files.version_files import base_name, files_of
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
-from service.http.signed_links import ELSEWHERE, sent_to_store
-from service.http.version_files import base_name, files_of
+from service.http.security.auth import Reader
+from service.http.security.forwarded import came_by_tls
 from service.parts import Parts
 
 

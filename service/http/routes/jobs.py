@@ -10,12 +10,12 @@ from fastapi.responses import StreamingResponse
 from registry.errors import NotFound
 from service.http.answers.jobs import check_reach, job_shown
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer, asked_again
-from service.http.bodies import CheckedRoute
-from service.http.paging import Cursor, Limit, page_size
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.waiting import job_row, job_watch
 from service.http.schemas.jobs import Job, JobList
+from service.http.security.auth import Reader, Writer, asked_again
 from service.http.thread_turns import in_thread
-from service.http.waiting import job_row, job_watch
 from service.jobs.runner import FINAL, cancel
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=CheckedRoute)

@@ -14,15 +14,14 @@ from registry.catalogue import Catalogue, KeyRow
 from registry.catalogue.rows import JobRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
-from service.hashed_secrets import secret_sha256
+from service.access.key_watch import present
+from service.access.keys import SHOWN, Principal, new_secret, replace_admin_secret, secret_sha256
 from service.http.app_parts import AppParts
-from service.http.auth import Admin, needs
-from service.http.bodies import CheckedRoute
-from service.http.paging import Cursor, Limit, page_size
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
+from service.http.security.auth import Admin, needs
 from service.jobs.runner import after_withdrawal, withdraw
-from service.key_watch import present
-from service.keys import SHOWN, Principal, new_secret, replace_admin_secret
 from service.parts import Parts
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends
 from registry.catalogue.rows import ListedRow
 from registry.names import BaseRef, parse_ref
 from registry.spec import BaseShape
+from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.http.app_parts import AppParts
-from service.http.auth import needs
-from service.http.bodies import CheckedRoute
-from service.http.named_models import base_named
+from service.http.models.named_models import base_named
+from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.models import ArchitectureCard, EncoderCard, ModelCard, ModelList
-from service.keys import Principal
+from service.http.security.auth import needs
 from service.parts import Parts
 
 router = APIRouter(prefix="/v1/models", tags=["inference"], route_class=CheckedRoute)

@@ -15,12 +15,12 @@ from registry.errors import Forbidden, InvalidName, NotFound
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from registry.quotas import in_force
 from registry.spec import LimitKind, UseLimits
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Admin, Reader
-from service.http.bodies import CheckedRoute
-from service.http.if_match import IfMatch, etag_of
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.if_match import IfMatch, etag_of
 from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
-from service.keys import Principal
+from service.http.security.auth import Admin, Reader
 
 router = APIRouter(prefix="/v1", route_class=CheckedRoute)
 

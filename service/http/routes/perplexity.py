@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from registry import evaluate
+from registry.base_model.likelihood import text_scores
 from registry.errors import InvalidParameter
-from registry.likelihood import text_scores
+from registry.evaluate import perplexity as evaluate
 from registry.spec import PerplexityReport
+from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
+from service.http.answers.streaming import finish
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import TEXTS, takes
-from service.http.inference_limits import check_texts
-from service.http.metering import admit, answer_headers
-from service.http.named_models import ResolvedModel, language_model
+from service.http.models.inference_limits import check_texts
+from service.http.models.metering import admit, answer_headers
+from service.http.models.named_models import ResolvedModel, language_model
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
-from service.http.streaming import finish
+from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)

@@ -10,23 +10,24 @@ from fastapi import APIRouter, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
+from registry.context import BaseModel, Caller
 from registry.cook.choose import with_note
 from registry.errors import Forbidden, Unavailable
-from registry.pools import enqueue_fit, members_of, missing_members
 from registry.quotas import check_jobs
-from registry.registry import BaseModel, Caller
-from registry.samples import CheckedSample, check_sample, prepare
-from registry.select import answering, check_selectable, encoder_for, latest, pool_of, select
+from registry.samples.sample import CheckedSample, check_sample, prepare
+from registry.select.pools import enqueue_fit, members_of, missing_members
+from registry.select.select import answering, check_selectable, encoder_for, latest, pool_of, select
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectOptions, SelectorSpec
+from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import FILES, takes
-from service.http.embedding_places import embedding_place
-from service.http.paging import Cursor, Limit, page_size
-from service.http.pool_waiting import until_selectable
+from service.http.models.embedding_places import embedding_place
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import FILES, takes
+from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.pool_waiting import until_selectable
+from service.http.requests.waiting import finished, wait_of
 from service.http.schemas.adapters import listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (
@@ -40,11 +41,10 @@ from service.http.schemas.selectors import (
     SelectRequest,
     selector_body,
 )
+from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, wait_of
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 

@@ -13,24 +13,24 @@ from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.quotas import check_jobs
 from registry.spec import Cooked, CookRequest
+from service.access.keys import Principal
 from service.http.answers.jobs import job_begun, soup_of
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
-from service.http.auth import Reader, Writer
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import RECIPE, takes
-from service.http.named_models import adapter_named
-from service.http.paging import Cursor, Limit, page_size
-from service.http.pool_waiting import until_selectable
+from service.http.models.named_models import adapter_named
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import RECIPE, takes
+from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.pool_waiting import until_selectable
+from service.http.requests.waiting import finished, wait_of
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
+from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
-from service.http.waiting import finished, wait_of
 from service.jobs.cook import check_pool, kind_of, request_bytes
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
-from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)

@@ -11,11 +11,10 @@ from registry.base_model.chat_template import template_of
 from service.engine.texts import has_bos
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
-from service.http.auth import ModelUser
-from service.http.bodies import CheckedRoute
-from service.http.body_limits import ONE_TEXT, TOKEN_IDS, takes
-from service.http.inference_limits import check_ids, check_text
-from service.http.named_models import resolve_model, sole_base
+from service.http.models.inference_limits import check_ids, check_text
+from service.http.models.named_models import resolve_model, sole_base
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import ONE_TEXT, TOKEN_IDS, takes
 from service.http.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -23,6 +22,7 @@ from service.http.schemas.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from service.http.security.auth import ModelUser
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
-from service.http.auth import Writer
-from service.http.bodies import CheckedRoute
+from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.jobs import Job
+from service.http.security.auth import Writer
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
 

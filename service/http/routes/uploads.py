@@ -15,18 +15,18 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from registry.catalogue.rows import UploadRow
+from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.names import Digest
-from registry.registry import Caller
-from registry.upload_sessions import Part
+from registry.uploads.sessions import Part
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import Writer
-from service.http.bodies import CheckedRoute
 from service.http.problems import held_headers
-from service.http.received import announced_length, check_digest, received
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.received import announced_length, check_digest, received
 from service.http.schemas.uploads import BlobStored, NewUpload, Upload, UploadList
+from service.http.security.auth import Writer
 from service.http.thread_turns import in_thread
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1/blobs/uploads", tags=["blobs"], route_class=CheckedRoute)
 

@@ -13,13 +13,13 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from registry.catalogue.rows import Page, UsageRow
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
+from service.access.keys import Principal
 from service.http.app_parts import AppParts
-from service.http.auth import needs
-from service.http.bodies import CheckedRoute
-from service.http.csv_lines import CSV, csv_file
-from service.http.paging import Cursor, Limit, page_size
+from service.http.files.csv_lines import CSV, csv_file
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.usage import Group, UsageEntry, UsageList, UsageTotal
-from service.keys import Principal
+from service.http.security.auth import needs
 
 router = APIRouter(prefix="/v1/usage", tags=["keys"], route_class=CheckedRoute)
 Anyone = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]

@@ -17,12 +17,12 @@ from registry.adapters import STRUCTURES, attached, create, expected_tensors, fr
 from registry.adapters.masks import is_mask, values
 from registry.adapters.mixture import everywhere
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
+from registry.base_model.likelihood import hidden_states
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidManifest, InvalidParameter, InvalidWeights
 from registry.formats import CONFIG_FILE, SOUP_FILE, AdapterContents, read_directory, write_directory
-from registry.likelihood import hidden_states
-from registry.soup import MIXINGS
-from registry.soup.auto import settle
+from registry.mixing import MIXINGS
+from registry.mixing.auto import settle
 from registry.spec import (
     AdapterConfig,
     AutoMixing,

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.sites import FAMILIES
 from registry.base_model import load_base, shape_of
+from registry.base_model.likelihood import score_windows, token_log_probs
 from registry.errors import Incompatible
-from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
 from tests.registry.random_adapters import drawn
 from tests.tiny_models import TINY_CONFIGS, build_tiny_base

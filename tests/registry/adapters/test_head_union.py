@@ -15,9 +15,9 @@ from registry.adapters import attached, create, expected_tensors, from_tensors, 
 from registry.adapters.head import HeadModule, head_module
 from registry.adapters.initial import INITS
 from registry.adapters.weights import adapter_digest, init_hash
+from registry.base_model.likelihood import hidden_states
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
-from registry.likelihood import hidden_states
 from registry.spec import (
     BottleneckConfig,
     HeadConfig,

@@ -10,8 +10,8 @@ import torch
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.sites import FAMILIES
+from registry.base_model.likelihood import hidden_states, padded
 from registry.errors import Incompatible
-from registry.likelihood import hidden_states, padded
 from registry.spec import LoraConfig, LoraModule
 from tests.registry.adapters.test_families import CASES, Hand, agree
 from tests.registry.random_adapters import drawn

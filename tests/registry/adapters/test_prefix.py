@@ -16,9 +16,9 @@ from registry.adapters.initial import INITS
 from registry.adapters.prefix import PROMPT
 from registry.adapters.weights import init_hash
 from registry.base_model import load_base
+from registry.base_model.likelihood import score_windows, token_log_probs
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
-from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, PrefixConfig
 from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
 

@@ -19,9 +19,9 @@ from registry.adapters.attach import Edit
 from registry.adapters.mixture import Constant
 from registry.adapters.sites import layer_sites
 from registry.adapters.weights import adapter_digest, load_tensors
+from registry.base_model.likelihood import hidden_states
 from registry.catalogue import adapters, listing
 from registry.errors import Incompatible
-from registry.likelihood import hidden_states
 from registry.push import push
 from registry.spec import AdapterConfig, AverageMixing, BaseShape, ConcatMixing, FileSource, Pruned
 from registry.spec.structures.structure import Structure

@@ -12,8 +12,8 @@ from transformers import BertModel
 from transformers.utils import logging
 
 from registry.base_model import load_base, load_text, read_allowlist, shape_of, weight_bytes
+from registry.base_model.likelihood import hidden_states
 from registry.errors import InvalidParameter, Unavailable
-from registry.likelihood import hidden_states
 from registry.spec import BaseEntry
 from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 

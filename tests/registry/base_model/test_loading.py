@@ -20,8 +20,8 @@ from transformers.utils import logging
 
 from registry.base_model import load_base, load_text, read_allowlist, shape_of
 from registry.base_model.fingerprint import fingerprint
+from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.errors import InvalidParameter, Unavailable
-from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base
 

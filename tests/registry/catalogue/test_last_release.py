@@ -15,7 +15,7 @@ import migrations
 from migrations import last_release
 from registry.catalogue import Database
 from registry.errors import Unavailable
-from service.storage import Migrated, SchemaWatch, check_schema, check_serves, migrate
+from service.operations.storage import Migrated, SchemaWatch, check_schema, check_serves, migrate
 from tests import last_release as history
 from tests.registry.catalogue.neighbours import Schema, copy_rows, rows_of, schema_of, taken_away
 from tests.registry.catalogue.test_migrations import fill, schema

@@ -19,8 +19,8 @@ from registry.errors import (
     Unavailable,
 )
 from registry.names import parse_ref, sha256_digest
-from registry.samples import check_sample
-from registry.select import encoder_for, select
+from registry.samples.sample import check_sample
+from registry.select.select import encoder_for, select
 from registry.spec import (
     CosineSpec,
     GmmSpec,

@@ -13,8 +13,8 @@ from registry.adapters import create, expected_tensors
 from registry.adapters.weights import adapter_digest, init_hash, load_tensors, save_tensors
 from registry.cook import mix
 from registry.errors import Incompatible, Internal, InvalidRecipe
+from registry.mixing import MIXINGS
 from registry.selectors.ranking import LISTED
-from registry.soup import MIXINGS
 from registry.spec import (
     AdapterConfig,
     AutoMixing,

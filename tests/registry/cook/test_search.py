@@ -8,12 +8,12 @@ from importlib import import_module
 import pytest
 from pydantic import ValidationError
 
+from registry.context import Limits, SampleLimits
 from registry.cook import candidates as candidates_module
 from registry.cook.choose import part_of
 from registry.cook.mix import mix_ingredients
 from registry.cook.ways import request_of, side_by_side
 from registry.errors import Incompatible, InvalidParameter, InvalidSample, NotFound
-from registry.registry import Limits, SampleLimits
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
 from tests.registry.toy_registry import (

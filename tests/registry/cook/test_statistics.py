@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from registry.adapters.weights import load_tensors
-from registry.collect import collect
+from registry.context import Retention
 from registry.cook import statistics
 from registry.cook.statistics import may_measure
 from registry.errors import Cancelled, DamagedBlob, Incompatible, InvalidRecipe, QuotaExceeded, Retired
-from registry.purge import purge
-from registry.registry import Retention
+from registry.lifecycle.collect import collect
+from registry.lifecycle.purge import purge
 from registry.spec import (
     MOST_PASSAGES,
     AutoMixing,
@@ -30,7 +30,7 @@ from registry.spec import (
     UseLimits,
 )
 from registry.spec.limits import LimitKind
-from registry.stored_bytes import record_bytes
+from registry.stored_files import record_bytes
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, assert_rebuilt, by_hand, passages, purging
 
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/tax", "weight": 3}]}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.backup_folder import read_manifest
+from service.operations.backup_folder import read_manifest
 from tests.postgres import KINDS
 from tests.registry.damaged_files import flip
 from tests.service.servers import Soup, World, open_world, write_bases

@@ -15,18 +15,18 @@ from typing import Any
 import httpx2
 import pytest
 
+from adaptersoup.cli import app as cli
+from adaptersoup.cli.flags import Given, key_values
+from adaptersoup.cli.remote import connect
+from adaptersoup.cli.selection_flags import SELECTION as FLAGS
+from adaptersoup.cli.selection_flags import selector_of
+from adaptersoup.cli.verbs.compare.strategies import STRATEGIES
+from adaptersoup.cli.verbs.cook import parse_recipe
+from adaptersoup.cli.verbs.push.sending import AT_ONCE
+from adaptersoup.cli.verbs.serve import is_loopback
+from adaptersoup.tables import columns
 from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig
-from service.cli import app as cli
-from service.cli.flags import Given, key_values
-from service.cli.output import columns
-from service.cli.remote import connect
-from service.cli.selection_flags import SELECTION as FLAGS
-from service.cli.selection_flags import selector_of
-from service.cli.verbs.compare.strategies import STRATEGIES
-from service.cli.verbs.cook import parse_recipe
-from service.cli.verbs.push.sending import AT_ONCE
-from service.cli.verbs.serve import is_loopback
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
 

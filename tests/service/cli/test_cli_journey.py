@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 from safetensors.torch import load_file, save_file
 
+from adaptersoup.cli import app as cli
 from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
-from service.cli import app as cli
 from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
 
 INIT = "sha256:" + "d" * 64
@@ -198,7 +198,7 @@ class TestServe:
         data = tmp_path / "data"
         monkeypatch.delenv("SOUP_KEY", raising=False)
         monkeypatch.setenv("SOUP_DATA", str(data))
-        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
+        command = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
@@ -231,7 +231,17 @@ class TestServe:
     def test_what_it_cannot_do_is_one_sentence(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
     ) -> None:
-        command = [sys.executable, "-m", "service.cli", "serve", "--data", str(tmp_path / "d"), "--port", "0", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "adaptersoup.cli",
+            "serve",
+            "--data",
+            str(tmp_path / "d"),
+            "--port",
+            "0",
+            *flags,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 1
         assert done.stdout == ""
@@ -243,7 +253,7 @@ class TestServe:
         tensors = load_file(broken / "model.safetensors")
         save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
         bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
-        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--port", "0"]
+        command = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0"]
         done = subprocess.run(
             [*command, "--data", str(tmp_path / "d")], capture_output=True, text=True, check=False, timeout=120
         )

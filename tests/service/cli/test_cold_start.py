@@ -20,7 +20,7 @@ HEAVY = {
     "numpy",
     "obstore",
 }
-HELP = "from service.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
+HELP = "from adaptersoup.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
 
 
 def loaded(program: str) -> set[str]:
@@ -36,9 +36,9 @@ def loaded(program: str) -> set[str]:
     [
         "adaptersoup",
         "adaptersoup.synchronous.client",
-        "service.client.client",
-        "service.client.transfer",
-        "service.cli.app",
+        "adaptersoup.client.client",
+        "adaptersoup.client.transfer",
+        "adaptersoup.cli.app",
         "service.settings",
     ],
 )
@@ -54,7 +54,9 @@ def test_help(args: list[str]) -> None:
 
 
 def test_a_verb_that_finds_no_server() -> None:
-    program = "from service.cli.app import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
+    program = (
+        "from adaptersoup.cli.app import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
+    )
     assert loaded(program) == set()
 
 

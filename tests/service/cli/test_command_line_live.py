@@ -19,6 +19,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from adaptersoup.cli import app as cli
+from adaptersoup.cli.remote import complete_ref
+from adaptersoup.cli.verbs.compare import shown
+from adaptersoup.cli.verbs.push import sending, sources
+from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
@@ -26,12 +31,7 @@ from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.names import sha256_digest
 from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, Provenance, SampleSource, WeightedRef
-from service.cli import app as cli
-from service.cli.remote import complete_ref
-from service.cli.verbs.compare import shown
-from service.cli.verbs.push import sending, sources
-from service.client.client import SoupClient
-from service.http.pool_waiting import until_selectable
+from service.http.requests.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.registry.damaged_files import flip
@@ -495,7 +495,7 @@ class TestRightAfterAPush:
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", Opens(gate))
+        monkeypatch.setattr("service.http.requests.pool_waiting.LOOK_AGAIN", Opens(gate))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
@@ -518,7 +518,7 @@ class TestRightAfterAPush:
 
     def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         parts, looks = live.world.runtime.parts, []
-        monkeypatch.setattr("service.http.pool_waiting.LOOK_AGAIN", 0.1)
+        monkeypatch.setattr("service.http.requests.pool_waiting.LOOK_AGAIN", 0.1)
         most = parts.settings.job_queue_per_key
 
         def check() -> None:
@@ -837,7 +837,7 @@ class TestChat:
         pieces: list[str] = []
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", typed)
-        monkeypatch.setattr("service.cli.verbs.chat.write", interrupted)
+        monkeypatch.setattr("adaptersoup.cli.verbs.chat.write", interrupted)
         code, _, err = soup("chat", *self.SHORT, "--history", tmp_path / "history")
         assert code == 0, err
         assert "(stopped)" in err

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from service.cli.verbs.train.progress import EvaluationLines, training_progress
+from adaptersoup.cli.verbs.train.progress import EvaluationLines, training_progress
 from training.hyperparameters import Hyperparameters
 
 RECIPE = Hyperparameters(steps=10, evaluations=2)

@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from adaptersoup.cli.verbs.export import exported
 from registry.adapters.lora_ranks import is_uniform, uniform
 from registry.base_model import load_base
 from registry.errors import Incompatible, Unavailable
 from registry.formats import read_directory
 from registry.spec import BaseEntry, LoraConfig
-from service.cli.verbs.export import exported
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Soup, World
 

@@ -3,8 +3,8 @@
 import pytest
 import typer
 
+from adaptersoup.cli.failures import Failures, exit_code, explain, not_installed
 from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError, Unauthenticated
-from service.cli.failures import Failures, exit_code, explain, not_installed
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pydantic import Field
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.flags import Flag, Flags, Given
 from registry.spec import Frozen
-from service.cli.commands import command
-from service.cli.flags import Flag, Flags, Given
 
 
 class Square(Frozen):

@@ -12,6 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from adaptersoup.client import samples
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.samples import read_texts
+from adaptersoup.client.transfer import pull_folder, push_folder
 from registry import errors
 from registry.errors import (
     Busy,
@@ -38,10 +42,6 @@ from registry.formats import (
 )
 from registry.names import sha256_digest
 from registry.spec import BottleneckConfig, CookRequest, GmmSpec, SampleSource
-from service.client import samples
-from service.client.client import SoupClient
-from service.client.samples import read_texts
-from service.client.transfer import pull_folder, push_folder
 from tests.service.scripted_server import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")

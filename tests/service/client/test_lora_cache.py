@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.lora_cache import LoraCache
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
-from service.client.client import SoupClient
-from service.client.lora_cache import LoraCache
 from tests.repository import REPOSITORY
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import BASE_ID, Live
@@ -113,7 +113,7 @@ def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> 
 
 
 def test_the_cache_starts_without_torch_and_the_plugin_is_where_vllm_looks() -> None:
-    program = "import sys, service.client.lora_cache; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    program = "import sys, adaptersoup.client.lora_cache; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

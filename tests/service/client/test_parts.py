@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.uploading import LONGEST_PAUSE, TRIES
 from registry.errors import Busy, Cancelled, DigestMismatch, Forbidden, InvalidParameter, Unavailable
 from registry.names import sha256_digest
-from service.client.client import SoupClient
-from service.client.uploading import LONGEST_PAUSE, TRIES
 
 DATA = bytes(range(250))
 DIGEST = sha256_digest(DATA)

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
+from adaptersoup.client.client import SoupClient
 from plots.style import to_svg
 from registry.errors import Cancelled, Conflict, InvalidParameter, NotFound, Retired, Unauthenticated, Unavailable
 from registry.formats import (
@@ -26,7 +27,6 @@ from registry.formats import (
 )
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
-from service.client.client import SoupClient
 from service.engine import Delta, GenerateRequest, Ticket
 from service.http.schemas.jobs import Job, Progress
 from tests.service.cluster import PATIENCE

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base
+from registry.base_model.likelihood import score_windows, token_log_probs
 from registry.errors import (
     Busy,
     Cancelled,
@@ -27,7 +28,6 @@ from registry.errors import (
     SoupError,
     Unavailable,
 )
-from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry
 from service.engine import (
     Delta,
@@ -249,7 +249,7 @@ class TestLogProbs:
     ) -> None:
         answers = []
         for cells in (2**24, 700):
-            monkeypatch.setattr("registry.likelihood._LOGIT_CELLS", cells)
+            monkeypatch.setattr("registry.base_model.likelihood._LOGIT_CELLS", cells)
             engine = engine_of(base)
             params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=True, temperature=0)
             ticket = engine.submit(GenerateRequest("tiny", prompts_of(base)[2], params=params))

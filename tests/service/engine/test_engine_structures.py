@@ -12,8 +12,8 @@ import torch
 
 from registry.adapters import attached, expected_tensors, from_tensors
 from registry.base_model import LoadedBase
+from registry.base_model.likelihood import hidden_states, lm_logits, score_windows
 from registry.errors import InvalidParameter, InvalidPrompt, Unavailable
-from registry.likelihood import hidden_states, lm_logits, score_windows
 from registry.spec import (
     AdapterConfig,
     BankConfig,

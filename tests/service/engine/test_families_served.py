@@ -18,7 +18,7 @@ from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import LoadedBase, load_base
-from registry.likelihood import token_log_probs
+from registry.base_model.likelihood import token_log_probs
 from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from tests.service.loaded_bases import LoadedBases

@@ -17,7 +17,7 @@ from registry.adapters import AdapterModule, attached, expected_tensors, from_te
 from registry.adapters.stacked import Stack
 from registry.adapters.together import FEW, STACKS, ReadyAdapter
 from registry.base_model import LoadedBase, load_base
-from registry.likelihood import hidden_states, lm_logits
+from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.spec import (
     AdapterConfig,
     BottleneckConfig,

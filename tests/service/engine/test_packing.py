@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.likelihood import hidden_states
+from registry.base_model.likelihood import hidden_states
 from service.engine.packing import IMPLEMENTATION, Packing, Piece, first_position, packed_states
 from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
 

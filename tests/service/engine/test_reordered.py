@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from registry.base_model import LoadedBase, load_base
-from registry.likelihood import hidden_states, lm_logits
+from registry.base_model.likelihood import hidden_states, lm_logits
 from service.engine import reordered
 from service.engine.bases import held_bytes
 from service.engine.reordered import ReorderedLinear, prepare_linears, reorders

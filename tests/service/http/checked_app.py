@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, FastAPI, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.access.keys import Principal
 from service.http import problems
-from service.http.auth import ModelUser, Reader, Writer
-from service.http.bodies import Bodies, CheckedRoute
-from service.http.body_limits import FILES, PROMPTS, takes
-from service.keys import Principal
+from service.http.requests.bodies import Bodies, CheckedRoute
+from service.http.requests.body_limits import FILES, PROMPTS, takes
+from service.http.security.auth import ModelUser, Reader, Writer
 from service.settings import Settings
 
 

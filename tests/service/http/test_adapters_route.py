@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry.embeddings_file import save_embeddings
-from registry.fit import fit
 from registry.names import sha256_digest
 from registry.progress import silent
+from registry.samples.embeddings_file import save_embeddings
+from registry.select.fit import fit
 from registry.spec import PoolSpec, UniformSpec
 from tests.postgres import KINDS
 from tests.service.servers import BASE_ID, World, adapter_weights

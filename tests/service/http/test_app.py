@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.datastructures import Headers
 
-from service.http.auth import check_local
+from service.http.security.auth import check_local
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.names import sha256_digest
-from service.client.client import SoupClient
 from tests.postgres import KINDS
 from tests.service.passages import passages
 from tests.service.servers import Soup, World

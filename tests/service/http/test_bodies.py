@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from registry.errors import Busy, InvalidParameter, TooSlow
-from service.http import bodies
 from service.http.app import ROUTES
-from service.http.bodies import LARGE_JSON, CheckedRoute, Patient, is_json, parsed
-from service.http.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, HeldBytes, limit_of
+from service.http.requests import bodies
+from service.http.requests.bodies import LARGE_JSON, CheckedRoute, Patient, is_json, parsed
+from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, HeldBytes, limit_of
 from tests.service.http.asked import Asked
 from tests.service.http.checked_app import checked_app
 

@@ -18,8 +18,8 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from service.http.connections import BoundedConnection, Taking
-from service.http.places import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.http.routes import jobs
+from service.http.security.places import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
 from tests.service.servers import Live, World, serving

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.names import sha256_digest
-from service.client.client import SoupClient
 from tests.registry.damaged_files import flip
 from tests.service.servers import Live, World, adapter_weights
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from registry import cross_evaluate as verb
+from registry.context import Caller
 from registry.errors import Cancelled
+from registry.evaluate.perplexity import matrix as verb
 from registry.names import digest_of, parse_ref
-from registry.registry import Caller
-from registry.select import pool_of
+from registry.select.select import pool_of
 from registry.spec import PoolRequest
 from tests.service.servers import BASE_ID, Soup, World, adapter_weights
 

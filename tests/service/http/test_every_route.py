@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 import service.http
 from registry.names import sha256_digest
 from service.http.app import ROUTES
-from service.http.auth import scopes_of
+from service.http.security.auth import scopes_of
 from tests.service.servers import BASE_ID, World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}

@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.spec import Provenance
-from service.client.client import SoupClient
 from service.http import docs_page, examples
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, Live, World, open_world, with_template, write_bases

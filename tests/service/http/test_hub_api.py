@@ -19,10 +19,10 @@ from registry.files import loads_strict
 from registry.formats import parse_card, read_directory
 from registry.formats.how_to_load import how_to_load
 from registry.spec import Card
-from service.http.hub_revisions import commit_of, revision_of
+from service.access.keys import NOBODY_IN_PARTICULAR
+from service.http.files.hub_revisions import commit_of, revision_of
+from service.http.files.version_files import files_of
 from service.http.routes import hub
-from service.http.version_files import files_of
-from service.keys import NOBODY_IN_PARTICULAR
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Live, World, adapter_weights
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from adaptersoup.client.hub_download import MOST_BYTES
 from registry.adapters import attached, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
 from registry.spec import AdapterConfig, BaseEntry
-from service.client.hub_download import MOST_BYTES
 from service.settings import Settings
 from tests.service.hub_session import HubError, HubSession
 from tests.service.lora_pushes import lora_weights, push_lora

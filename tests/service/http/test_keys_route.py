@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.hashed_secrets import secret_sha256
-from service.keys import new_secret
+from service.access.keys import new_secret, secret_sha256
 from tests.postgres import KINDS
 from tests.service.servers import World
 

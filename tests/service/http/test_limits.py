@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.client.client import SoupClient
+from adaptersoup.client.client import SoupClient
 from service.rates import Rates
 from tests.postgres import KINDS
 from tests.service.servers import Live, Soup, World, with_template

@@ -15,7 +15,7 @@ import torch
 from registry.adapters import attached, expected_tensors, from_tensors
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
-from registry.likelihood import score_windows
+from registry.base_model.likelihood import score_windows
 from registry.spec import (
     AdapterConfig,
     BankConfig,

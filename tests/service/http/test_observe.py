@@ -18,7 +18,7 @@ from registry.errors import Internal
 from service.engine.tally import Figures
 from service.http import problems
 from service.http.observe import Metrics, Observe
-from service.logs import JsonFormatter, configure_logging, describe
+from service.observability.logs import JsonFormatter, configure_logging, describe
 
 SECRET = "my-private-text"
 

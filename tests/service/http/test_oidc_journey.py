@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from openai import AuthenticationError
 
-from service.client.client import SoupClient
-from service.oidc.callers import identity_id
+from adaptersoup.client.client import SoupClient
+from service.access.oidc.callers import identity_id
 from tests.postgres import KINDS
 from tests.service.little_issuer import LittleIssuer, little_issuer
 from tests.service.servers import Live, World, open_live, open_world, write_bases

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy
-from service.http.places import Places
+from service.http.security.places import Places
 from service.http.thread_turns import Turn, Turns, asking
 
 # --- answers under way ----------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from typing import Any
 import httpx2
 import pytest
 
+from adaptersoup.cli.setting_flags import settings_of
+from adaptersoup.client.answers import place_elsewhere
+from adaptersoup.client.asynchronous.blobs import AsyncBlobs
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.transfer import pull_folder
 from registry.errors import DigestMismatch, InvalidParameter, Unavailable
 from registry.formats import WEIGHTS_FILE
-from service.cli.setting_flags import settings_of
-from service.client.answers import place_elsewhere
-from service.client.asynchronous.blobs import AsyncBlobs
-from service.client.client import SoupClient
-from service.client.transfer import pull_folder
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
 from tests.service.hub_session import HubError, HubSession

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from registry import cook
-from registry.collect import collect
 from registry.cook.mix import mix_ingredients
+from registry.lifecycle.collect import collect
 from registry.names import parse_ref, sha256_digest
 from service.jobs.training_requests import blobs_in_use
 from tests.service.servers import Soup, World

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.embeddings_file import save_embeddings
 from registry.files import encode_lines
 from registry.names import sha256_digest
+from registry.samples.embeddings_file import save_embeddings
 from tests.postgres import KINDS
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.ranges import ranged, span_of
+from service.http.files.ranges import ranged, span_of
 
 DATA = bytes(range(256)) * 3
 DIGEST = "sha256:" + "a" * 64

@@ -9,7 +9,7 @@ import pytest
 
 from registry.errors import RateLimitExceeded
 from service.http.problems import TOO_MUCH
-from service.http.refusals import APART, LONGEST, OTHERS, REMEMBERED, Refusals
+from service.http.security.refusals import APART, LONGEST, OTHERS, REMEMBERED, Refusals
 from tests.service.servers import World
 
 

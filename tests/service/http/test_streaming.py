@@ -24,10 +24,10 @@ from registry.errors import Cancelled, Internal, Unavailable
 from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http.answers.chat import ChatAnswers
 from service.http.answers.completions import CompletionAnswers, Prompt
-from service.http.events import DONE, Events, event
+from service.http.answers.events import DONE, Events, event
+from service.http.answers.streaming import EventStream, Outbox, TokenStream, _parts, finish
 from service.http.schemas.chat import ChatChunk, ChatRequest
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.streaming import EventStream, Outbox, TokenStream, _parts, finish
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["", '"', "\\", "\n\n", "data: [DONE]\n\n", "\u2028", "\x00", "🦜", "e\u0301", "</script>", "\ufffd"]

@@ -17,8 +17,8 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from service.client.client import SoupClient
-from service.tracing import Tracing
+from adaptersoup.client.client import SoupClient
+from service.observability.tracing import Tracing
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 
 pytestmark = pytest.mark.slow

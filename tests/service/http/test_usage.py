@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.catalogue import Database
 from registry.catalogue.rows import UsageRow, UsageSum
 from registry.catalogue.usage import GROUPS, UsageFilter
 from registry.errors import Busy
-from service.client.client import SoupClient
-from service.http.csv_lines import csv_lines
+from service.http.files.csv_lines import csv_lines
 from service.http.routes.usage import cells
-from service.usage import UsageCounts, UsageWriter
+from service.observability.usage import UsageCounts, UsageWriter
 from tests.postgres import KINDS
 from tests.service.servers import Soup, World, open_world, with_template, write_bases
 

@@ -19,15 +19,15 @@ import pytest
 from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
+from registry.context import Caller, Registry
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
-from registry.registry import Caller, Registry
-from service.http.waiting import finished
+from service.http.requests.waiting import finished
 from service.job_board import JobBoard
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL, JobRunner, cancel, result_of
-from service.logs import JsonFormatter
+from service.observability.logs import JsonFormatter
 from service.settings import Settings
 from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs

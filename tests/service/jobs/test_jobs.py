@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.adapters import paper_config
 from registry.errors import Cancelled, InvalidSample, NotFound, SoupError, Unavailable
 from registry.names import parse_ref, sha256_digest
 from registry.progress import silent
 from registry.spec import Provenance, StoredAdapter, WeighingRequest
-from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
 from service.jobs.cook import COOK
 from tests.postgres import KINDS

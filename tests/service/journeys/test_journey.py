@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from adaptersoup.cli import app as cli
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.transfer import pull_folder, push_folder
 from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible
 from registry.formats import read_directory
-from service.cli import app as cli
-from service.client.client import SoupClient
-from service.client.transfer import pull_folder, push_folder
 from tests.postgres import KINDS
 from tests.service.journeys.structures import INIT, KEPT, STRUCTURES, VALID, pruned
 from tests.service.passages import passages

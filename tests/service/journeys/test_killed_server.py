@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from adaptersoup.client.client import SoupClient
 from registry.names import sha256_digest
 from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
-from service.client.client import SoupClient
 from tests.service.cluster import until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_live, open_world, write_bases
@@ -20,7 +20,7 @@ class Server:
     """`soup serve` as a process of its own, over a data folder that outlives it."""
 
     def __init__(self, folder: Path, bases: Path) -> None:
-        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--data", str(folder)]
+        command = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--data", str(folder)]
         environment = {**os.environ, "SOUP_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self.log = (folder.parent / "log").open("ab")
         self.process = subprocess.Popen(

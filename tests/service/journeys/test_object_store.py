@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from adaptersoup.client.additions import Additions
+from adaptersoup.client.client import SoupClient
+from adaptersoup.client.transfer import push_folder, send_folder
 from registry.blobs.bucket import Bucket
 from registry.errors import Unavailable
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
-from service.client.additions import Additions
-from service.client.client import SoupClient
-from service.client.transfer import push_folder, send_folder
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import make_url
 
 import migrations
+from adaptersoup.cli import app as cli
 from registry.catalogue import Database
 from registry.errors import Unavailable
-from service.cli import app as cli
+from service.operations.storage import owned
 from service.runtime import Runtime
 from service.settings import Settings
-from service.storage import owned
 from tests.postgres import Postgres
 
 
@@ -141,7 +141,7 @@ def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start
 
 def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tmp_path: Path) -> None:
     environment = {**os.environ, "SOUP_DATABASE_URL": url, "SOUP_DATA": str(tmp_path / "data")}
-    command = [sys.executable, "-m", "service.cli", "migrate", "--json"]
+    command = [sys.executable, "-m", "adaptersoup.cli", "migrate", "--json"]
     both = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
     ]

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import init_hash, save_tensors
-from registry.embeddings_file import save_embeddings
 from registry.errors import InvalidSample, NotFound, Retired
+from registry.samples.embeddings_file import save_embeddings
 from registry.spec import Provenance, SampleSource, UniformSpec
-from service.client.client import SoupClient
 from tests.postgres import KINDS
 from tests.service.lora_pushes import push_lora
 from tests.service.passages import WORDS, passages

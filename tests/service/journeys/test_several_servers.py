@@ -216,7 +216,7 @@ def serve(folder: Path, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
     """`soup serve` as a process of its own, once it answers."""
     variables = {f"SOUP_{name.upper()}": str(value) for name, value in settings.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "serve", "--data", str(folder), "--port", "0"],
+        [sys.executable, "-m", "adaptersoup.cli", "serve", "--data", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "SOUP_THREADS": "1", "OMP_NUM_THREADS": "1", **variables},

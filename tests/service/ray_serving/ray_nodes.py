@@ -65,7 +65,7 @@ def say(line: str) -> None:
 
 def main(count: int) -> None:
     """The process of the cluster."""
-    from registry.ray_connection import prepare_environment
+    from registry.tasks.ray_connection import prepare_environment
 
     prepare_environment()
     from ray.cluster_utils import Cluster

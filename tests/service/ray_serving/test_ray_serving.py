@@ -54,7 +54,7 @@ class Fleet:
     def soup(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command line."""
         return subprocess.run(
-            [sys.executable, "-m", "service.cli", *words],
+            [sys.executable, "-m", "adaptersoup.cli", *words],
             capture_output=True, text=True, env={**self.variables, **variables}, check=False,
         )  # fmt: skip
 
@@ -122,7 +122,7 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         assert json.loads(deployed.stdout)["replicas"] == {"RUNNING": 2}
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "service.cli", "serve"], stdout=subprocess.PIPE, stderr=log, env=variables
+                [sys.executable, "-m", "adaptersoup.cli", "serve"], stdout=subprocess.PIPE, stderr=log, env=variables
             )
         try:
             assert server.stdout is not None

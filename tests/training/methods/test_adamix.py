@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import registry.likelihood as likelihood
+import registry.base_model.likelihood as likelihood
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
+from registry.base_model.likelihood import lm_logits
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
-from registry.likelihood import lm_logits
 from registry.spec import BankConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import LABELLED

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.app import run as run_cli
+from adaptersoup.cli.app import run as run_cli
 from service.http.pages.snippets import snippets
 from tests.service.http.pages.signed import Signed, active, elements, read
 from tests.service.servers import Live, World

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from registry.errors import InvalidSample
+from registry.samples.texts import split_texts
 from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
-from service.client.samples import split_texts
 from service.http.pages.cook import WHAT
 from service.http.routes import jobs
 from tests.service.http.pages.cooked import evidence

@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from registry.domain_map import plane
+from registry.select.domain_map import plane
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 

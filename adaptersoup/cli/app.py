@@ -1,0 +1,173 @@
+"""The command `soup`: finds the verb, runs it, and turns errors into one sentence and an exit code.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb stands in the module of
+`adaptersoup.cli.verbs` that `module_of` names, imported when it is called, so that `soup --help` starts at once; the
+summaries are here for that reason, and a test holds them equal to the verbs' own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, cast
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+from adaptersoup.cli.failures import FAILED, OK, exit_code, explain, not_installed
+from registry.errors import SoupError
+
+SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+ROOT = {**SETTINGS, "add_completion": True}
+
+
+VERBS = {
+    "serve": "Start the server.",
+    "ray": "Generate on a Ray cluster.",
+    "migrate": "Bring the database's schema up to date.",
+    "check": "Check the stored blobs.",
+    "blobs": "Copy the blobs into another store.",
+    "backup": "Back up database and blobs into a folder.",
+    "restore": "Put a backup back.",
+    "push": "Push adapter directories.",
+    "pull": "Write an adapter or soup to a directory.",
+    "export": "Write an adapter for another program.",
+    "ls": "List adapters and soups.",
+    "show": "Show one adapter or soup.",
+    "open": "Open the page of a model in the browser.",
+    "edit": "Change card, domain and owner of adapters and soups.",
+    "alias": "List, set and remove aliases of versions.",
+    "rm": "Retire adapters or soups.",
+    "purge": "Remove versions for good.",
+    "collect": "Remove what is due, as the server does every hour.",
+    "select": "Say which adapters fit a sample, and why.",
+    "fit": "Fit a selector over a pool of adapters.",
+    "cook": "Cook a soup for a sample, or by a recipe.",
+    "compare": "Cook with every strategy and compare on other text.",
+    "models": "List what generates text here.",
+    "generate": "Continue a prompt.",
+    "chat": "Chat with a model whose base has a chat template.",
+    "embed": "Embed texts as samples are.",
+    "ppl": "Perplexity of texts under a model.",
+    "keys": "Make, list, change and revoke keys.",
+    "namespaces": "Show and change the settings of namespaces.",
+    "limits": "Show and change the limits of keys and namespaces.",
+    "usage": "Sum up requests and tokens, last day first.",
+    "jobs": "List, show, watch and cancel jobs.",
+    "audit": "List who did what, newest first.",
+    "train": "Train an adapter on texts of a domain.",
+    "evaluate": "Evaluate a trained adapter on data of its task.",
+    "matrix": "Evaluate the adapters of a pool on each other's samples.",
+    "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
+}
+
+TOGETHER = {
+    "inference": ("models", "generate", "embed", "ppl"),
+    "removal": ("rm", "purge", "collect"),
+    "data_folder": ("backup", "restore", "check"),
+    "adapters": ("ls", "show", "open"),
+    "choosing": ("fit", "select"),
+    "activity": ("audit", "usage"),
+}
+"""Modules of several verbs; every other verb has a module of its name."""
+
+
+class LazyGroup(TyperGroup):
+    """The verbs of VERBS, each imported when it is called."""
+
+    def list_commands(self, _: Any) -> list[str]:
+        """Names of all verbs, in the order of use."""
+        return list(VERBS)
+
+    def get_command(self, _: Any, cmd_name: str) -> Any:
+        """The command of a verb, None for an unknown one."""
+        return command_of(cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """The list of verbs in `soup --help`, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As usual; the base class suggests from `commands`, which is filled for a name that is no verb."""
+        if args and args[0] not in VERBS:
+            self.commands = cast(Any, dict.fromkeys(VERBS))
+        return super().resolve_command(ctx, args)
+
+
+def module_of(name: str) -> str:
+    """The dotted name of the module that holds a verb."""
+    module = next((module for module, verbs in TOGETHER.items() if name in verbs), name)
+    return f"adaptersoup.cli.verbs.{module}"
+
+
+def command_of(name: str) -> Any:
+    """The command of one verb: the module's `app` (a group) or its function of that name."""
+    module = import_module(module_of(name))
+    if isinstance(getattr(module, "app", None), typer.Typer):
+        return get_group(module.app)
+    app = typer.Typer(**SETTINGS)  # type: ignore[arg-type]
+    app.command(name)(getattr(module, name))
+    return get_command(app)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **ROOT)  # type: ignore[arg-type]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            typer.echo(version("adaptersoup"))
+        except PackageNotFoundError:
+            typer.echo("not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _soup(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Adapter registry and model soups: push adapters, cook a soup for a new domain, use it.
+
+    \b
+    Examples:
+      soup serve --bases bases.toml
+      soup push adapters/law adapters/medicine --namespace team --wait
+      soup cook --sample contracts.jsonl
+      soup generate team/law "The court held that"
+
+    Verbs talk to the server at --url or SOUP_URL (http://127.0.0.1:8000) with the key of --key, SOUP_KEY, or the
+    admin.key in the data folder of a server on this machine (SOUP_DATA).
+    """
+
+
+def run(args: Sequence[str], *, connect: object = None) -> int:
+    """Run one command line and give its exit code. `connect` replaces how a client is made, in tests."""
+    try:
+        get_command(app).main(list(args), prog_name="soup", obj=connect)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except SoupError as error:
+        typer.echo(explain(error), err=True)
+        return exit_code(error)
+    except ModuleNotFoundError as error:
+        typer.echo(not_installed(next((name for name in args if name in VERBS), None), error), err=True)
+        return FAILED
+    except OSError as error:
+        typer.echo(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
+        return FAILED
+    return OK
+
+
+def main() -> None:
+    """The entry point `soup`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

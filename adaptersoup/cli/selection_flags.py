@@ -1,0 +1,73 @@
+"""The options of `fit`, `select`, `cook` and `compare` that choose: which selector, asked how, over which pool.
+
+Each stands for a field of `registry.spec.CookRequest`. Flags that contradict each other are usage errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from adaptersoup.cli.flags import Flag, Flags, Given, base_id, key_values, usage_error
+from registry.spec import CookRequest, PoolRequest, SelectOptions, SelectorSpec
+
+POOL = ("base", "pool_tag", "pool_namespace", "pool_method")
+SELECTION = Flags(
+    CookRequest,
+    {
+        "selector": Flag("selector.kind", "How adapters are chosen; by default posterior."),
+        "paper": Flag("selector.mode", "gmm exactly as in the AdapterSoup paper.", switch="paper"),
+        "encoder": Flag("selector.encoder", "What embeds text for cosine; by default {default}."),
+        "set": Flag(
+            "", "A parameter of the selector, such as covariance=full; may be repeated.", kind=list[str], metavar="K=V"
+        ),
+        "single": Flag("options.single", "Take the best adapter alone, whatever its score."),
+        "max_ingredients": Flag(
+            "options.max_ingredients", "At most so many adapters; by default 5, for effort thorough 32.", limits=(1, 64)
+        ),
+        "top": Flag("options.when_none", "Take the best where nothing passes, instead of abstaining.", switch="top"),
+        "base": Flag("pool.base_model", "Base model of the pool, where there are several.", parse=base_id),
+        "pool_tag": Flag("pool.tag", "Only adapters with this tag."),
+        "pool_namespace": Flag("pool.namespaces", "Only adapters of this namespace; may be repeated."),
+        "pool_method": Flag(
+            "pool.method", "Only adapters of this method: those of another cannot be mixed with them.",
+            kind=Literal["bottleneck", "lora", "prefix", "union"],
+        ),
+    },
+)  # fmt: skip
+
+_SELECTOR: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
+
+
+def selector_of(given: Given) -> SelectorSpec | None:
+    """The selector that was asked for, None where nothing was said of it; raises a usage error for contradictions."""
+    kind, paper, encoder = given["selector"], "paper" in given, given["encoder"]
+    if paper and kind not in (None, "gmm"):
+        raise typer.BadParameter(f"--paper is a mode of gmm; drop it or '--selector {kind}'.")
+    if encoder is not None and kind not in (None, "cosine"):
+        raise typer.BadParameter("--encoder is an option of '--selector cosine'; gmm uses the base model's vectors.")
+    if paper and encoder is not None:
+        raise typer.BadParameter("--paper is a mode of gmm and --encoder an option of cosine; drop one.")
+    values: dict[str, Any] = key_values(given["set"] or (), "--set")
+    if kind is None and not (paper or encoder or values):
+        return None
+    values["kind"] = "cosine" if encoder else "gmm"
+    try:
+        return _SELECTOR.validate_python(values | given.nested().get("selector", {}))
+    except ValidationError as error:
+        raise usage_error(error) from None
+
+
+def options_of(given: Given) -> SelectOptions:
+    """How the fitted selector is asked."""
+    return SelectOptions.model_validate(given.nested().get("options", {}))
+
+
+def pool_of(given: Given) -> PoolRequest:
+    """The pool that was asked for; open fields are the server's to fill."""
+    try:
+        return PoolRequest.model_validate(given.nested().get("pool", {}))
+    except ValidationError as error:
+        raise usage_error(error) from None

@@ -1,0 +1,36 @@
+"""The database and blobs of a data folder, for verbs that work on the server's machine: backup, blobs and check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from adaptersoup.cli.output import data, data_width
+from adaptersoup.tables import columns
+from registry.errors import NotFound
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from registry.blobs import ServerBlobs
+    from registry.catalogue.database import Database
+    from service.operations.blob_hashes import Unsound
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[tuple[Database, ServerBlobs]]:
+    """Open the database and blobs of these settings; raises NotFound where there is no database."""
+    from registry.blobs import open_blobs
+    from registry.catalogue.database import Database
+
+    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
+        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
+    with closing(Database(settings.database)) as database:
+        yield database, open_blobs(settings.blob_place, make=False)
+
+
+def print_unsound(unsound: Sequence[Unsound]) -> None:
+    """Print a table of the blobs that are missing or damaged, if there are any."""
+    if unsound:
+        rows = [(blob.digest, blob.problem, ", ".join(blob.named_by) or "nothing") for blob in unsound]
+        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))

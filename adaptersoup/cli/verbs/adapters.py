@@ -1,0 +1,232 @@
+"""`soup ls`, `show` and `open`: the adapters and soups that the registry holds."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.adapter_filters import Filters
+from adaptersoup.cli.output import as_json, data, data_width, progress_bar, talk
+from adaptersoup.cli.remote import SAMPLE_FORMS, RefArgument, Remote, verb
+from adaptersoup.client.answers import part
+from adaptersoup.client.samples import read_texts
+from adaptersoup.tables import columns, fields, one_line, spelt
+from registry.errors import InvalidParameter
+from registry.names import BaseRef, parse_ref
+from registry.spec import EncoderName, PoolRequest
+
+
+@dataclass(frozen=True)
+class Near:
+    """A text that adapters are to be like."""
+
+    near: Annotated[
+        Path | None, typer.Option(help=f"The nearest to this text, by their samples: {SAMPLE_FORMS}", metavar="FILE")
+    ] = None
+    encoder: Annotated[EncoderName | None, typer.Option(help="What embeds the text of --near; by default base.")] = None
+
+
+HEADER = ("name", "kind", "domain", "owner", "structure", "base", "parameters", "sample", "created")
+SPARE = ("owner", "parameters", "structure", "base", "created", "kind")
+"""Columns that a narrow terminal does without, in this order; `soup show` has them."""
+NEAR = 10
+"""Adapters that are listed by their nearness, where nothing else is said."""
+POOL = ("base_model", "method", "namespace", "tag")
+"""Filters that the nearest are chosen by; the others are of lists alone."""
+
+
+@verb
+def ls(
+    remote: Remote,
+    filters: Filters,
+    near: Near,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default all, with --near 10.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
+) -> None:
+    """List adapters and soups, newest first, or those nearest to a text.
+
+    \b
+    Examples:
+      soup ls
+      soup ls "contract law" --kind adapter --tag v2 --tag reviewed
+      soup ls --kind soup --quiet
+      pbpaste | soup ls --near -
+    """
+    asked = asdict(filters)
+    if near.near is not None:
+        _nearest(remote, near, asked, limit or NEAR, quiet=quiet)
+        return
+    if near.encoder is not None:
+        raise typer.BadParameter("--encoder is for the text of --near.")
+    rows = list(remote.client.adapters(limit=limit, **asked))
+    if remote.json:
+        as_json({"object": "list", "data": rows})
+    elif quiet:
+        for row in rows:
+            data(one_line(row["ref"]))
+    elif rows:
+        data(columns(HEADER, [_list_row(row) for row in rows], within=data_width(), spare=SPARE))
+    else:
+        talk("Nothing matches." if any(asked.values()) else "Nothing yet: `soup push` adds some.")
+
+
+def _nearest(remote: Remote, near: Near, asked: dict[str, Any], limit: int, *, quiet: bool) -> None:
+    """List the adapters nearest to a text; raises a usage error for filters that only lists have."""
+    others = [name for name, value in asked.items() if value is not None and name not in POOL]
+    tags = asked["tag"] or [None]
+    if others or len(tags) > 1:
+        raise typer.BadParameter("--near goes with --base, --method, --namespace and one --tag; drop the others.")
+    namespaces = None if asked["namespace"] is None else (asked["namespace"],)
+    pool = PoolRequest(base_model=asked["base_model"], method=asked["method"], tag=tags[0], namespaces=namespaces)
+    assert near.near is not None
+    texts = read_texts(near.near)
+    with progress_bar("looking") as report:
+        answer = remote.client.nearest(texts, limit=limit, encoder=near.encoder, pool=pool, progress=report)
+    found = answer["data"]
+    if remote.json:
+        as_json(answer)
+    elif quiet:
+        for one in found:
+            data(one_line(one["adapter"]["ref"]))
+    else:
+        rows = [(f"{one['similarity']:.4f}", *_list_row(one["adapter"])) for one in found]
+        data(columns(("similarity", *HEADER), rows, within=data_width(), spare=SPARE))
+        missing = answer["not_yet_included"]
+        if missing:
+            talk(f"Not looked at yet, until the refit is done: {', '.join(missing)}")
+
+
+def _list_row(row: dict[str, Any]) -> tuple[object, ...]:
+    config = row.get("config") or {}
+    structure = _structure_name(config)
+    created = str(row.get("created_at") or "")[:16].replace("T", " ")
+    return (
+        row["ref"], row["kind"], row["domain"], row.get("owner"), structure, row["base_model"], row.get("parameters"),
+        row.get("sample_state"), created,
+    )  # fmt: skip
+
+
+def _structure_name(config: dict[str, Any]) -> str | None:
+    """A word for a list: a bottleneck's structure, a LoRA with its ranks, or what is in a union."""
+    if config.get("method") == "union":
+        return " + ".join(filter(None, map(_structure_name, config["members"])))
+    if config.get("method") != "lora":
+        return config.get("structure") or config.get("method")
+    return "lora r" + ",".join(str(rank) for rank in sorted({group["rank"] for group in config["groups"]}))
+
+
+@verb
+def show(remote: Remote, ref: RefArgument) -> None:
+    """Show one adapter or soup: what it is, its sample, its parents and its soups.
+
+    \b
+    Examples:
+      soup show team/law
+      soup show team/soup@2 --json
+    """
+    row = remote.client.adapter(ref)
+    lineage = remote.client.lineage(str(row["ref"]))
+    if remote.json:
+        as_json({**row, "lineage": lineage})
+        return
+    data(fields(_facts(row)))
+    if lineage.get("parents"):
+        parents = [(p["ref"], p.get("weight"), "retired" if p.get("retired") else "") for p in lineage["parents"]]
+        data("\n" + columns(("parent", "weight", ""), parents, within=data_width()))
+    if lineage.get("children"):
+        data("\n" + columns(("soup made of it",), [(child["ref"],) for child in lineage["children"]]))
+
+
+def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
+    card, sample = row.get("card") or {}, row.get("sample") or {}
+    provenance = row.get("provenance") or {}
+    counted = f"{sample['kept']} of {sample['received']} passages" if sample else None
+    return [
+        ("name", row["ref"]),
+        ("digest", row["digest"]),
+        ("kind", row["kind"]),
+        ("domain", row["domain"]),
+        ("owner", row.get("owner")),
+        ("base model", row["base_model"]),
+        ("structure", _structure(row["config"])),
+        ("parameters", row.get("parameters")),
+        ("dtype", row.get("dtype")),
+        ("bytes", row.get("size_bytes")),
+        ("sample", row.get("sample_state")),
+        ("sample size", counted),
+        ("sample notes", sample.get("notes")),
+        ("initialisation", provenance.get("init_source")),
+        ("init hash", provenance.get("init_hash")),
+        ("license", card.get("license")),
+        ("tags", card.get("tags")),
+        ("metadata", card.get("metadata")),
+        ("description", card.get("description")),
+        ("recipe", row.get("recipe_digest")),
+        ("created", row.get("created_at")),
+        ("retired", row.get("retired_at")),
+    ]
+
+
+def _structure(config: dict[str, Any]) -> str:
+    """A configuration for a reader: its method, then what is set of it; of a union every member."""
+    if config.get("method") == "lora":
+        return _lora(config)
+    if config.get("method") == "union":
+        return " + ".join(map(_structure, config["members"]))
+    return f"{config.get('method')}: {_said({name: value for name, value in config.items() if name != 'method'})}"
+
+
+def _said(config: dict[str, Any]) -> str:
+    """What is set of a configuration, and of those it holds."""
+    return ", ".join(f"{spelt(name)} {_value(value)}" for name, value in config.items() if value not in (None, []))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_said(value)})"
+    return "/".join(map(_value, value)) if isinstance(value, list) else str(value)
+
+
+def _lora(config: dict[str, Any]) -> str:
+    """A LoRA for a reader: each group's ranks, modules and layers."""
+    groups = [
+        f"rank {group['rank']}, alpha {group['alpha']:g} on {', '.join(group['targets'])}"
+        + (f" of {len(group['layers'])} layers" if group["layers"] else "")
+        for group in config["groups"]
+    ]
+    return ("rsLoRA: " if config["rslora"] else "LoRA: ") + "; ".join(groups)
+
+
+@verb
+def open(
+    remote: Remote,
+    ref: Annotated[
+        str | None,
+        typer.Argument(help="namespace/name[@version or alias], or sha256:...; by default all.", metavar="[REF]"),
+    ] = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the address and open nothing.")] = False,
+) -> None:
+    """Open the page of a model in the browser.
+
+    Its address is printed; where the output is no terminal, nothing more is done.
+
+    \b
+    Examples:
+      soup open team/law
+      soup open team/law@2 --print
+      soup open
+    """
+    address = f"{remote.client.base_url}/models"
+    if ref is not None:
+        if isinstance(parse_ref(ref), BaseRef):
+            raise InvalidParameter(f"{ref} is a base model; pages are of adapters and soups.", param="ref")
+        row = remote.client.adapter(ref)
+        address += f"/{part(row['namespace'])}/{part(row['name'])}@{row['version']}"
+    remote.answer({"object": "page", "url": address}, address)
+    if not (only_print or remote.json) and sys.stdout.isatty():
+        webbrowser.open(address)

@@ -1,0 +1,95 @@
+"""`soup alias`: names for versions, such as `team/law@prod`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.failures import Failures
+from adaptersoup.cli.remote import RefArgument, Remote, verb
+from registry.errors import InvalidName, PreconditionFailed
+from registry.names import NameRef, parse_ref
+
+app = typer.Typer(
+    help="List, set and remove aliases of versions.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+AliasArgument = Annotated[str, typer.Argument(help="A name such as prod; not all digits.", metavar="ALIAS")]
+
+
+@app.command()
+@verb
+def ls(remote: Remote, ref: RefArgument) -> None:
+    """List the aliases of an adapter or soup.
+
+    \b
+    Examples:
+      soup alias ls team/law
+    """
+    found = remote.client.aliases(ref)
+    rows = [(one["alias"], one["ref"]) for one in found]
+    remote.answer_rows(found, ("alias", "points at"), rows, empty=f"{ref} has no alias.")
+
+
+@app.command("set")
+@verb
+def set_(
+    remote: Remote,
+    ref: Annotated[str, typer.Argument(help="namespace/name@version; without a version the newest.", metavar="REF")],
+    alias: AliasArgument,
+    instead_of: Annotated[
+        int | None,
+        typer.Option("--instead-of", min=1, help="Only where it points at this version still.", metavar="VERSION"),
+    ] = None,
+) -> None:
+    """Point an alias at a version, also where it points at another.
+
+    \b
+    Examples:
+      soup alias set team/law@2 prod
+      soup alias set team/law@3 prod --instead-of 2
+      soup generate team/law@prod "The court held that"
+    """
+    row = remote.client.adapter(ref)
+    name, version = f"{row['namespace']}/{row['name']}", int(row["version"])
+    etag = None if instead_of is None else _etag(remote.client.aliases(name), name, alias, instead_of)
+    found = remote.client.put_alias(name, alias, version, if_match=etag)
+    remote.answer(found, f"{name}@{alias}", said=f"It points at {found['ref']}.")
+
+
+@app.command()
+@verb
+def rm(
+    remote: Remote,
+    ref: RefArgument,
+    aliases: Annotated[list[str], typer.Argument(help="Aliases to remove; versions stay.", metavar="ALIAS...")],
+) -> None:
+    """Remove aliases of an adapter or soup.
+
+    \b
+    Examples:
+      soup alias rm team/law canary
+    """
+    name, removed, failed = _name_of(ref), [], Failures()
+    for alias in aliases:
+        with failed.of(f"{name}@{alias}"):
+            remote.client.delete_alias(name, alias)
+            removed.append(f"{name}@{alias}")
+    remote.answer({"object": "list", "data": removed}, *removed)
+    failed.end()
+
+
+def _name_of(ref: str) -> str:
+    parsed = parse_ref(ref)
+    if not isinstance(parsed, NameRef) or parsed.version is not None or parsed.alias is not None:
+        raise InvalidName(f"{ref} is not a name: give namespace/name, and the alias behind it.", param="ref")
+    return str(parsed)
+
+
+def _etag(found: list[dict[str, Any]], name: str, alias: str, version: int) -> str:
+    """The etag of an alias that points at this version; raises PreconditionFailed where it does not."""
+    now = next((one for one in found if one["alias"] == alias), None)
+    if now is None or now["version"] != version:
+        at = "is not set" if now is None else f"points at version {now['version']}"
+        raise PreconditionFailed(f"{name}@{alias} {at}, and not at version {version}.", param="alias")
+    return str(now["etag"])

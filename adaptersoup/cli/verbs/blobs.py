@@ -1,0 +1,75 @@
+"""`soup blobs`: the store of the blobs itself, on the server's machine; beside its server or without one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.output import as_json, progress_bar, talk
+from adaptersoup.cli.setting_flags import Places, settings_of
+from adaptersoup.cli.stored_blobs import opened, print_unsound
+from registry.errors import InvalidParameter
+from service.settings import Settings
+from service.settings.places import BUCKET, NO_BUCKET
+
+if TYPE_CHECKING:
+    from service.operations.blob_copy import Copied
+
+app = typer.Typer(
+    help="Copy the blobs into another store.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+
+@app.callback()
+def group() -> None:
+    """Copy the blobs into another store."""
+
+
+@app.command()
+@command
+def copy(
+    url: Annotated[str, typer.Argument(help="Bucket to copy to, as SOUP_BLOBS_URL names it.", metavar="URL")],
+    places: Places,
+    json: Annotated[bool, typer.Option("--json", help="Print the counts and what is not whole as JSON.")] = False,
+) -> None:
+    """Copy every blob into a bucket.
+
+    Reads the data folder on the server's machine; the server may run meanwhile. Again, only what is new is copied: once
+    more with the server stopped, then start it with the URL. Fails where a blob is missing or damaged: it is named, and
+    the rest is copied.
+
+    \b
+    Examples:
+      soup blobs copy s3://team-adapters/soup
+      soup blobs copy s3://team-adapters/soup --data /srv/soup
+    """
+    if BUCKET.fullmatch(url) is None:
+        raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
+    done = _copied(settings_of(Settings, **asdict(places)), url)
+    _tell(done, url, json=json)
+    if done.unsound:
+        raise typer.Exit(1)
+
+
+def _copied(settings: Settings, url: str) -> Copied:
+    from registry.blobs import open_blobs
+    from service.operations.blob_copy import copy_blobs
+
+    if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
+        raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
+    place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
+    nothing_kept = {"cache": place.folder / "copying", "cache_bytes": 0}  # the server's cache stays as it is
+    with opened(settings) as (database, source), progress_bar("copying blobs") as progress:
+        return copy_blobs(database, source, open_blobs(place.model_copy(update=nothing_kept)), progress=progress)
+
+
+def _tell(done: Copied, url: str, *, json: bool) -> None:
+    unsound = [asdict(one) for one in done.unsound]
+    if json:
+        as_json({"object": "copy", "blobs": done.blobs, "new": done.new, "unsound": unsound})
+        return
+    print_unsound(done.unsound)
+    talk(f"{url}: {done.blobs} blobs, {done.new} of them new, {len(done.unsound)} not whole and left out.")

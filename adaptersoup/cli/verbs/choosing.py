@@ -1,0 +1,129 @@
+"""`soup fit` and `select`: fit a selector over a pool, and say which adapters fit a sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptersoup.cli.flags import Given
+from adaptersoup.cli.output import progress_bar
+from adaptersoup.cli.plot_flag import PlotOption, save_plot
+from adaptersoup.cli.remote import Remote, SampleOption, verb
+from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from adaptersoup.cli.selection_text import selection_table, talk_about
+from adaptersoup.client.samples import read_texts
+from adaptersoup.tables import columns, fields, spelt, table_width
+from registry.spec import PosteriorSpec, Selection
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
+
+@verb
+def fit(
+    remote: Remote,
+    given: Annotated[Given, SELECTION.only("selector", "paper", "encoder", "set", *POOL)],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is fitted.")] = True,
+    plot: PlotOption = None,
+) -> None:
+    """Fit a selector over a pool of adapters.
+
+    Not needed before cooking, which fits on first use; it shows how well domains are told apart, with --plot as bars.
+
+    \b
+    Examples:
+      soup fit
+      soup fit --paper
+      soup fit --selector cosine --encoder base --pool-tag v2
+      soup fit --selector gmm --set covariance=diag --set dimensions=16
+    """
+    if plot is not None and not wait:
+        raise typer.BadParameter("--plot draws what was fitted: wait for it.")
+    selector, pool = selector_of(given) or PosteriorSpec(), pool_of(given)
+    with progress_bar("fitting") as report:
+        fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
+    if fitted.get("object") == "job":
+        said = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
+    else:
+        said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
+    remote.answer(fitted, fitted["id"], said=said)
+    save_plot(plot, lambda: _fit_plot(selector.kind, fitted))
+
+
+def _fit_plot(kind: str, fitted: dict[str, Any]) -> Plot:
+    from plots.results import fit_plot
+
+    return fit_plot(kind, fitted["domains"], fitted["report"])
+
+
+def told(report: dict[str, Any]) -> str:
+    """A selector's report for people: its figures a line each, what it has by cluster or domain as tables, notes."""
+    tables = {name: value for name, value in report.items() if name != "component_zero" and _is_table(value)}
+    parts = [fields([(spelt(name), value) for name, value in _figures(report) if name not in tables])]
+    parts += [_table(name, value) for name, value in tables.items() if value]
+    notes = [fields([("Note:", note)]) for note in report.get("warnings") or ()]
+    return "\n\n".join(part for part in [*parts, "\n".join(notes)] if part)
+
+
+def _figures(report: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The figures of a report; of component 0 of gmm what was done with it, and how well each way did."""
+    found = [(name, value) for name, value in report.items() if name not in ("warnings", "component_zero")]
+    zero = report.get("component_zero")
+    if zero:
+        tried = [f"{option} {accuracy:.2f}" for option, accuracy in zero["held_out_accuracy"].items()]
+        found.append(("component 0", f"{zero['chosen']} (held-out accuracy: {', '.join(tried)})"))
+    return found
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(part, dict) for part in value))
+
+
+def _table(name: str, value: Any) -> str:
+    """What is known by domain, or of one cluster after another."""
+    if isinstance(value, dict):
+        return columns(("domain", spelt(name)), list(value.items()), within=table_width())
+    header = tuple(value[0])
+    return columns([spelt(part) for part in header], [tuple(row[part] for part in header) for row in value],
+                   within=table_width())  # fmt: skip
+
+
+ListAllOption = Annotated[
+    bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
+]
+
+
+@verb
+def select(
+    remote: Remote,
+    sample: SampleOption,
+    given: Annotated[Given, SELECTION],
+    list_all: ListAllOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """Say which adapters fit a sample, and why; nothing is cooked. --plot draws the ranking.
+
+    \b
+    Examples:
+      soup select --sample contracts.jsonl
+      soup select --sample contracts.txt --selector cosine --encoder sbert
+      cat contracts.txt | soup select --sample - --paper
+    """
+    selector, options, pool = selector_of(given), options_of(given), pool_of(given)
+    source = remote.client.sample(read_texts(sample))
+    with progress_bar("selecting") as report:
+        answer = remote.client.select(
+            source, selector=selector, options=options, pool=pool, list_all=list_all, progress=report
+        )
+    remote.answer(answer, selection_table(answer["selection"]))
+    if not remote.json:
+        talk_about(answer)
+    save_plot(plot, lambda: _selection_plot(answer))
+
+
+def _selection_plot(answer: dict[str, Any]) -> Plot:
+    from plots.results import selection_plot
+    from service.http.schemas.reading import body_of
+
+    return selection_plot(body_of(Selection, answer["selection"]))

@@ -1,0 +1,70 @@
+"""What `soup compare` compares on: samples of each domain to cook for, and other text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from adaptersoup.client.samples import ENDINGS, file_called, read_texts
+from registry.errors import NotFound
+
+SAMPLES, TESTS = ("sample", "valid"), ("test",)
+"""How the files of a domain's folder are called, before their endings."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sample of a domain, and the text that what is cooked for it is scored on."""
+
+    domain: str
+    number: int
+    sample: Sequence[str]
+    test: Sequence[str]
+    of_several: bool
+
+    @property
+    def called(self) -> str:
+        """The draw for people."""
+        return f"{self.domain}, draw {self.number}" if self.of_several else self.domain
+
+
+def draws_of(
+    folders: Sequence[Path], sample: Path | None, test: Path | None, number: int, size: int | None
+) -> list[Draw]:
+    """Every draw of every domain, all files read; raises a usage error, NotFound or InvalidSample."""
+    if (sample is None) != (test is None) or (sample is None) == (not folders):
+        raise typer.BadParameter("Give --sample and --test, or folders of domains that hold both.")
+    if number > 1 and size is None:
+        raise typer.BadParameter("--draws needs --size: so many passages are drawn each time.")
+    if sample is not None and test is not None:
+        pairs = [(sample.name.partition(".")[0] or "sample", sample, test)]
+    else:
+        pairs = [(folder.resolve().name, _file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
+    return [draw for name, one, other in pairs for draw in _draws(name, one, other, number, size)]
+
+
+def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None) -> Iterator[Draw]:
+    passages, others = read_texts(sample), read_texts(test)
+    if number > 1 and size is not None and size >= len(passages):
+        raise typer.BadParameter(
+            f"--size {size}: {sample} has {len(passages)} passages, so that every draw would be all of them: "
+            "take fewer, or one draw."
+        )
+    for one in range(number):
+        drawn: Sequence[str] = passages
+        if size is not None and size < len(passages):
+            generator = random.Random(f"{domain}-{one}")  # noqa: S311 - a sample, no secret
+            drawn = [passages[i] for i in sorted(generator.sample(range(len(passages)), size))]
+        yield Draw(domain, one, drawn, others, of_several=number > 1)
+
+
+def _file(folder: Path, names: Sequence[str]) -> Path:
+    """The file of a domain's folder, or folder of files, that is called so; raises NotFound."""
+    file = file_called(folder, names)
+    if file is None:
+        raise NotFound(f"{folder} has no {' or '.join(names)} ({', '.join(ENDINGS)}).", param="sample")
+    return file

@@ -1,0 +1,238 @@
+"""`soup cook`: a soup for a sample, or by a recipe. Prints the model to use, which is the base where it abstains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from adaptersoup.cli.flags import Flag, Flags, Given, usage_error
+from adaptersoup.cli.output import as_json, data, progress_bar, talk
+from adaptersoup.cli.plot_flag import PlotOption, save_plot
+from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
+from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from adaptersoup.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
+from adaptersoup.client.samples import read_texts
+from registry.spec import CookRequest, HandRecipe, WeightedRef
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
+
+CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
+_OF_SOME = {
+    "width": ("recompress",),
+    "seed": ("recompress", "dare"),
+    "density": ("ties", "dare"),
+    "init_seed": ("task_arithmetic",),
+    "by_inputs": ("recompress",),
+    "off_diagonal": ("regmean",),
+}
+"""Flags by the mixing methods that have them."""
+
+COOK = Flags(
+    CookRequest,
+    {
+        **SELECTION.only(*CHOOSING),
+        "effort": Flag(
+            "effort",
+            "How much to spend: instant (similarity), quick (what lowers the loss; the server's default), "
+            "thorough (more), tune (trains on the sample).",
+        ),
+        "also": Flag("also", "Efforts quick and thorough: an adapter to weigh beside the pool's; may be repeated."),
+        "control": Flag("control", "Efforts quick and thorough: say what adapters of noise bring.", switch=True),
+        "budget_seconds": Flag("budget.seconds", "The most that weighing or training may take, about."),
+        "budget_passes": Flag("budget.passes", "The same in passes of the base model over the sample."),
+        "budget_tokens": Flag("budget.tokens", "The same in tokens; a token with its gradient counts as 3.5."),
+        "passes": Flag("tuning.passes", "Effort tune: times that training goes over the sample."),
+        "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
+        "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
+        "verify": Flag(
+            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
+        ),
+        "name": Flag("name", "namespace/name of the soup."),
+        "owner": Flag("owner", "Who answers for the soup's name (a team, an address)."),
+        "mixing": Flag(
+            "mixing.method",
+            "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
+            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; fisher, regmean: by what "
+            "each does on its own sample; merge: a bank of experts, alone; auto: what fits.",
+            shown=True,
+        ),
+        "max_width": Flag(
+            "max_width",
+            "The widest soup that concat or recompress may make; by default {default}.",
+            limits=(None, None),
+        ),
+        "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
+        "seed": Flag("mixing.seed", "Of what recompress or dare draws; by default {default}."),
+        "density": Flag("mixing.density", "The share of entries that ties or dare keeps."),
+        "init_seed": Flag(
+            "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
+        ),
+        "by_inputs": Flag(
+            "mixing.by_inputs", "Recompress LoRAs by what their modules read on their samples.", switch=True
+        ),
+        "off_diagonal": Flag("mixing.off_diagonal", "What regmean multiplies moments of two inputs by."),
+        "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
+        "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
+        "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
+        **SELECTION.only(*POOL),
+    },
+)
+
+
+@verb
+def cook(
+    remote: Remote,
+    sample: Annotated[Path | None, typer.Option(help=SAMPLE_FORMS)] = None,
+    recipe: Annotated[str | None, typer.Option(help="Ingredients by hand.", metavar="REF=WEIGHT,...")] = None,
+    *,
+    given: Annotated[Given, COOK],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
+    plot: PlotOption = None,
+) -> None:
+    """Cook a soup for a sample, or by a recipe.
+
+    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps. --plot draws what
+    is in it, and what was held against the base.
+
+    \b
+    Examples:
+      soup cook --sample contracts.jsonl
+      soup cook --sample contracts.jsonl --effort quick --plot contracts.svg
+      soup cook --sample contracts.jsonl --effort thorough --also team/general --control
+      soup cook --sample contracts.jsonl --effort tune --keep contracts --name team/contracts
+      soup cook --sample contracts.txt --selector cosine --single
+      soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
+      soup cook --recipe "team/law=0.5,team/finance=0.5"
+      soup cook --recipe "team/law,team/contracts" --mixing concat --max-width 256
+      soup cook --recipe team/law-bank --name team/law
+      soup cook --recipe "team/sparse-law,team/sparse-news" --masks intersect
+      soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
+    """
+    if sample is None and recipe is None:
+        raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
+    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
+        raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
+    if plot is not None and not wait:
+        raise typer.BadParameter("--plot draws what was cooked: wait for it.")
+    how = _how(given)
+    try:
+        request = CookRequest(
+            sample=None if sample is None else remote.client.sample(read_texts(sample)),
+            selector=selector_of(given),
+            options=options_of(given),
+            pool=pool_of(given),
+            recipe=None if recipe is None else parse_recipe(recipe),
+            **how,
+        )
+    except ValidationError as error:
+        raise usage_error(error, COOK.by_path) from None
+    with progress_bar("cooking") as report:
+        cooked = remote.client.cook(request, wait=wait, progress=report)
+    if remote.json:
+        as_json(cooked)
+    elif cooked.get("object") == "job":
+        data(cooked["id"])
+        talk(f"Cooking goes on as a job: `soup jobs watch {cooked['id']}`.")
+    else:
+        _tell(cooked)
+        data(cooked["model"])
+    save_plot(plot, lambda: _drawn(cooked))
+
+
+def _drawn(cooked: dict[str, Any]) -> Plot:
+    from plots.results import soup_plot
+    from service.http.schemas.reading import body_of
+    from service.http.schemas.soups import Soup
+
+    soup = body_of(Soup, cooked)
+    return soup_plot(
+        soup.model, soup.reason, abstained=soup.abstained, recipe=soup.recipe, selection=soup.selection,
+        search=soup.search, verification=soup.verification,
+    )  # fmt: skip
+
+
+def _how(given: Given) -> dict[str, Any]:
+    """The fields of a request that choose nothing; raises a usage error for flags that contradict each other.
+
+    A rule for masks asks for an average: nothing else keeps any.
+    """
+    fields = {name: value for name, value in given.nested().items() if name not in ("selector", "options", "pool")}
+    method = fields["mixing"]["method"]
+    if "masks" in given and method not in ("auto", "average"):
+        raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
+    if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
+        raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
+    if method == "task_arithmetic" and "assume_same_init" in given:
+        raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
+    if method in ("concat", "recompress", "align") and "assume_same_init" in given:
+        raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
+    for name, methods in _OF_SOME.items():
+        if given.typed(name) and method not in methods:
+            raise typer.BadParameter(f"{COOK.typed(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
+    if "masks" in given:
+        fields["mixing"]["method"] = method = "average"
+    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in given:
+        raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
+    return fields
+
+
+def parse_recipe(text: str) -> HandRecipe:
+    """`ref=0.5,ref=0.5` (a ref alone weighs 1) as a recipe; raises a usage error."""
+    found: list[WeightedRef] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        ref, equals, weight = part.partition("=")
+        try:
+            found.append(WeightedRef(ref=ref.strip(), weight=float(weight) if equals else 1.0))
+        except (ValueError, ValidationError):
+            raise typer.BadParameter(
+                f"--recipe takes REF=WEIGHT with weights that are not negative, not {part!r}."
+            ) from None
+    if not found:
+        raise typer.BadParameter("--recipe names no ingredient: write it as REF=WEIGHT,REF=WEIGHT.")
+    return HandRecipe(ingredients=tuple(found))
+
+
+def _tell(cooked: dict[str, Any]) -> None:
+    """On stderr: why this model."""
+    if cooked.get("selection"):
+        if not (cooked.get("search") or {}).get("candidates"):  # their table has the same adapters, and their losses
+            talk(selection_table(cooked["selection"]))
+        talk_about(cooked)
+    if cooked.get("abstained"):
+        talk(f"The base model is the answer: {cooked.get('reason')}")
+    elif cooked.get("cached"):
+        talk("Cooked before: the same soup is used again.")
+    if cooked.get("search"):
+        talk_about_search(cooked["search"])
+    check = cooked.get("verification")
+    if check:
+        where = "the held-out passages" if check["held_out"] else "the sample"
+        reach = check.get("interval")
+        between = f", 90 % interval {reach[0]:+.4f} to {reach[1]:+.4f}" if reach else ""
+        talk(
+            f"On {where}: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}{between}) mean NLL "
+            f"per token against the base, over {check['passages']} passages."
+        )
+    report = cooked.get("report") or {}
+    if report and not cooked.get("abstained"):
+        talk(_mixing_text(cooked.get("reason"), report))
+    for note in report.get("notes") or ():
+        talk(f"Note: {note}")
+    talk_about_price(cooked)
+
+
+def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:
+    """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
+    if report.get("members") == 1:
+        return reason or ""
+    parts = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
+    if report.get("width_out"):
+        parts.append(f"width {report['width_out']}")
+    if report.get("residual") is not None:
+        parts.append(f"{report['residual']:.2g} from the exact mixture")
+    return f"{reason or ''} ({', '.join(parts)})".strip()

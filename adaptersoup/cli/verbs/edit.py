@@ -1,0 +1,153 @@
+"""`soup edit`: what people say about adapters and soups: tags, description, license, metadata, domain, owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from adaptersoup.cli.adapter_filters import Asking, Matching, check_one_way, found_by
+from adaptersoup.cli.failures import Failures
+from adaptersoup.cli.flags import key_values, usage_error
+from adaptersoup.cli.remote import Remote, complete_ref, verb
+from adaptersoup.client import SoupClient
+from registry.errors import PreconditionFailed
+from registry.spec import Card, Owner
+
+TRIES = 3
+"""Times that a card which somebody else changes meanwhile is read again."""
+OWNER: TypeAdapter[str | None] = TypeAdapter(Owner | None)
+_NAMES = {"tags": "--add-tag", "metadata": "--metadata", "license": "--license", "description": "--description"}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is to be another. A text that is empty takes away what there is."""
+
+    add_tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
+    remove_tag: Annotated[list[str] | None, typer.Option(help="A tag to take away; may be repeated.")] = None
+    description: Annotated[str | None, typer.Option(help="Description, instead of the one there is.")] = None
+    license: Annotated[str | None, typer.Option(help="License, instead of the one there is.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="A field to set; may be repeated.", metavar="K=V")] = None
+    remove_metadata: Annotated[
+        list[str] | None, typer.Option(help="A field to take away; may be repeated.", metavar="K")
+    ] = None
+    new_domain: Annotated[
+        str | None, typer.Option("--set-domain", help="Domain label, instead of the one there is.", metavar="DOMAIN")
+    ] = None
+    new_owner: Annotated[
+        str | None,
+        typer.Option(
+            "--set-owner", help="Who answers for the name, with all its versions: a label, no right.", metavar="OWNER"
+        ),
+    ] = None
+
+    def card(self, card: Card) -> Card:
+        """A card with the changes; raises a usage error for what no card takes."""
+        tags = [tag for tag in dict.fromkeys([*card.tags, *(self.add_tag or ())]) if tag not in (self.remove_tag or ())]
+        metadata = {**card.metadata, **key_values(self.metadata or (), "--metadata")}
+        for key in self.remove_metadata or ():
+            metadata.pop(key, None)
+        values = {**card.model_dump(), "tags": tuple(tags), "metadata": metadata}
+        if self.description is not None:
+            values["description"] = self.description
+        if self.license is not None:
+            values["license"] = self.license or None
+        try:
+            return Card.model_validate(values)
+        except ValidationError as error:
+            raise usage_error(error, _NAMES) from None
+
+    def check_owner(self) -> None:
+        """Raises a usage error for an owner that no adapter takes."""
+        try:
+            OWNER.validate_python(self.new_owner or None)
+        except ValidationError as error:
+            raise usage_error(error, {"": "--set-owner"}) from None
+
+    def any(self) -> bool:
+        """Whether something is to be another."""
+        return any(value not in (None, []) for value in vars(self).values())
+
+
+@verb
+def edit(
+    remote: Remote,
+    refs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names; without @version the newest.", metavar="REF...", autocompletion=complete_ref),
+    ] = None,
+    *,
+    changes: Changes,
+    matching: Matching,
+    asking: Asking,
+) -> None:
+    """Change card, domain and owner of adapters and soups.
+
+    Prints the versions that are another now. With filters in the place of names all that `soup ls` finds by them, once
+    somebody has agreed. Bytes and digests stay; pools that hold them are fitted again.
+
+    \b
+    Examples:
+      soup edit team/law --add-tag reviewed --remove-tag draft
+      soup edit team/law@2 --description "Contracts of 2026." --license cc-by-4.0 --metadata by=ana
+      soup edit --domain law --set-owner legal@team.example --yes
+      soup edit --namespace team --tag v1 --remove-tag v1 --add-tag v2 --dry-run
+    """
+    if not changes.any():
+        raise typer.BadParameter("Say what is to be another, such as --add-tag or --description.")
+    changes.card(Card())
+    changes.check_owner()
+    check_one_way(refs or (), matching)
+    failed = Failures()
+    rows = _named(remote.client, refs, failed) if refs else found_by(remote.client, matching)
+    if not rows and not failed:
+        remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+        return
+    wanted = [row for row in rows if _is_another(row, changes)]
+    if (asking.dry_run or not refs) and not asking.agreed("changed", wanted):
+        remote.answer({"object": "list", "data": wanted}, *(str(row["ref"]) for row in wanted))
+        return
+    changed = []
+    for row in wanted:
+        with failed.of(row["ref"]):
+            changed.append(_change(remote.client, row, changes))
+    said = "" if changed or failed else "Nothing is to be another."
+    remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), said=said)
+    failed.end()
+
+
+def _named(client: SoupClient, refs: list[str], failed: Failures) -> list[dict[str, Any]]:
+    rows = []
+    for ref in refs:
+        with failed.of(ref):
+            rows.append(client.adapter(ref))
+    return rows
+
+
+def _is_another(row: dict[str, Any], changes: Changes) -> bool:
+    card = Card.model_validate(row["card"])
+    owner = (row.get("owner") or "") if changes.new_owner is None else changes.new_owner
+    another = changes.new_domain not in (None, row["domain"]) or owner != (row.get("owner") or "")
+    return another or changes.card(card) != card
+
+
+def _change(client: SoupClient, row: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """Change one version, again where somebody else was quicker; raises what the server refuses it for."""
+    for left in reversed(range(TRIES)):
+        before = Card.model_validate(row["card"])
+        card = changes.card(before)
+        try:
+            return client.update_adapter(
+                row["ref"], card=None if card == before else card, domain=changes.new_domain, owner=changes.new_owner,
+                if_match=row["etag"],
+            )  # fmt: skip
+        except PreconditionFailed:
+            if not left:
+                raise
+            row = client.adapter(str(row["ref"]))
+            if not _is_another(row, changes):  # another version of the name was given the owner just now
+                return row
+    raise AssertionError("tried at least once")

@@ -1,0 +1,91 @@
+"""`soup evaluate`: the figures of a trained adapter on a task's data. It needs no server.
+
+Torch is imported when there is something to evaluate, not for the help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptersoup.cli.base_model_flags import BaseModelOptions
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.output import as_json as print_json
+from adaptersoup.cli.output import data, talk
+from adaptersoup.cli.plot_flag import PlotOption, save_plot
+from adaptersoup.tables import fields
+from registry.errors import NotFound
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+    from registry.spec import BaseEntry
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the data are read: as which task, and in which batches."""
+
+    task: Annotated[
+        str | None, typer.Option(help="By default what the adapter was trained for, or else its language.")
+    ] = None
+    block: Annotated[int | None, typer.Option(min=2, help="Most tokens of a sequence; by default the context.")] = None
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in a forward pass.")] = 8
+
+
+@command
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Adapter directory, as `soup train` writes it.", metavar="DIR")],
+    items: Annotated[Path, typer.Option("--data", help="JSON lines (.jsonl, .jsonl.gz) of the task.")],
+    base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
+    reading: Reading,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    plot: PlotOption = None,
+) -> None:
+    """Evaluate a trained adapter on data of its task.
+
+    Language modelling: perplexity, beside the base model's and their paired difference, of {"text"}.
+    Classification: accuracy, Matthews' correlation and macro F1, of {"text", "label"} and, for pairs, "pair".
+    Question answering: SQuAD's exact match and F1, of {"question", "context", "answers"};
+    only an adapter whose training data had questions without an answer may give none.
+    Summarisation: ROUGE of greedy summaries, and the loss of the given ones, of {"text", "summary"}.
+    Rates are shares, losses in nats.
+
+    \b
+    Examples:
+      soup evaluate adapters/law --data law-test.jsonl --base-folder models/gpt2
+      soup evaluate adapters/reviews --data reviews-test.jsonl --bases bases.toml --base minilm --json
+      soup evaluate adapters/law --data law-test.jsonl --base-folder models/gpt2 --plot law.svg
+    """
+    if not items.is_file():
+        raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
+    name, figures = _figures(folder, items, base.entry(), reading)
+    if as_json:
+        print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
+    else:
+        talk(f"{name} on {items}")
+        data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
+    save_plot(plot, lambda: _drawn(f"{folder.resolve().name}: {name}", figures))
+
+
+def _drawn(title: str, figures: dict[str, Any]) -> Plot:
+    from plots.results import evaluation_plot
+
+    return evaluation_plot(title, figures)
+
+
+def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tuple[str, dict[str, Any]]:
+    """The task's name and its figures."""
+    from registry.base_model import load_base
+    from registry.formats import read_directory
+    from training.data import read_lines
+    from training.evaluate import adapter_of, evaluate_task, task_of
+
+    folder = read_directory(path)
+    chosen = task_of(folder, reading.task)
+    read = chosen.items(read_lines(items), where=str(items))
+    loaded = load_base(entry)
+    adapter = adapter_of(folder, loaded)
+    return chosen.name, evaluate_task(loaded, adapter, chosen, read, block=reading.block, batch=reading.batch)

@@ -1,0 +1,154 @@
+"""`soup models`, `generate`, `embed` and `ppl`: what models are there, and text, vectors and perplexity from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from adaptersoup.cli.drawing_flags import Drawing
+from adaptersoup.cli.output import as_json, data, progress_bar, write
+from adaptersoup.cli.plot_flag import PlotOption, save_plot
+from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
+from adaptersoup.client.samples import read_texts
+from adaptersoup.tables import fields, one_line
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+
+
+@verb
+def models(
+    remote: Remote,
+    kind: Annotated[Literal["base", "adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner: who answers for them.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
+) -> None:
+    """List what generates text here.
+
+    Base models first, then adapters and soups, newest first and each name once: its newest version answers. `soup ls`
+    lists every version, and adapters that do not generate.
+
+    \b
+    Examples:
+      soup models
+      soup models --kind base
+      soup generate "$(soup models --kind soup --quiet | head -n 1)" "Once"
+    """
+    found = [card for card in remote.client.models() if kind in (None, card["kind"])]
+    found = [card for card in found if owner in (None, card.get("owner"))]
+    if quiet and not remote.json:
+        for card in found:
+            data(one_line(card["id"]))
+        return
+    rows = [
+        (card["id"], card["kind"], card["base_model"], "yes" if card["speaks"] else "no", card.get("max_model_len"))
+        for card in found
+    ]
+    remote.answer_rows(found, ("model", "kind", "base", "generates", "context"), rows)
+
+
+@verb
+def generate(
+    remote: Remote,
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    *,
+    drawing: Drawing,
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as it is generated.")] = False,
+) -> None:
+    """Continue a prompt.
+
+    \b
+    Examples:
+      soup generate team/law "The court held that" --max-tokens 40
+      soup generate base/small "Once" --temperature 0 --stream
+      cat prompt.txt | soup generate team/soup -
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    chosen = {"max_tokens": max_tokens, **drawing.sampling()}
+    if stream:
+        with remote.client.stream(model, text, **chosen) as chunks:
+            for chunk in chunks:
+                if remote.json:
+                    as_json(chunk, lines=True)
+                else:
+                    write("".join(choice["text"] for choice in chunk.get("choices") or ()))
+        if not remote.json:
+            data("")
+        return
+    with progress_bar("generating"):
+        answer = remote.client.complete(model, text, **chosen)
+    remote.answer(answer, answer["choices"][0]["text"])
+
+
+@verb
+def embed(
+    remote: Remote,
+    model: Annotated[str, typer.Argument(help="A base model: base/<id>.", metavar="BASE")],
+    text: Annotated[str | None, typer.Argument(help="Text to embed; - reads it from stdin.", metavar="[TEXT]")] = None,
+    texts: Annotated[Path | None, typer.Option(help=f"Several instead: {SAMPLE_FORMS}")] = None,
+) -> None:
+    """Embed texts as samples are.
+
+    A vector is the mean of the base model's last hidden states; each is a line of JSON.
+
+    \b
+    Examples:
+      soup embed base/small "The court held that"
+      soup embed base/small --texts passages.jsonl > vectors.jsonl
+    """
+    if (text is None) == (texts is None):
+        raise typer.BadParameter("Give TEXT, or --texts FILE.")
+    given = [sys.stdin.read() if text == "-" else str(text)] if texts is None else read_texts(texts)
+    with progress_bar("embedding"):
+        answer = remote.client.embed(model, given)
+    if remote.json:
+        as_json(answer)
+        return
+    for one in answer["data"]:
+        data(json.dumps(one["embedding"]))
+
+
+@verb
+def ppl(
+    remote: Remote,
+    model: ModelArgument,
+    texts: Annotated[Path, typer.Option(help=SAMPLE_FORMS)],
+    baseline: Annotated[str | None, typer.Option(help="A model to compare with, such as base/x.")] = None,
+    plot: PlotOption = None,
+) -> None:
+    """Perplexity of texts under a model.
+
+    \b
+    Examples:
+      soup ppl team/law --texts contracts.jsonl
+      soup ppl team/soup --texts contracts.jsonl --baseline base/small
+    """
+    with progress_bar("scoring"):
+        answer = remote.client.perplexity(model, read_texts(texts), baseline=baseline)
+    against = answer.get("baseline") or {}
+    remote.answer(answer, fields([
+        ("perplexity", answer["perplexity"]),
+        ("mean NLL per token", f"{answer['mean_nll']:.4f} (standard error {answer['standard_error']:.4f})"),
+        ("bits per byte", f"{answer['bits_per_byte']:.4f}"),
+        ("tokens", f"{answer['tokens']} in {len(answer['texts'])} texts"),
+        ("baseline", baseline),
+        ("its perplexity", against.get("perplexity")),
+        ("difference", f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
+         if against else None),
+    ]))  # fmt: skip
+    save_plot(plot, lambda: _drawn(answer))
+
+
+def _drawn(answer: dict[str, Any]) -> Plot:
+    from plots.results import perplexity_plot
+    from service.http.schemas.perplexity import PerplexityAnswer
+    from service.http.schemas.reading import body_of
+
+    score = body_of(PerplexityAnswer, answer)
+    return perplexity_plot(score.model, score, against=None if score.baseline is None else score.baseline.model)

@@ -1,0 +1,138 @@
+"""`soup jobs`: what the server is doing: embedding samples, fitting selectors, cooking."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import typer
+
+from adaptersoup.cli.output import progress_bar
+from adaptersoup.cli.remote import Remote, verb
+from adaptersoup.tables import fields, spelt
+
+app = typer.Typer(
+    help="List, show, watch and cancel jobs.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+JobArgument = Annotated[str, typer.Argument(help="Id as `soup jobs ls` shows it.", metavar="JOB")]
+
+
+@app.command()
+@verb
+def ls(
+    remote: Remote,
+    state: Annotated[
+        Literal["queued", "running", "succeeded", "failed", "cancelled"] | None,
+        typer.Option(help="Only in this state."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+) -> None:
+    """List jobs, newest first.
+
+    A job's duration counts from when it was begun, the last time where it was tried again; its owner is the key that
+    asked.
+
+    \b
+    Examples:
+      soup jobs ls
+      soup jobs ls --state failed --limit 5
+    """
+    jobs = list(remote.client.jobs(limit=limit, state=state))
+    rows = [
+        (j["id"], j["kind"], j["state"], _progress(j), _duration(j), _owner(j),
+         str(j.get("created_at") or "")[:16].replace("T", " "))
+        for j in jobs
+    ]  # fmt: skip
+    header = ("id", "kind", "state", "progress", "duration", "owner", "created")
+    remote.answer_rows(jobs, header, rows, empty="No jobs.")
+
+
+@app.command()
+@verb
+def show(remote: Remote, job: JobArgument) -> None:
+    """Show one job.
+
+    \b
+    Examples:
+      soup jobs show job-4f1d0c9a2b7e6835
+    """
+    _print(remote, remote.client.job(job))
+
+
+@app.command()
+@verb
+def watch(remote: Remote, job: JobArgument) -> None:
+    """Wait for a job and show how it ended; fails as the job does.
+
+    \b
+    Examples:
+      soup jobs watch job-4f1d0c9a2b7e6835
+    """
+    with progress_bar(f"job {job}") as report:
+        done = remote.client.wait_job(job, progress=report)
+    _print(remote, done)
+
+
+@app.command()
+@verb
+def cancel(remote: Remote, job: JobArgument) -> None:
+    """Ask a job to stop.
+
+    \b
+    Examples:
+      soup jobs cancel job-4f1d0c9a2b7e6835
+    """
+    _print(remote, remote.client.cancel_job(job))
+
+
+def _print(remote: Remote, job: dict[str, Any]) -> None:
+    error = job.get("error") or {}
+    remote.answer(job, fields([
+        ("id", job["id"]),
+        ("kind", job["kind"]),
+        ("state", job["state"]),
+        ("progress", _progress(job)),
+        ("attempts", job.get("attempts")),
+        ("created", job.get("created_at")),
+        ("started", job.get("started_at")),
+        ("finished", job.get("finished_at")),
+        ("duration", _duration(job)),
+        ("owner", _owner(job)),
+        ("error", error.get("message")),
+        ("problems", error.get("problems")),
+        *_result(job),
+    ]))  # fmt: skip
+
+
+def _result(job: dict[str, Any]) -> list[tuple[str, object]]:
+    """What a job gave, a line a figure; the rest of a soup's answer is in --json."""
+    found = job.get("result") or {}
+    return [
+        (spelt(name), value)
+        for name, value in found.items()
+        if name != "object" and not isinstance(value, dict) and value is not False
+    ]
+
+
+def _duration(job: dict[str, Any]) -> str | None:
+    """From when the job was begun to its end, or to what was last heard of it; None where it waits or never began."""
+    begun, last = job.get("started_at"), job.get("finished_at") or job.get("updated_at")
+    if not begun or not last or job.get("state") == "queued":
+        return None
+    seconds = round((datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds(), 1)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _owner(job: dict[str, Any]) -> str | None:
+    """The name of the key that asked; its id where it has none to show."""
+    return job.get("owner") or job.get("created_by")
+
+
+def _progress(job: dict[str, Any]) -> str:
+    progress = job.get("progress") or {}
+    total = progress.get("total")
+    counted = f"{progress.get('done', 0)}/{total}" if total else ""
+    return " ".join(part for part in (counted, progress.get("message") or "") if part)

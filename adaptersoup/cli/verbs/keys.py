@@ -1,0 +1,184 @@
+"""`soup keys`: who may do what. Needs a key with scope admin."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.flags import moment
+from adaptersoup.cli.output import data_width
+from adaptersoup.cli.remote import Remote, verb
+from adaptersoup.tables import columns
+
+app = typer.Typer(
+    help="Make, list, change and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+Id = Annotated[str, typer.Argument(help="Its id, as `soup keys ls` shows it.", metavar="ID")]
+
+
+class Scope(StrEnum):
+    """`registry.names.KeyScope` as an enumeration: typer takes no list of a Literal."""
+
+    READ = "read"
+    WRITE = "write"
+    INFER = "infer"
+    ADMIN = "admin"
+
+
+def _end(text: str) -> datetime:
+    """The moment of `90d` from now, or of a date."""
+    if not (text.endswith("d") and text[:-1].isdecimal()):
+        return moment(text)
+    try:
+        return datetime.now(UTC) + timedelta(days=int(text[:-1]))
+    except OverflowError:
+        raise typer.BadParameter(f"'{text}' is more days than there are.") from None
+
+
+@app.command()
+@verb
+def create(
+    remote: Remote,
+    name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="A namespace it sees; may be repeated. By default all.")
+    ] = None,
+    expires: Annotated[
+        datetime | None,
+        typer.Option(
+            parser=_end,
+            metavar="90d|DATE",
+            help="When it ends: in so many days, or at a date (UTC). By default never.",
+        ),
+    ] = None,
+) -> None:
+    """Make a key and print its secret, which is shown only now.
+
+    \b
+    Examples:
+      soup keys create ci --scope read --scope write --namespace team
+      export SOUP_KEY=$(soup keys create notebook)
+      soup keys create guest --scope infer --expires 90d
+    """
+    key = remote.client.create_key(
+        name,
+        scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)],
+        namespaces=namespace or None,
+        expires_at=expires,
+    )
+    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
+
+
+@app.command()
+@verb
+def ls(
+    remote: Remote,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many, the oldest ones; by default all.")] = None,
+) -> None:
+    """List keys, without their secrets.
+
+    \b
+    Examples:
+      soup keys ls
+      soup keys ls --limit 100 --json
+    """
+    keys = list(remote.client.keys(limit=limit))
+    header = ("id", "name", "begins", "namespaces", "scopes", "created", "used", "expires", "revoked")
+    days = ("created_at", "last_used_at", "expires_at", "revoked_at")
+    rows = [
+        (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
+         *(str(k[name])[:10] if k.get(name) else "" for name in days))
+        for k in keys
+    ]  # fmt: skip
+    remote.answer({"object": "list", "data": keys}, columns(header, rows, within=data_width()))
+
+
+@app.command(name="set")
+@verb
+def change(
+    remote: Remote,
+    key_id: Id,
+    name: Annotated[str | None, typer.Option(help="What it is for, for people.")] = None,
+    scope: Annotated[
+        list[Scope] | None, typer.Option("--scope", help="What it may do from now on; may be repeated.")
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="A namespace it sees from now on, '*' for all; may be repeated.")
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="90d|DATE|never", help="When it ends: in so many days, at a date (UTC), or never."),
+    ] = None,
+) -> None:
+    """Change a key, from the next request on; what is not named stays.
+
+    \b
+    Examples:
+      soup keys set key-1234 --scope read --scope infer
+      soup keys set key-1234 --namespace team --expires 30d
+    """
+    changes: dict[str, Any] = {} if name is None else {"name": name}
+    if scope:
+        changes["scopes"] = [one.value for one in scope]
+    if namespace:
+        changes["namespaces"] = None if namespace == ["*"] else namespace
+    if expires is not None:
+        changes["expires_at"] = None if expires == "never" else _end(expires)
+    if not changes:
+        raise typer.BadParameter("name something to change.")
+    remote.answer(remote.client.change_key(key_id, **changes), key_id)
+
+
+@app.command()
+@verb
+def rotate(
+    remote: Remote,
+    key_id: Id,
+    grace: Annotated[
+        str,
+        typer.Option(help="How long the secret that it had still works: 90s, 30m, 12h or 7d at most.", metavar="TIME"),
+    ] = "0s",
+) -> None:
+    """Give a key another secret and print it; it is shown only now.
+
+    Id, scopes, namespaces, limits and end stay. On the server's machine the admin key's file is brought up to date.
+
+    \b
+    Examples:
+      soup keys rotate key-1234 --grace 12h
+    """
+    key = remote.client.rotate_key(key_id, grace_seconds=_seconds(grace))
+    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
+
+
+def _seconds(text: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdecimal() and unit in SECONDS):
+        raise typer.BadParameter(f"'{text}' is no time (90s, 30m, 12h, 7d).")
+    return int(number) * SECONDS[unit]
+
+
+@app.command()
+@verb
+def rm(
+    remote: Remote, ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")]
+) -> None:
+    """Revoke keys, from the next request on.
+
+    \b
+    Examples:
+      soup keys rm key-1234
+    """
+    revoked = [remote.client.revoke_key(key_id) for key_id in ids]
+    answer = revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked}
+    remote.answer(answer, *(key["id"] for key in revoked))

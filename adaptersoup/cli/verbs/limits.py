@@ -1,0 +1,83 @@
+"""`soup limits`: what a key or a namespace may use. Changing them needs a key with scope admin."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.flags import number_or_default
+from adaptersoup.cli.output import data_width
+from adaptersoup.cli.remote import Remote, verb
+from adaptersoup.client.answers import Json
+from adaptersoup.tables import columns
+
+app = typer.Typer(
+    help="Show and change the limits of keys and namespaces.", no_args_is_help=True, rich_markup_mode=None,
+    add_completion=False,
+)  # fmt: skip
+QUOTAS = ("stored_bytes", "adapters", "jobs")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose limits they are."""
+
+    key_id: Annotated[str | None, typer.Option("--of-key", help="Those of this key, by its id.", metavar="ID")] = None
+    namespace: Annotated[str | None, typer.Option(help="Those of this namespace.", metavar="NS")] = None
+
+
+def _limit(help: str) -> Any:
+    return typer.Option(parser=number_or_default, metavar="N|default", help=help)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The limits, as `SoupClient.change_limits` takes them."""
+
+    requests_per_minute: Annotated[int | None, _limit("Requests for inference a minute.")] = None
+    tokens_per_minute: Annotated[int | None, _limit("Tokens read and written a minute.")] = None
+    stored_bytes: Annotated[int | None, _limit("Bytes of blobs, weights, samples, embeddings and statistics.")] = None
+    adapters: Annotated[int | None, _limit("Live versions of adapters and soups.")] = None
+    jobs: Annotated[int | None, _limit("Cooks, fits and trainings that wait or run.")] = None
+
+
+@app.command()
+@verb
+def show(remote: Remote, subject: Subject) -> None:
+    """Show the limits of a key or a namespace, and what it uses of its quotas.
+
+    \b
+    Examples:
+      soup limits show --namespace team
+      soup limits show --of-key key-1234
+    """
+    _answer(remote, remote.client.limits(**asdict(subject)))
+
+
+@app.command(name="set")
+@verb
+def change(remote: Remote, subject: Subject, numbers: Numbers) -> None:
+    """Change those limits of a key or a namespace that are named.
+
+    \b
+    Examples:
+      soup limits set --namespace team --tokens-per-minute 100000 --adapters 200
+      soup limits set --of-key key-1234 --requests-per-minute default
+    """
+    wanted = {name: None if value == -1 else value for name, value in asdict(numbers).items() if value is not None}
+    _answer(remote, remote.client.change_limits(**asdict(subject), **wanted))
+
+
+def _answer(remote: Remote, found: Json) -> None:
+    rows = [
+        (
+            name,
+            "default" if own is None else own,
+            "none" if found["in_force"][name] is None else found["in_force"][name],
+            found["in_use"][name] if name in QUOTAS else "",
+        )
+        for name, own in found["limits"].items()
+    ]
+    remote.answer(found, columns(("limit", "set", "in force", "in use"), rows, within=data_width()))

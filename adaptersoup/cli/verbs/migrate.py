@@ -1,0 +1,55 @@
+"""`soup migrate`: the database's schema to this version's. `soup serve` does it by itself for SQLite only."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adaptersoup.cli.output import as_json, data, talk
+from adaptersoup.cli.setting_flags import settings_of
+from service.settings import Settings
+
+
+def migrate(
+    data_folder: Annotated[Path | None, typer.Option("--data", help="Folder of the database (SOUP_DATA).")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print revisions and backup as JSON.")] = False,
+) -> None:
+    """Bring the database's schema up to date.
+
+    A SQLite database is copied to <data>/backups first, and its server must be stopped. On PostgreSQL writers wait
+    meanwhile, and so does a second `soup migrate`. There servers of the last release go on beside those of this
+    version: migrate first, then exchange them one by one. Where the next release has been there it changes nothing.
+    Prints the revision.
+
+    \b
+    Examples:
+      soup migrate
+      soup migrate --data /srv/soup
+      SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup migrate
+    """
+    from registry.catalogue.database import Database
+    from service.operations import storage
+
+    def _owned(database: Database, folder: Path) -> AbstractContextManager[None]:
+        return storage.owned(folder) if storage.is_sqlite(database) else nullcontext()
+
+    settings = settings_of(Settings, data=data_folder, database_url=database_url)
+    with closing(Database(settings.database)) as database, _owned(database, settings.data):
+        done = storage.migrate(database, backups=settings.data / "backups")
+    backup = None if done.backup is None else str(done.backup)
+    if json:
+        as_json({"object": "migration", "before": done.before, "after": done.after, "backup": backup})
+        return
+    data(done.after)
+    if done.is_later:
+        talk("The database is of a later version, beside which this one serves: nothing was changed.")
+    elif done.before == done.after:
+        talk("The schema was up to date.")
+    else:
+        talk(f"From {done.before or 'nothing'} to {done.after}." + (f" A copy is at {backup}." if backup else ""))

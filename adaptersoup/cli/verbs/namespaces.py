@@ -1,0 +1,86 @@
+"""`soup namespaces`: the settings of a namespace. Changing them needs a key with scope admin."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.flags import number_or_default
+from adaptersoup.cli.output import data_width
+from adaptersoup.cli.remote import Remote, verb
+from adaptersoup.client.answers import Json
+from adaptersoup.tables import columns
+from registry.spec import TuningSetting
+
+app = typer.Typer(
+    help="Show and change the settings of namespaces.", no_args_is_help=True, rich_markup_mode=None,
+    add_completion=False,
+)  # fmt: skip
+Name = Annotated[str, typer.Argument(help="The part of names before the slash.", metavar="NS")]
+
+
+@app.command()
+@verb
+def show(remote: Remote, namespace: Name) -> None:
+    """Show the settings of a namespace.
+
+    \b
+    Examples:
+      soup namespaces show team
+    """
+    _answer(remote, remote.client.namespace(namespace))
+
+
+@app.command(name="set")
+@verb
+def change(
+    remote: Remote,
+    namespace: Name,
+    tuning: Annotated[
+        TuningSetting | None,
+        typer.Option(help="Whether soups may be tuned in it; default: where a request leaves the choosing open."),
+    ] = None,
+    protect: Annotated[
+        list[str] | None, typer.Option(help="An alias that only an admin moves or removes; may be repeated.")
+    ] = None,
+    unprotect: Annotated[list[str] | None, typer.Option(help="An alias that is not protected any more.")] = None,
+    unnamed_soup_days: Annotated[
+        int | None,
+        typer.Option(
+            parser=number_or_default,
+            metavar="N|default",
+            help="Days after which an unnamed soup that nobody used is retired; 0: never.",
+        ),
+    ] = None,
+) -> None:
+    """Change the settings of a namespace; what is not named stays.
+
+    \b
+    Examples:
+      soup namespaces set team --tuning forbid
+      soup namespaces set team --protect prod --unnamed-soup-days 30
+    """
+    changes: dict[str, Any] = {} if tuning is None else {"tuning": tuning}
+    if unnamed_soup_days is not None:
+        changes["unnamed_soup_days"] = None if unnamed_soup_days < 0 else unnamed_soup_days
+    if not (changes or protect or unprotect):
+        raise typer.BadParameter("name a setting to change.")
+    if not (protect or unprotect):
+        _answer(remote, remote.client.change_namespace(namespace, **changes))
+        return
+    before = remote.client.namespace(namespace)
+    aliases = {*before["protected_aliases"], *(protect or ())} - set(unprotect or ())
+    changes["protected_aliases"] = sorted(aliases)
+    _answer(remote, remote.client.change_namespace(namespace, if_match=before["etag"], **changes))
+
+
+def _answer(remote: Remote, settings: Json) -> None:
+    days = settings["unnamed_soup_days"]
+    shown = (
+        settings["namespace"], settings["tuning"], ", ".join(settings["protected_aliases"]) or "-",
+        "as the server" if days is None else "for ever" if days == 0 else f"{days} days",
+    )  # fmt: skip
+    remote.answer(
+        settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown], within=data_width())
+    )

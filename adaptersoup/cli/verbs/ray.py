@@ -1,0 +1,173 @@
+"""`soup ray`: inference replicas on a Ray cluster, to which servers with SOUP_RAY_ADDRESS send what is to be generated.
+
+It speaks to the cluster, not to a server: the cluster's token is the right to do this.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.output import as_json, data, data_width, talk
+from adaptersoup.cli.setting_flags import settings_of
+from adaptersoup.tables import columns
+from registry.errors import InvalidParameter, NotFound
+from service.settings import Settings
+
+app = typer.Typer(help="Generate on a Ray cluster.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+NEXT = "Servers started with SOUP_RAY_ADDRESS={} SOUP_RAY_APP={} generate there."
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """Which replicas are meant, by the settings' names."""
+
+    ray_address: Annotated[
+        str | None, typer.Option("--address", help="HOST:PORT of the cluster's head (SOUP_RAY_ADDRESS).")
+    ] = None
+    ray_app: Annotated[str | None, typer.Option("--name", help="Name of the replicas (SOUP_RAY_APP).")] = None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How many replicas there are to be, and what each takes."""
+
+    replicas: Annotated[int, typer.Option(min=1, help="As few replicas as this.")] = 1
+    max_replicas: Annotated[int | None, typer.Option(min=1, help="As many as this; else no more than --replicas.")] = (
+        None
+    )
+    target: Annotated[
+        float | None, typer.Option(min=0.1, help="Requests at each replica that Ray aims at; else SOUP_ENGINE_ROWS.")
+    ] = None
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs that a replica takes of its node.")] = 1.0
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs that a replica takes of its node.")] = 0.0
+    seconds: Annotated[float, typer.Option(min=1, help="How long the replicas may take to start.")] = 600.0
+
+
+@app.command()
+@command
+def deploy(
+    where: OnRay,
+    scaling: Scaling,
+    bases: Annotated[
+        Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")
+    ] = None,
+    json: AS_JSON = False,
+) -> None:
+    """Put inference replicas on a Ray cluster, or change those that are there.
+
+    They get the base models, the place of the blobs and the engine of the SOUP_ variables here, as a server would, and
+    no key and no database. This machine has to be a node of the cluster.
+
+    \b
+    Examples:
+      soup ray deploy --address 10.0.0.5:6379 --bases bases.toml
+      SOUP_RAY_ADDRESS=10.0.0.5:6379 soup ray deploy --bases bases.toml --max-replicas 8 --cpus 4
+    """
+    settings = _settings(where, bases=bases)
+    if settings.bases is not None and not settings.bases.is_file():
+        raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
+    with _connected(settings):
+        talk("starting replicas")
+        _deploy(settings, scaling)
+        state = _state(settings)
+    _show(state, json=json)
+    talk(NEXT.format(settings.ray_address, settings.ray_app))
+
+
+@app.command()
+@command
+def status(where: OnRay, json: AS_JSON = False) -> None:
+    """Say how the replicas on a Ray cluster are.
+
+    \b
+    Examples:
+      soup ray status --address 10.0.0.5:6379
+    """
+    settings = _settings(where)
+    with _connected(settings):
+        state = _state(settings)
+    _show(state, json=json)
+
+
+@app.command()
+@command
+def remove(where: OnRay, json: AS_JSON = False) -> None:
+    """Take the replicas off a Ray cluster. What they have not answered in 30 seconds ends with an error.
+
+    \b
+    Examples:
+      soup ray remove --address 10.0.0.5:6379
+    """
+    settings = _settings(where)
+    from service.ray_serving import deployment
+
+    with _connected(settings):
+        deployment.remove(settings.ray_app)
+    if json:
+        as_json({"object": "ray_replicas", "name": settings.ray_app, "deleted": True})
+    else:
+        talk(f"removed the replicas '{settings.ray_app}'")
+
+
+def _settings(where: OnRay, **more: Any) -> Settings:
+    settings = settings_of(Settings, **asdict(where), **more)
+    if settings.ray_address is None:
+        raise InvalidParameter(
+            "Name the cluster: --address or SOUP_RAY_ADDRESS is HOST:PORT of its head.", param="ray_address"
+        )
+    return settings
+
+
+def _deploy(settings: Settings, scaling: Scaling) -> None:
+    """Deploy on the cluster that this process is connected to. Torch is imported here."""
+    from service.ray_serving import deployment
+    from service.ray_serving.plan import plan_of
+
+    scale = deployment.Scale(
+        least=scaling.replicas,
+        most=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
+        wanted=scaling.target or float(settings.engine_rows),
+        held=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
+        queued=settings.engine_queue,
+    )
+    resources = deployment.Resources(scaling.cpus, scaling.gpus)
+    deployment.deploy(settings.ray_app, plan_of(settings), scale, resources, seconds=scaling.seconds)
+
+
+def _state(settings: Settings) -> dict[str, Any]:
+    from service.ray_serving import deployment
+
+    return deployment.state_of(settings.ray_app)
+
+
+@contextmanager
+def _connected(settings: Settings) -> Iterator[None]:
+    import grpc  # noqa: F401  # comes with Ray, which may only be imported once its variables are set
+
+    from registry.tasks.ray_connection import ray_connection
+
+    assert settings.ray_address is not None
+    with redirect_stdout(sys.stderr), ray_connection(settings.ray_address):  # Ray prints news of its machines
+        yield
+
+
+def _show(found: dict[str, Any], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    states = ", ".join(f"{count} {state.lower()}" for state, count in sorted(found["replicas"].items())) or "none"
+    data(
+        columns(("name", "status", "replicas"), [(found["name"], found["status"].lower(), states)], within=data_width())
+    )
+    if found["message"]:
+        talk(found["message"])

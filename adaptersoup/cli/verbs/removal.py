@@ -1,0 +1,135 @@
+"""`soup rm`, `purge` and `collect`: retire versions, remove them for good, and remove what is due."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adaptersoup.cli.adapter_filters import Asking, Matching, check_one_way, found_by
+from adaptersoup.cli.failures import Failures
+from adaptersoup.cli.output import talk
+from adaptersoup.cli.remote import Remote, complete_ref, verb
+
+
+@verb
+def rm(
+    remote: Remote,
+    refs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names; without @version all live versions.", metavar="REF...", autocompletion=complete_ref
+        ),
+    ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Bring back what was retired; each REF with its @version.")
+    ] = False,
+    *,
+    matching: Matching,
+    asking: Asking,
+) -> None:
+    """Retire adapters or soups.
+
+    They are no longer found, selected or served; soups made of them stay, and --undo brings them back. On a terminal it
+    asks before. With filters in the place of names all that `soup ls` finds by them, once somebody has agreed.
+
+    \b
+    Examples:
+      soup rm team/law@1
+      soup rm team/old team/older --yes
+      soup rm --tag draft --namespace team --dry-run
+      soup rm --undo team/law@1
+    """
+    check_one_way(refs or (), matching)
+    if undo and not refs:
+        raise typer.BadParameter("--undo takes names with their @version: what is retired is in no list.")
+    if not refs:
+        rows = found_by(remote.client, matching)
+        if not rows:
+            remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+            return
+        refs = [str(row["ref"]) for row in rows]
+        if not asking.agreed("retired", rows):
+            remote.answer({"object": "list", "data": rows}, *refs)
+            return
+    elif asking.dry_run:
+        raise typer.BadParameter("--dry-run says what filters find; names are what they are.")
+    elif not undo:
+        asking.confirm_on_a_terminal(f"Retire {', '.join(refs)}?")
+    changed, failed = [], Failures()
+    for ref in refs:
+        with failed.of(ref):
+            changed += [remote.client.restore(ref)] if undo else remote.client.delete_adapter(ref)
+    remote.answer({"object": "list", "data": changed}, *(row["ref"] for row in changed))
+    failed.end()
+
+
+@verb
+def purge(
+    remote: Remote,
+    refs: Annotated[list[str], typer.Argument(help="Versions, each with its @version.", metavar="REF")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove versions for good, with weights, evidence and the text of their samples.
+
+    Needs a key with scope admin. There is no way back: 'soup rm' only retires. Soups made of them are served as before,
+    but cannot be rebuilt. Backups are yours to remove.
+
+    \b
+    Examples:
+      soup purge team/law@1
+      soup purge team/old@1 team/old@2 --yes
+    """
+    if not yes:
+        typer.confirm(f"Remove {', '.join(refs)} for good?", abort=True, err=True)
+    done, failed = [], Failures()
+    for ref in refs:
+        with failed.of(ref):
+            purged = remote.client.purge(ref)
+            done.append(purged)
+            talk(f"{ref}: files removed: {purged['blobs']}, of {purged['bytes']} bytes.")
+            for said, what in (
+                ("not_rebuildable", "cannot be rebuilt any more"), ("tuned_on_sample", "has learnt from its sample"),
+            ):  # fmt: skip
+                for soup in purged[said]:
+                    talk(f"{soup} {what}.")
+            if purged["elsewhere"]:
+                talk(f"{purged['elsewhere']} more soups of it are in namespaces that this key does not see.")
+    versions = [one["adapter"]["ref"] for one in done]
+    remote.answer({"object": "list", "data": done}, *versions)
+    failed.end()
+
+
+COUNTS = {
+    "retired": "unnamed soups retired",
+    "soups": "retired unnamed soups removed",
+    "selectors": "selectors removed",
+    "blobs": "uploads removed",
+    "files": "files removed",
+    "jobs": "old jobs removed",
+    "usage": "old rows of usage removed",
+    "audit": "old entries of the audit removed",
+}
+"""By count of the answer: what was counted."""
+
+
+@verb
+def collect(
+    remote: Remote,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove what is due, as the server does every hour.
+
+    What is due is up to its settings (SOUP_COLLECT_DAYS, SOUP_UNNAMED_SOUP_DAYS, SOUP_JOB_DAYS, SOUP_USAGE_DAYS,
+    SOUP_AUDIT_DAYS) and those of namespaces. Needs a key with scope admin and all namespaces. Prints the soups that
+    went; storing or cooking the same again brings them back.
+
+    \b
+    Examples:
+      soup collect --dry-run
+      soup collect
+    """
+    found = remote.client.collect(dry_run=dry_run)
+    counts = [f"{found[name]} {what}" for name, what in COUNTS.items() if found.get(name)]
+    talk(f"{'Would go' if dry_run else 'Done'}: {', '.join(counts) or 'nothing is due'}.")
+    remote.answer(found, *found["expired"], *found["removed"])

@@ -1,0 +1,204 @@
+"""`soup serve`: builds the runtime from the settings, starts it, and serves it until a signal comes.
+
+`/healthz` answers while base models are loaded; the address is printed once they are. The runtime is stopped on every
+way out, so that running jobs go back into the queue and the data folder is free for the next server.
+"""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.output import as_json, data, talk
+from adaptersoup.cli.setting_flags import settings_of
+from registry.errors import InvalidParameter, NotFound, Unavailable
+from service.settings import Settings, calm_threads
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+STOP_SECONDS = 9.0
+"""How long a stop takes in all; what a thread is at then is given up, and run again by the next server."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the flags say of the server's settings, by the settings' names."""
+
+    bases: Annotated[Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of database, blobs and admin.key (SOUP_DATA).")] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on (SOUP_HOST).")] = None
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")] = None
+    role: Annotated[
+        Literal["all", "api", "worker"] | None,
+        typer.Option(help="api answers and runs no jobs, worker runs jobs and answers health checks (SOUP_ROLE)."),
+    ] = None
+    no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Level of the JSON log.")
+    ] = None
+
+
+@command
+def serve(
+    options: ServerOptions,
+    json: Annotated[bool, typer.Option("--json", help="Print address and key file as JSON.")] = False,
+) -> None:
+    """Start the server.
+
+    Prints its address on stdout once it answers; the log goes to stderr. Every SOUP_ variable of
+    docs/reference/settings.md sets something; flags win.
+
+    \b
+    Examples:
+      soup serve --bases bases.toml
+      SOUP_DATA=/srv/soup soup serve --bases bases.toml --host 0.0.0.0 --port 80
+      soup serve --bases bases.toml --port 0 --json
+    """
+    settings = settings_of(Settings, **asdict(options))
+    if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
+        raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
+    if settings.no_auth and not is_loopback(settings.host):  # a Host header is easily made up by who gets this far
+        raise InvalidParameter(
+            f"Without keys the server answers this machine only, not {settings.host}: drop --host (SOUP_HOST), or drop "
+            "--no-auth (SOUP_NO_AUTH) and use keys.",
+            param="host",
+        )
+    with listening_socket(settings.host, settings.port) as listener:
+        run(settings, listener, json=json)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM; the address is printed once base models are loaded. Torch is imported here."""
+    calm_threads()
+    talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
+    from service.http.app import create_app
+    from service.http.connections import server_config
+    from service.observability.logs import configure_logging
+    from service.runtime import Runtime
+
+    gc.freeze()  # a full collection would look through all that was imported, which takes 0.3 s
+    configure_logging(settings.log_level)
+    runtime = Runtime(settings)
+    told: list[float] = []
+
+    def ready() -> None:
+        runtime.wait_for_bases()
+        if not told:
+            runtime.join()
+            _announce(settings, listener, json=json)
+
+    def stopping() -> None:
+        told.append(time.monotonic())
+        runtime.begin_stop()
+
+    try:
+        runtime.start(wait=False)
+        config = server_config(create_app(runtime), settings)
+        until_signal(config, listener, ready=ready, stopping=stopping)
+    finally:
+        spent = time.monotonic() - told[0] if told else 0.0
+        ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - spent))
+    if not ended:  # a thread that computes would keep the process, or end it in disorder
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> None:
+    url = address_of(listener)
+    key = None if settings.no_auth else str(settings.admin_key_path)
+    if json:
+        as_json({"object": "server", "url": url, "admin_key": key}, lines=True)
+    else:
+        data(url)
+    talk(f"documentation: {url}/docs")
+    talk("no keys are asked for (--no-auth)" if key is None else f"admin key: {key}")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything slow is done; raises Unavailable where the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Unavailable(f"{host} is not an address to listen on ({error}).") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server that does, or take --port."
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL people use for a bound socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{host}:{port}"
+
+
+def until_signal(
+    config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None],
+    stopping: Callable[[], None],
+) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
+
+    `ready` is called in a thread once requests are answered; what it raises ends the server and is raised here.
+    """
+    from service.http.connections import BoundedServer
+
+    class Server(BoundedServer):
+        problem: Exception | None = None
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stopping()
+            await super().shutdown(sockets)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                threading.Thread(target=self.get_ready, name="ready", daemon=True).start()
+
+        def get_ready(self) -> None:
+            try:
+                ready()
+            except Exception as error:
+                self.problem, self.should_exit = error, True
+
+    # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
+    # before the runtime is stopped
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    server = Server(config)
+    server.run(sockets=[listener])
+    if server.problem is not None:
+        raise server.problem

@@ -1,0 +1,176 @@
+"""`soup train`: an adapter for the texts of a domain, trained here and written as a directory to push.
+
+It needs no server. Torch is imported when training begins, not for the help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from adaptersoup.cli.base_model_flags import BaseModelOptions
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.flags import Given
+from adaptersoup.cli.output import as_json as print_json
+from adaptersoup.cli.output import data
+from adaptersoup.cli.plot_flag import PlotOption, save_plot
+from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train.progress import training_progress
+from adaptersoup.cli.verbs.train.record import tell
+from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from registry.errors import InvalidParameter
+from registry.formats import check_place
+from training.request import TrainingRun
+from training.spec import SAMPLE, SAVE_SECONDS
+
+if TYPE_CHECKING:
+    from plots.style import Plot
+    from registry.spec import BaseEntry
+    from training.trainer import Trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is trained, on which data and where to; the three paths are needed, unless a verb below is called."""
+
+    texts: Annotated[
+        Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+    ] = None
+    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    out: Annotated[Path | None, typer.Option(help="Adapter directory to write.")] = None
+    base: BaseModelOptions
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the folder's name.")] = None
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        """Texts, validation texts and the directory. Raises a usage error for those not given."""
+        missing = [f"--{name}" for name in ("texts", "valid", "out") if getattr(self, name) is None]
+        if self.texts is None or self.valid is None or self.out is None:
+            raise typer.BadParameter(f"Missing {', '.join(missing)}: see `soup train --help`.")
+        return self.texts, self.valid, self.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What is kept: passages beside the weights, and the state of the training on the way."""
+
+    sample: SampleSize = SAMPLE
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder to save the state in, and to go on from where it holds one.")
+    ] = None
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}.")
+    ] = None
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also after so many steps.")] = None
+
+
+@command
+def train(
+    context: typer.Context,
+    material: Material,
+    given: Annotated[Given, TRAINING],
+    keeping: Keeping,
+    as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
+    plot: PlotOption = None,
+) -> None:
+    """Train an adapter on texts of a domain.
+
+    Adapters that are to be averaged need the same base, structure and --init-seed: then they start from the same
+    tensors, and the directory says so. Prints the directory, which `soup push` takes; that of a LoRA is PEFT's.
+
+    Data are lines of {"text"}; for another --task those that `soup evaluate --help` names. With --adamix the bank of
+    experts is written beside OUT, as OUT-bank, and OUT is its merge.
+
+    With --checkpoint, a training that was stopped or killed goes on where the same command is run again, to the same
+    adapter; a checkpoint of another training is refused. It is removed when the adapter is written.
+
+    Progress is a bar on a terminal, and elsewhere a line an evaluation on stderr. --plot draws the losses over steps.
+
+    \b
+    Examples:
+      soup train --base-folder models/gpt2 --texts law.jsonl --valid law-valid.jsonl --out adapters/law
+      soup train --bases bases.toml --base small --texts a.jsonl.gz --valid b.jsonl.gz --out adapters/a --steps 500
+      soup train --bases bases.toml --texts a.jsonl --valid b.jsonl --out lora/a --method lora --rank 16 --lr 3e-4
+      soup train --bases bases.toml --texts a.jsonl --valid b.jsonl --out sparse/a --widen 2 --score snip
+      soup train --base-folder bert --base-kind encoder --task classification --data a.jsonl --valid b.jsonl --out a
+      soup train sweep texts/law texts/medicine --bases bases.toml --lr 1e-3,1e-4 --seed 1,2,3 --out adapters
+      soup train submit --texts law.jsonl --name team/law --base small --steps 500
+      soup push adapters/law --name team/law --wait
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_before_verb(context)
+        return
+    run = _run(material, given, keeping, replace=replace)
+    _check_places(run)
+    trained = _train(material.base.entry(), run)
+    tell(trained)
+    if as_json:
+        print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
+    else:
+        data(str(run.out))
+    save_plot(plot, lambda: _drawn(run.domain, trained))
+
+
+def _drawn(domain: str, trained: Trained) -> Plot:
+    from plots.results import training_plot
+
+    return training_plot(f"Training on {domain}", trained.record)
+
+
+def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:
+    """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
+    texts, valid, out = material.paths()
+    seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
+    if keeping.checkpoint is None and (seconds is not None or steps is not None):
+        raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
+    if valid.resolve() == texts.resolve():
+        raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
+    spec = spec_of(given)
+    return TrainingRun(
+        spec=spec, train=texts, valid=valid, out=out, domain=material.domain or out.resolve().name,
+        base_id=material.base.base, sample=keeping.sample, sample_seed=spec.recipe.data_seed, replace=replace,
+        checkpoint=keeping.checkpoint, every_steps=steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
+    )  # fmt: skip
+
+
+def _refuse_before_verb(context: typer.Context) -> None:
+    """Raises BadParameter for options that stand before the verb's name, where nothing would heed them."""
+    given = [
+        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        verb = cast(str, context.invoked_subcommand)
+        raise typer.BadParameter(f"Options of `soup train {verb}` go after '{verb}'.")
+
+
+def _check_places(run: TrainingRun) -> None:
+    """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
+    how = "add --replace"
+    check_place(run.out, replace=run.replace, how=how)
+    if run.spec.adamix is not None and run.replace:
+        check_place(run.bank, replace=True, how=how)
+    elif run.spec.adamix is not None:
+        run.bank_there(how=how)
+    if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
+        raise InvalidParameter(
+            f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
+            param="checkpoint",
+        )
+
+
+def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
+    """Train, and write what comes of it."""
+    from registry.base_model import load_base
+    from training import train as training
+
+    given = training.read_data(run)  # what is wrong whatever the base is, before it is loaded
+    base = load_base(entry)
+    with (
+        stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
+        stopping.stoppable() as should_stop,
+        training_progress(run.spec.recipe) as report,
+    ):
+        return training.train(run, base, data=given, progress=report, should_stop=should_stop)

@@ -1,0 +1,105 @@
+"""`soup train submit`: the training of an adapter as a job of the server, which pushes what comes of it."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from adaptersoup.cli.flags import Given, base_id, usage_error
+from adaptersoup.cli.output import progress_bar, talk
+from adaptersoup.cli.remote import Remote, verb
+from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from adaptersoup.client import SoupClient
+from adaptersoup.client.answers import DONE
+from registry.errors import InvalidParameter, NotFound
+from registry.names import split_name
+from training.request import TrainingRequest
+from training.spec import SAMPLE, TrainingSpec
+
+_NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
+          "sample": "--sample", "owner": "--owner", "": "--valid, --valid-share"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is trained and on which data, and the name it is pushed by."""
+
+    texts: Annotated[
+        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+    ]
+    name: Annotated[str, typer.Option(help="namespace/name of the adapter.")]
+    base: Annotated[str, typer.Option(callback=base_id, help="Id of the base model on the server.")]
+    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    valid_share: Annotated[
+        float | None, typer.Option(help="Without --valid: held out so much of it; by default 0.1.")
+    ] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the adapter's name.")] = None
+    owner: Annotated[str | None, typer.Option(help="Who answers for the adapter's name (a team, an address).")] = None
+
+
+@verb
+def submit(
+    remote: Remote,
+    material: Material,
+    given: Annotated[Given, TRAINING],
+    sample: SampleSize = SAMPLE,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
+) -> None:
+    """Train an adapter on the server, and push it there.
+
+    Prints its name and version, or the job with --no-wait. The same command again goes on where a training was
+    cancelled (`soup jobs cancel`), and gives what is there once it is done. With --adamix the bank of experts is
+    pushed as NAME-bank. --members are adapters on the server.
+
+    \b
+    Examples:
+      soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
+      soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
+    """
+    found = remote.client.train(_request(remote.client, material, spec_of(given), sample), wait=False)
+    if wait:
+        if found["state"] not in DONE:
+            talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
+        with progress_bar("training") as report:
+            found = remote.client.result_of(found, report)
+    _print(remote, found, wait=wait)
+
+
+def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample: int) -> TrainingRequest:
+    """What the server is asked for, once the data are there. Raises a usage error by the names of the flags."""
+    _, own = split_name(material.name)
+    blobs = {"texts": _uploaded(client, material.texts)}
+    if material.valid is not None:
+        blobs["valid"] = _uploaded(client, material.valid)
+    try:
+        return TrainingRequest(
+            name=material.name, domain=material.domain or own, base_model=material.base, owner=material.owner,
+            valid_share=material.valid_share, spec=spec, sample=sample, **blobs,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise usage_error(error, _NAMES) from None
+
+
+def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:
+    for warning in found.get("warnings") or ():
+        talk(warning)
+    remote.answer(found, str(found["adapter"] if wait else found["id"]))
+
+
+def _uploaded(client: SoupClient, path: Path) -> str:
+    """The digest of a file's JSON lines on the server."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InvalidParameter(f"{path} is not a whole gzip file.", param="texts") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}.", param="texts") from None
+    with progress_bar(path.name) as report:
+        return client.upload(content, progress=report)

@@ -1,0 +1,238 @@
+"""`soup train sweep`: a grid of adapters from one initialisation, and one table of what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from adaptersoup.cli.base_model_flags import BaseModelOptions
+from adaptersoup.cli.commands import command
+from adaptersoup.cli.failures import FAILED, Failures
+from adaptersoup.cli.flags import Given
+from adaptersoup.cli.output import as_json as print_json
+from adaptersoup.cli.output import data, talk
+from adaptersoup.cli.remote import Address
+from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train.progress import Table, progress_table
+from adaptersoup.cli.verbs.train.record import validation
+from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from adaptersoup.client import SoupClient
+from adaptersoup.client.additions import name_of
+from adaptersoup.client.samples import read_texts
+from adaptersoup.client.transfer import push_folder
+from adaptersoup.tables import columns
+from registry.formats import AdapterDirectory, read_directory
+from registry.names import check_part
+from training.request import merge_request
+from training.spec import BANK, SAMPLE
+
+if TYPE_CHECKING:
+    from registry.spec import BaseEntry
+    from training import sweep as sweeping
+    from training.spec import TrainingSpec
+    from training.sweep import Cell, Row
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is trained: every domain with every learning rate and seed, from one base model."""
+
+    domains: Annotated[
+        list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
+    ]
+    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")]
+    learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3"
+    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0"
+    base: BaseModelOptions
+
+    def axes(self) -> tuple[list[float], list[int]]:
+        """Learning rates and seeds; raises a usage error for what is none."""
+        return _by_commas("--lr", self.learning_rates, float), _by_commas("--seed", self.seeds, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How the cells of the grid are trained, and where."""
+
+    sample: SampleSize = SAMPLE
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cells at once, each in a process; by default 1, and on Ray as many as have room."),
+    ] = None
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[=HOST:PORT]",
+            help="Run the cells on a Ray cluster: the one with this head, or one of this machine for as long.",
+        ),
+    ] = None
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="With --on ray: processor cores, and threads, of each cell; 1 by default.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushing:
+    """Where the adapters are pushed afterwards, if anywhere."""
+
+    namespace: Annotated[
+        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
+    ] = None
+    address: Address
+
+
+@command
+def sweep(
+    context: typer.Context,
+    grid: Grid,
+    given: Annotated[Given, TRAINING.without("learning_rate", "data_seed")],
+    running: Running,
+    pushing: Pushing,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
+
+    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. With --on
+    ray they are tasks of a Ray cluster. The same command run again goes on where it was stopped and trains nothing
+    twice. A cell that diverges does not end the others. Prints a table. With --push everything that is there is then
+    pushed, a bank of experts with its merge.
+
+    \b
+    Examples:
+      soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
+      soup push adapters/* --namespace team --wait
+    """
+    namespace = pushing.namespace
+    if namespace is not None:
+        check_part(namespace, "namespace")  # before hours of work
+    rows = _sweep(grid.base.entry(), grid, spec_of(given), running)
+    pushed = {} if namespace is None else push_rows(pushing.address.client(context), rows, namespace)
+    if as_json:
+        refs = None if namespace is None else pushed
+        print_json({"object": "list", "data": [_json_row(row, refs) for row in rows]})
+    else:
+        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
+    missing = [row for row in rows if row.problem is not None]
+    for row in missing:
+        talk(f"{row.cell.name}: {row.problem}")
+    if missing or (namespace is not None and len(pushed) < len(rows)):
+        raise typer.Exit(FAILED)
+
+
+def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
+    """Numbers separated by commas; raises BadParameter."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise typer.BadParameter(f"{option} takes {numbers} separated by commas, not {text!r}.") from None
+
+
+def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -> list[Row]:
+    """Every cell's outcome in the order of the grid, told on the way."""
+    from training import sweep as sweeping
+
+    axes = grid.axes()  # before data are read
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
+    asked = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
+    rows: dict[str, Row] = {}
+    with (
+        stopping.saying_how_to_go_on(saved=True),
+        stopping.stoppable() as should_stop,
+        progress_table([cell.name for cell in cells], spec.recipe) as table,
+    ):
+        for row in _outcomes(entry, asked, running, table, should_stop):
+            rows[row.cell.name] = row
+            table.ended(row.cell.name, row.state)
+            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
+            if row.note is not None:
+                talk(f"{row.cell.name}: {row.note}")
+    return [rows[cell.name] for cell in cells]
+
+
+def _outcomes(
+    entry: BaseEntry, grid: sweeping.Grid, running: Running, table: Table, should_stop: Callable[[], bool]
+) -> Iterator[Row]:
+    """The cells' outcomes as they come."""
+    from registry.base_model import load_base, load_text
+    from registry.tasks.run import open_pool
+    from training.sweep import sweep
+
+    def report(cell: Cell, step: int, steps: int, message: str) -> None:
+        table.at(cell.name, step, steps, message)
+
+    if running.on is None and running.parallel in (None, 1):
+        yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+        return
+    with open_pool(running.on, at_once=running.parallel, cores=running.cores) as pool:
+        yield from sweep(load_text(entry), grid, pool=pool, progress=report, should_stop=should_stop)
+
+
+def _said(row: Row) -> str:
+    if row.problem is not None:
+        return row.state
+    what = "perplexity" if "valid_perplexity" in row.record else "loss"
+    before, after = validation(row.record)
+    return f"{row.state}, validation {what} {before:.4g} -> {after:.4g}"
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    found = [row.record.get(name) for name in ("best_step", "steps")]
+    return (row.cell.name, row.state, *validation(row.record), *found)
+
+
+def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
+    """A cell's outcome; `refs` has the names of what was pushed, by cell."""
+    folder = row.folder
+    return {
+        "object": "folder",
+        "name": row.cell.name,
+        "domain": row.cell.domain.name,
+        "learning_rate": row.cell.learning_rate,
+        "data_seed": row.cell.data_seed,
+        "state": row.state,
+        "path": None if folder is None else str(folder.path),
+        "problem": row.problem,
+        **({} if folder is None else folder.provenance.model_dump(mode="json")),
+        **({} if refs is None else {"ref": refs.get(row.cell.name)}),
+    }
+
+
+def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
+    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others.
+
+    The better on validation data the later: of a domain selectors look at the newest adapter, which then is the best.
+    """
+    pushed = {}
+    with client:
+        for row in sorted(rows, key=_validation_loss, reverse=True):
+            if row.folder is None:
+                continue
+            with Failures().of(row.cell.name):
+                pushed[row.cell.name] = _push(client, row.folder, f"{namespace}/{name_of(row.folder.path)}")
+                talk(f"{row.cell.name} is {pushed[row.cell.name]}")
+    return pushed
+
+
+def _validation_loss(row: Row) -> float:
+    """The lowest that was seen; of a cell that has no adapter infinite."""
+    return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
+
+
+def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
+    """Push one; of a bank its merge is made by the server, which then knows what it was made of."""
+    bank = folder.path.with_name(folder.path.name + BANK)
+    if "bank" not in folder.provenance.training or not bank.is_dir():
+        return str(push_folder(client, folder, name=name)["ref"])
+    sample = None if folder.sample is None else read_texts(folder.sample)
+    ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
+    return str(client.cook(merge_request(ref, name=name))["model"])

@@ -1,0 +1,230 @@
+"""Answers of a server as values and errors: its JSON, which of our errors a refusal is, and how a job ended.
+
+Used by `adaptersoup.client` and `soup train submit`. Knows no route, and no way to send anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from registry import errors
+from registry.errors import Busy, Cancelled, Internal, InvalidParameter, SoupError, Unavailable, rebuild
+from registry.progress import Progress
+
+Json = dict[str, Any]
+BY_STATUS: dict[int, type[SoupError]] = {
+    401: errors.Unauthenticated,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    408: errors.TooSlow,
+    409: errors.Conflict,
+    410: errors.Retired,
+    412: errors.PreconditionFailed,
+    413: errors.TooLarge,
+    416: errors.WrongOffset,
+    429: errors.Busy,
+    500: errors.Internal,
+    502: errors.Unavailable,
+    503: errors.Unavailable,
+    504: errors.Unavailable,
+}
+"""For answers without a code of ours (a proxy's, or HEAD's empty ones)."""
+
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def check_open(client: httpx2.Client | httpx2.AsyncClient) -> None:
+    """Raises Unavailable where the client was closed before."""
+    if client.is_closed:
+        raise Unavailable("This client is closed: make another one.")
+
+
+@contextmanager
+def translated(base_url: str) -> Iterator[None]:
+    """Errors of the transport as ours, in a sentence that says what to do."""
+    try:
+        yield
+    except httpx2.ConnectError as error:
+        raise Unavailable(
+            f"Nothing answers at {base_url}: is the server running? `soup serve` starts one, "
+            "--url (or SOUP_URL) names another."
+        ) from error
+    except httpx2.TimeoutException as error:
+        raise Unavailable(
+            f"{base_url} did not answer in time: try again, or give it longer with SOUP_TIMEOUT (seconds)."
+        ) from error
+    except httpx2.HTTPError as error:
+        raise Unavailable(
+            f"The connection to {base_url} broke ({error or type(error).__name__}); try again."
+        ) from error
+
+
+def object_of(response: httpx2.Response) -> Json:
+    """The JSON object of an answer; raises Unavailable where something else answered."""
+    value = _parsed(response.text)
+    if not isinstance(value, dict):
+        raise Unavailable(
+            f"{response.request.url} answered with something else than JSON: is it an AdapterSoup server?"
+        )
+    return value
+
+
+def error_of(response: httpx2.Response) -> SoupError:
+    """The error of a refused request, as the class its code names."""
+    value = _parsed(response.text)
+    error = value.get("error") if isinstance(value, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        found = _rebuilt(error, status=response.status_code)
+        if isinstance(found, Internal) and "x-request-id" in response.headers:
+            found.problems = (f"request id {response.headers['x-request-id']}",)
+    else:
+        found = BY_STATUS.get(response.status_code, SoupError)(
+            f"{response.request.method} {response.request.url} was refused with status {response.status_code} "
+            f"{response.reason_phrase}."
+        )
+    pause = response.headers.get("retry-after", "")
+    if isinstance(found, Busy | Unavailable) and pause.isascii() and pause.isdigit():
+        found.retry_after = int(pause)
+    return found
+
+
+def _rebuilt(error: Mapping[str, Any], *, status: int) -> SoupError:
+    code, param, problems = error.get("code"), error.get("param"), error.get("problems")
+    return errors.rebuild(
+        code if isinstance(code, str) and code in errors.BY_CODE else BY_STATUS.get(status, SoupError).code,
+        str(error["message"]),
+        param=param if isinstance(param, str) else None,
+        problems=[str(problem) for problem in problems] if isinstance(problems, list) else (),
+    )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def given(values: Mapping[str, Any]) -> Json:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def part(text: str) -> str:
+    """A text as one part of a path."""
+    return quote(text, safe="")
+
+
+def heard(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
+    """An event's name and JSON value; None for `[DONE]`. Raises the error that is in it."""
+    if event.data == "[DONE]":
+        return None
+    value = _parsed(event.data)
+    error = value.get("error") if isinstance(value, dict) and len(value) == 1 else None
+    if isinstance(error, dict) and "message" in error:  # alone: a job that failed has more to it
+        raise _rebuilt(error, status=500)
+    return event.event, value
+
+
+def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
+    """The header `x-soup-model` of a request whose body names a model. Proxies hash it to choose a server."""
+    model = (body or {}).get("model")
+    return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
+
+
+def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
+    """What a pool of connections to a server is made with; raises InvalidParameter for what is no address."""
+    url = _checked(base_url)
+    headers = {"user-agent": "adaptersoup-client"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return {
+        "base_url": str(url).rstrip("/"),
+        "headers": headers,
+        "timeout": httpx2.Timeout(timeout, connect=min(10.0, timeout)),
+        "trust_env": url.host not in LOOPBACK,  # a proxy of the environment never stands before this machine
+    }
+
+
+def place_elsewhere(response: httpx2.Response) -> httpx2.URL | None:
+    """Where else a download is, by a 307 of the server; None where this answer is the download.
+
+    Whoever goes there takes no key along. Raises Unavailable for a place that is no address of HTTP, and for one that
+    others on the way could listen at where they could not to the server: http after https, but for this machine.
+    """
+    if response.status_code != 307:
+        return None
+    try:
+        place = response.url.join(response.headers.get("location", ""))
+    except httpx2.InvalidURL:
+        place = httpx2.URL("")
+    if place.scheme not in {"http", "https"} or not place.host or place == response.url:
+        raise Unavailable(f"{response.url} sends a download to a place that is no address; it may be another server.")
+    if response.url.scheme == "https" and place.scheme == "http" and place.host not in LOOPBACK:
+        raise Unavailable(
+            f"{response.url} sends a download to {origin_of(place)}, which is not encrypted as the server is: have the "
+            "operator give the bucket an https:// address (AWS_ENDPOINT_URL)."
+        )
+    return place
+
+
+def origin_of(place: httpx2.URL) -> str:
+    """The scheme, host and port of a place, without what its query may hold."""
+    return f"{place.scheme}://{place.netloc.decode()}"
+
+
+def check_elsewhere(response: httpx2.Response) -> None:
+    """Raises Unavailable where what is not our server does not give a download."""
+    if response.status_code not in (200, 206):
+        raise Unavailable(
+            f"{origin_of(response.url)}, to which the server sends this download, answered {response.status_code}: try "
+            "again, and see that its address and its clock are right."
+        )
+
+
+def _checked(base_url: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(base_url)
+    except (httpx2.InvalidURL, TypeError):
+        url = httpx2.URL("")
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise InvalidParameter(f"{base_url!r} is not an address: write it as http://host:port.", param="url")
+    return url
+
+
+MAX_FITS = 5
+LONGEST_EMBEDDING = 3600
+"""Seconds that are waited for the samples of a pool of which none is embedded yet."""
+DONE = frozenset({"succeeded", "failed", "cancelled"})
+
+
+def report_progress(value: Any, progress: Progress | None) -> None:
+    """Report the progress in an event of a job, if there is any."""
+    event = value.get("progress", value) if isinstance(value, dict) else None
+    if progress is not None and isinstance(event, dict) and "done" in event:
+        progress(int(event["done"]), int(event.get("total") or 0), str(event.get("message") or ""))
+
+
+def result_in(job: Json) -> Json:
+    """The result of a job that has succeeded."""
+    if not isinstance(job.get("result"), dict):
+        raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
+    return dict(job["result"])
+
+
+def succeeded(job: Json) -> Json:
+    """A job that has succeeded; raises the error that another ended with."""
+    if job["state"] == "succeeded":
+        return job
+    if job["state"] == "cancelled":
+        raise Cancelled(f"Job {job['id']} was cancelled.")
+    error = job.get("error") or {}
+    message = str(error.get("message") or f"Job {job['id']} failed; the server's log says why.")
+    raise rebuild(str(error.get("code")), message, param=error.get("param"), problems=error.get("problems") or ())

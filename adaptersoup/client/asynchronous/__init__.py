@@ -1,0 +1,1 @@
+"""The asynchronous client, from which `docs.sync_clients` generates `adaptersoup.client.synchronous`."""

@@ -1,0 +1,179 @@
+"""Calls of several requests, with JSON answers: jobs and what may become one, and adapter directories up and down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adaptersoup.client.additions import PULLED, Additions, described, inline, texts_of
+from adaptersoup.client.answers import (
+    DONE,
+    LONGEST_EMBEDDING,
+    MAX_FITS,
+    Json,
+    part,
+    report_progress,
+    result_in,
+    succeeded,
+)
+from adaptersoup.client.asynchronous.blobs import AsyncBlobs
+from adaptersoup.client.paths import adapter_path, body_of_request, job_path
+from adaptersoup.client.waiting import in_thread
+from registry.errors import DamagedBlob, Unavailable
+from registry.formats import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterDirectory,
+    EmbeddingsNote,
+    check_place,
+    move_into_place,
+    new_directory_beside,
+    read_directory,
+)
+from registry.progress import Progress, silent
+from registry.spec import EmbeddingSource, FileSource, Manifest, SampleSource
+
+
+class AsyncCalls(AsyncBlobs):
+    """What every client is made of."""
+
+    async def begin(self, path: str, values: Mapping[str, Any], progress: Progress | None = None) -> Json:
+        """The answer of a POST that chooses from a pool; waits while all samples of the pool are still embedded."""
+        waited = 0
+        while True:
+            try:
+                return await self.json("POST", path, json=body_of_request(values))
+            except Unavailable as error:
+                pause = max(1, error.retry_after)
+                waited += pause
+                if error.param != "pool" or waited > LONGEST_EMBEDDING:
+                    raise
+                (progress or silent)(0, 0, "samples are being embedded")
+                await self.pause(pause)
+
+    async def result(self, answer: Json, progress: Progress | None = None) -> Json:
+        """An answer, or where it is a job the job's result; raises as `wait_job`."""
+        return await self.result_of(answer, progress) if answer["object"] == "job" else answer
+
+    async def once_fitted(self, path: str, values: Mapping[str, Any], progress: Progress | None = None) -> Json:
+        """The answer of a POST that may give the job of a fit first."""
+        for _ in range(MAX_FITS):
+            answer = await self.begin(path, {**values, "wait": 0}, progress)
+            if answer["object"] != "job":
+                return answer
+            await self.result_of(answer, progress)
+        raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
+
+    async def fitted(self, answer: Json, progress: Progress | None = None) -> Json:
+        """The selector of a fit: its answer, or what its job made."""
+        if answer["object"] != "job":
+            return answer
+        result = await self.result_of(answer, progress)
+        return await self.json("GET", f"/v1/selectors/{part(str(result['selector']))}")
+
+    async def result_of(self, job: Json, progress: Progress | None = None) -> Json:
+        """The result of a job, once it has succeeded; raises as `wait_job`."""
+        return result_in(await self.wait_job(str(job["id"]), progress=progress))
+
+    async def wait_job(self, job_id: str, *, progress: Progress | None = None, patience: int = 30) -> Json:
+        """The job once it has succeeded, following its events; a server that restarts is waited for.
+
+        Raises the error a failed job names, Cancelled for a cancelled one, and Unavailable after `patience` seconds
+        without a server.
+        """
+        missed = 0
+        while True:
+            try:
+                events = self.events("GET", f"{job_path(job_id)}/events", None, lambda name, value: (name, value))
+                async with events:
+                    async for name, value in events:
+                        report_progress(value, progress)
+                        if name == "done":
+                            break
+                job = await self.json("GET", job_path(job_id))
+            except Unavailable:
+                missed += 1
+                if missed >= patience:
+                    raise
+            else:
+                missed = 0
+                if job.get("state") in DONE:
+                    return succeeded(job)
+            await self.pause(1.0)
+
+    async def push_directory(
+        self,
+        folder: Path | AdapterDirectory,
+        *,
+        name: str,
+        more: Additions,
+        progress: Progress | None = None,
+        anew: bool = False,
+    ) -> Json:
+        """Push an adapter directory as `name`; raises InvalidManifest where nobody names the domain."""
+        local = folder if isinstance(folder, AdapterDirectory) else await in_thread(read_directory, folder)
+        manifest = described(local, name, more)
+        try:
+            return await self.push(await self.with_files(local, manifest, more, progress, anew=anew))
+        except DamagedBlob:  # a server that was asked whether it is there has not read it: the right bytes repair it
+            return await self.push(await self.with_files(local, manifest, more, progress, anew=True))
+
+    async def push(self, manifest: Manifest) -> Json:
+        """Push an adapter by its manifest (201, or 200 if known): an Adapter object with `job` and `warnings`."""
+        return await self.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
+
+    async def with_files(
+        self,
+        local: AdapterDirectory,
+        manifest: Manifest,
+        more: Additions,
+        progress: Progress | None,
+        *,
+        anew: bool = False,
+    ) -> Manifest:
+        """The manifest with its files and its sample, which are uploaded where they are large."""
+        files = {WEIGHTS_FILE: await self._file(local.weights, progress, anew=anew)}
+        sample = await self._sample(local, more, anew=anew)
+        return manifest.model_copy(update={"files": files, "sample": sample})
+
+    async def pull_directory(
+        self, ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
+    ) -> AdapterDirectory:
+        """Write an adapter to the directory `target`, whole or not at all; every file's digest is checked.
+
+        Raises Conflict as `registry.formats.check_place` does, NotFound, Retired, DigestMismatch.
+        """
+        await in_thread(check_place, target, replace=replace, how="replace it with --force")
+        row = await self.json("GET", adapter_path(ref))
+        pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
+        rows = await self.data("GET", f"{adapter_path(pinned)}/files")
+        files = {str(file["name"]): str(file["digest"]) for file in rows}
+        missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in files]
+        if missing:
+            raise Unavailable(f"The server offers no {missing[0]} for {pinned}; it may be another kind of server.")
+        beside = new_directory_beside(target)
+        try:
+            for name in PULLED:
+                if name in files:
+                    await self.download(pinned, name, beside / name, digest=files[name], progress=progress)
+            await in_thread(read_directory, beside)
+            move_into_place(beside, target, replace=replace)  # here: what is cancelled would remove what is moved
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return await in_thread(read_directory, target)
+
+    async def _sample(self, local: AdapterDirectory, more: Additions, *, anew: bool) -> SampleSource | None:
+        texts = await in_thread(texts_of, local, more)
+        if isinstance(texts, EmbeddingsNote):
+            assert local.embeddings is not None
+            file = await self._file(local.embeddings, None, anew=anew)
+            return SampleSource(embeddings=(EmbeddingSource(encoder=texts.encoder, unit=texts.unit, file=file),))
+        return None if texts is None else await self.sample(texts, anew=anew)
+
+    async def _file(self, path: Path, progress: Progress | None, *, anew: bool) -> FileSource:
+        content = await in_thread(inline, path, self.inline_bytes)
+        if content is not None:
+            return FileSource(base64=content)
+        return FileSource(digest=await self.upload(path, progress=progress, anew=anew))

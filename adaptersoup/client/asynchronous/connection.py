@@ -1,0 +1,200 @@
+"""An HTTP connection to a server: JSON answers, lists by page, server-sent events and downloads.
+
+Knows no route. Errors are those of `registry.errors`. Tests give it another transport (`httpx2.MockTransport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import httpx2
+
+from adaptersoup.client.answers import (
+    Json,
+    check_elsewhere,
+    check_open,
+    error_of,
+    given,
+    heard,
+    model_header,
+    object_of,
+    options_of,
+    origin_of,
+    place_elsewhere,
+    translated,
+)
+from adaptersoup.client.waiting import AsyncPause, async_sleep
+from registry.errors import Busy
+
+T = TypeVar("T")
+MAX_TRIES = 6
+MAX_PAUSE = 60.0
+ADDRESS = "http://127.0.0.1:8000"
+MIB = 1024 * 1024
+
+
+class AsyncStream(Generic[T]):
+    """Items of an answer as they come; leaving its `with` block, or closing it, ends the answer on the server too."""
+
+    def __init__(self, items: AsyncGenerator[T]) -> None:
+        self._items = items
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._items)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it, here and on the server; closing it again does nothing."""
+        await self._items.aclose()
+
+
+class AsyncConnection:
+    """A pool of connections to the server at `base_url`.
+
+    `transport` replaces the network and `pause` the waiting between two requests. Texts and files of at most
+    `inline_bytes` travel inside of a request, larger ones as blobs; those of more than `part_bytes` in parts.
+    """
+
+    def __init__(
+        self,
+        base_url: str = ADDRESS,
+        api_key: str | None = None,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        timeout: float = 600.0,
+        pause: AsyncPause = async_sleep,
+        inline_bytes: int = MIB,
+        part_bytes: int = 8 * MIB,
+    ) -> None:
+        options = options_of(base_url, api_key, timeout)
+        self.base_url: str = options["base_url"]
+        self.pause = pause
+        self.inline_bytes = inline_bytes
+        self.part_bytes = part_bytes
+        self._timeout = timeout
+        self._http = httpx2.AsyncClient(**options, transport=transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        body: bytes | None = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = True,
+    ) -> httpx2.Response:
+        """The whole answer to one request; raises the error that the server names.
+
+        With `repeat` a full queue (429) is waited for as the server asks, a few times.
+        """
+        tries = 1
+        while True:
+            check_open(self._http)
+            with translated(self.base_url):
+                response = await self._http.request(
+                    method, path, json=json, content=body, params=params and given(params),
+                    headers={**model_header(json), **(headers or {})},
+                )  # fmt: skip
+            if not response.is_error:
+                return response
+            error = error_of(response)
+            if not (repeat and isinstance(error, Busy) and tries < MAX_TRIES and error.retry_after <= MAX_PAUSE):
+                raise error
+            tries += 1
+            await self.pause(error.retry_after)
+
+    async def json(self, method: str, path: str, **request: Any) -> Json:
+        """The JSON object of an answer; arguments are those of `send`."""
+        return object_of(await self.send(method, path, **request))
+
+    async def data(self, method: str, path: str, **request: Any) -> list[Json]:
+        """The rows of an answer that is a whole list; arguments are those of `send`."""
+        return list((await self.json(method, path, **request))["data"])
+
+    async def rows(
+        self,
+        path: str,
+        filters: Mapping[str, str | Sequence[str] | None],
+        limit: int | None,
+        read: Callable[[Json], T],
+    ) -> AsyncIterator[T]:
+        """The rows of a path, fetched a page at a time, at most `limit`; each is `read` as a value."""
+        cursor, count = None, 0
+        while limit is None or count < limit:
+            size = None if limit is None else min(limit - count, 100)
+            page = await self.json("GET", path, params={**filters, "limit": size, "cursor": cursor})
+            for row in page["data"]:
+                yield read(row)
+            count += len(page["data"])
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+
+    def events(
+        self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
+    ) -> AsyncStream[T]:
+        """Server-sent events, each `read` from its name and its JSON value. An error among them is raised."""
+        return AsyncStream(self._events(method, path, json, read))
+
+    async def _events(
+        self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
+    ) -> AsyncGenerator[T]:
+        async with self._open(method, path, json) as response:
+            async for event in httpx2.EventSource(response):
+                content = heard(event)
+                if content is None:
+                    return
+                yield read(*content)
+
+    @asynccontextmanager
+    async def fetched(self, path: str) -> AsyncIterator[httpx2.Response]:
+        """A download, from the server or from where it redirects to; there without the key."""
+        async with self._open("GET", path, None) as response:
+            place = place_elsewhere(response)
+            if place is None:
+                yield response
+                return
+        origin = origin_of(place)
+        keyless = options_of(origin, None, self._timeout)
+        with translated(origin):
+            async with httpx2.AsyncClient(**keyless) as other, other.stream("GET", place) as response:
+                check_elsewhere(response)
+                yield response
+
+    @asynccontextmanager
+    async def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
+        """An answer whose body is read as it comes."""
+        check_open(self._http)
+        with translated(self.base_url):
+            async with self._http.stream(method, path, json=json, headers=model_header(json)) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise error_of(response)
+                yield response

@@ -1,0 +1,158 @@
+"""Blobs: upload whole or in parts, download with the digest checked.
+
+Nothing is remembered on this machine: the server lists the key's unfinished uploads by their digest, so that a second
+`soup push` of a file continues what the first, killed one has sent. Two that send the same file at once take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+from adaptersoup.client.answers import part
+from adaptersoup.client.paths import adapter_path
+from adaptersoup.client.synchronous.connection import Connection
+from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
+from adaptersoup.client.waiting import directly
+from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound, Unavailable
+from registry.files import encode_lines
+from registry.names import file_digest, sha256_digest
+from registry.progress import Progress, silent
+from registry.spec import SampleSource
+
+
+class Blobs(Connection):
+    """The calls that move files."""
+
+    def has_blob(self, digest: str) -> bool:
+        """Return True if the server has the blob, whole, and this key sees it. Sending a damaged one repairs it."""
+        try:
+            self.send("HEAD", f"/v1/blobs/{digest}")
+        except (NotFound, Internal):
+            return False
+        return True
+
+    def upload(
+        self,
+        source: bytes | Path,
+        *,
+        part_bytes: int | None = None,
+        progress: Progress | None = None,
+        anew: bool = False,
+    ) -> str:
+        """Make sure the server has these bytes, and return their digest; what is there already is not sent.
+
+        With `anew` everything is sent all the same, as where what is stored was found to be damaged. What has more than
+        `part_bytes` (by default the client's) is sent in parts, and continues where it ended after a connection that
+        broke or a process that was killed, here or there.
+        """
+        part_bytes, tell = part_bytes or self.part_bytes, progress or silent
+        if isinstance(source, bytes):
+            size, digest, name = len(source), sha256_digest(source), ""
+        else:
+            size, digest, name = (
+                (directly(source.stat)).st_size,
+                directly(file_digest, source),
+                source.name,
+            )
+        if anew or not self.has_blob(digest):
+            if size > part_bytes:
+                upload = Upload(digest, size, part_bytes, lambda done: tell(done, size, name))
+                self._send_in_parts(source, upload)
+                return digest
+            body = source if isinstance(source, bytes) else directly(source.read_bytes)
+            self.send("PUT", f"/v1/blobs/{digest}", body=body, headers=BINARY)
+        tell(size, size, name)
+        return digest
+
+    def sample(self, texts: Sequence[str], *, anew: bool = False) -> SampleSource:
+        """Texts as a sample: inside of the request, or as an uploaded blob (see `upload`) where they are large."""
+        data = encode_lines(texts)
+        if len(data) <= self.inline_bytes:
+            return SampleSource(texts=tuple(texts))
+        return SampleSource(blob=self.upload(data, anew=anew))
+
+    def download(self, ref: str, file: str, target: Path, *, digest: str, progress: Progress | None = None) -> None:
+        """Write one file of an adapter to `target`; raises DigestMismatch if its bytes are not those of `digest`."""
+        path = self.named_path(ref)
+        with self.fetched(f"{path}/files/{part(file)}") as response:
+            size, total = 0, int(response.headers.get("content-length", 0))
+            with target.open("wb") as out:
+                for piece in response.iter_bytes():
+                    directly(out.write, piece)
+                    size = out.tell()
+                    (progress or silent)(size, total, file)
+        if directly(file_digest, target) != digest:
+            raise DigestMismatch(
+                f"{file} of {ref} arrived damaged ({size} bytes of other content): pull it again, and "
+                "where it arrives so again, have it pushed again with --anew."
+            )
+
+    def named_path(self, ref: str) -> str:
+        """The path under which an adapter has sub-resources; a digest is looked up first."""
+        if ref.startswith("sha256:"):
+            ref = str((self.json("GET", adapter_path(ref)))["ref"])
+        return adapter_path(ref)
+
+    def _send_in_parts(self, source: bytes | Path, upload: Upload) -> None:
+        """Send a large blob; continue after errors that pass, as long as every few tries get further."""
+        tries = furthest = 0
+        while True:
+            try:
+                with BytesIO(source) if isinstance(source, bytes) else directly(source.open, "rb") as file:
+                    self._send_rest(file, upload, str(source))
+                return
+            except PASSING as error:
+                tries = 1 if upload.held > furthest else tries + 1
+                furthest = max(furthest, upload.held)
+                if tries >= TRIES:
+                    raise
+                self.wait(pause_after(error, tries), lambda: upload.progress(upload.held))
+            with suppress(*PASSING):
+                if self.has_blob(upload.digest):  # the answer was lost, or another has sent the same
+                    upload.progress(upload.size)
+                    return
+
+    def _send_rest(self, file: BinaryIO, upload: Upload, name: str) -> None:
+        """Send what the server does not have yet, and finish; raises what goes wrong."""
+        path = self._continued(upload)
+        while upload.held < upload.size:
+            file.seek(upload.held)
+            chunk = directly(file.read, min(upload.part_bytes, upload.size - upload.held))
+            if not chunk:
+                raise DigestMismatch(f"{name} became shorter while it was sent; send it again.")
+            span = f"{upload.held}-{upload.held + len(chunk) - 1}"
+            try:
+                self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
+            except InvalidParameter as error:
+                if upload.held == 0 or error.param != "content-range":
+                    raise
+                with suppress(NotFound):  # it takes no part where it ends, as one of too many: another begins at 0
+                    self.send("DELETE", path)
+                raise Unavailable(f"An unfinished upload of {upload.held} bytes takes no more parts.") from error
+            upload.held += len(chunk)
+            upload.progress(upload.held)
+        self.send("PUT", path, params={"digest": upload.digest}, repeat=False)
+
+    def _continued(self, upload: Upload) -> str:
+        """The path of the unfinished upload that has got furthest, or of a new one."""
+        unfinished = self.data("GET", UPLOADS, params={"digest": upload.digest})
+        same = [row for row in unfinished if row.get("size") in (None, upload.size)]
+        row = max(same, key=lambda row: int(row["offset"]), default=None)
+        if row is None:
+            row = self.json(
+                "POST", UPLOADS, json={"digest": upload.digest, "size": upload.size}, repeat=False
+            )  # fmt: skip
+        upload.held = int(row["offset"])
+        upload.progress(upload.held)
+        return f"{UPLOADS}/{part(str(row['id']))}"
+
+    def wait(self, seconds: float, tell: Callable[[], object]) -> None:
+        """Pause, a second at a time; `tell` is called after each, and may raise to end it."""
+        while seconds > 0:
+            self.pause(min(seconds, 1.0))
+            tell()
+            seconds -= 1.0

@@ -1,0 +1,200 @@
+"""An HTTP connection to a server: JSON answers, lists by page, server-sent events and downloads.
+
+Knows no route. Errors are those of `registry.errors`. Tests give it another transport (`httpx2.MockTransport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import httpx2
+
+from adaptersoup.client.answers import (
+    Json,
+    check_elsewhere,
+    check_open,
+    error_of,
+    given,
+    heard,
+    model_header,
+    object_of,
+    options_of,
+    origin_of,
+    place_elsewhere,
+    translated,
+)
+from adaptersoup.client.waiting import Pause, sleep
+from registry.errors import Busy
+
+T = TypeVar("T")
+MAX_TRIES = 6
+MAX_PAUSE = 60.0
+ADDRESS = "http://127.0.0.1:8000"
+MIB = 1024 * 1024
+
+
+class Stream(Generic[T]):
+    """Items of an answer as they come; leaving its `with` block, or closing it, ends the answer on the server too."""
+
+    def __init__(self, items: Generator[T]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, here and on the server; closing it again does nothing."""
+        self._items.close()
+
+
+class Connection:
+    """A pool of connections to the server at `base_url`.
+
+    `transport` replaces the network and `pause` the waiting between two requests. Texts and files of at most
+    `inline_bytes` travel inside of a request, larger ones as blobs; those of more than `part_bytes` in parts.
+    """
+
+    def __init__(
+        self,
+        base_url: str = ADDRESS,
+        api_key: str | None = None,
+        *,
+        transport: httpx2.BaseTransport | None = None,
+        timeout: float = 600.0,
+        pause: Pause = sleep,
+        inline_bytes: int = MIB,
+        part_bytes: int = 8 * MIB,
+    ) -> None:
+        options = options_of(base_url, api_key, timeout)
+        self.base_url: str = options["base_url"]
+        self.pause = pause
+        self.inline_bytes = inline_bytes
+        self.part_bytes = part_bytes
+        self._timeout = timeout
+        self._http = httpx2.Client(**options, transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        body: bytes | None = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = True,
+    ) -> httpx2.Response:
+        """The whole answer to one request; raises the error that the server names.
+
+        With `repeat` a full queue (429) is waited for as the server asks, a few times.
+        """
+        tries = 1
+        while True:
+            check_open(self._http)
+            with translated(self.base_url):
+                response = self._http.request(
+                    method, path, json=json, content=body, params=params and given(params),
+                    headers={**model_header(json), **(headers or {})},
+                )  # fmt: skip
+            if not response.is_error:
+                return response
+            error = error_of(response)
+            if not (repeat and isinstance(error, Busy) and tries < MAX_TRIES and error.retry_after <= MAX_PAUSE):
+                raise error
+            tries += 1
+            self.pause(error.retry_after)
+
+    def json(self, method: str, path: str, **request: Any) -> Json:
+        """The JSON object of an answer; arguments are those of `send`."""
+        return object_of(self.send(method, path, **request))
+
+    def data(self, method: str, path: str, **request: Any) -> list[Json]:
+        """The rows of an answer that is a whole list; arguments are those of `send`."""
+        return list((self.json(method, path, **request))["data"])
+
+    def rows(
+        self,
+        path: str,
+        filters: Mapping[str, str | Sequence[str] | None],
+        limit: int | None,
+        read: Callable[[Json], T],
+    ) -> Iterator[T]:
+        """The rows of a path, fetched a page at a time, at most `limit`; each is `read` as a value."""
+        cursor, count = None, 0
+        while limit is None or count < limit:
+            size = None if limit is None else min(limit - count, 100)
+            page = self.json("GET", path, params={**filters, "limit": size, "cursor": cursor})
+            for row in page["data"]:
+                yield read(row)
+            count += len(page["data"])
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+
+    def events(
+        self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
+    ) -> Stream[T]:
+        """Server-sent events, each `read` from its name and its JSON value. An error among them is raised."""
+        return Stream(self._events(method, path, json, read))
+
+    def _events(
+        self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
+    ) -> Generator[T]:
+        with self._open(method, path, json) as response:
+            for event in httpx2.EventSource(response):
+                content = heard(event)
+                if content is None:
+                    return
+                yield read(*content)
+
+    @contextmanager
+    def fetched(self, path: str) -> Iterator[httpx2.Response]:
+        """A download, from the server or from where it redirects to; there without the key."""
+        with self._open("GET", path, None) as response:
+            place = place_elsewhere(response)
+            if place is None:
+                yield response
+                return
+        origin = origin_of(place)
+        keyless = options_of(origin, None, self._timeout)
+        with translated(origin):
+            with httpx2.Client(**keyless) as other, other.stream("GET", place) as response:
+                check_elsewhere(response)
+                yield response
+
+    @contextmanager
+    def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> Iterator[httpx2.Response]:
+        """An answer whose body is read as it comes."""
+        check_open(self._http)
+        with translated(self.base_url):
+            with self._http.stream(method, path, json=json, headers=model_header(json)) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response)
+                yield response

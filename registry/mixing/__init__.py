@@ -1,0 +1,84 @@
+"""Mixing methods, one per file, each with its formula and paper. `cook` plans with `check` before it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from registry.mixing import (
+    align,
+    average,
+    concat,
+    dare,
+    entrywise,
+    fisher,
+    merge,
+    recompress,
+    regmean,
+    slerp,
+    task_arithmetic,
+    ties,
+)
+from registry.mixing.compat import SoupPart
+from registry.spec import AdapterConfig, BaseShape, Mixing, StatisticKind
+
+
+@dataclass(frozen=True)
+class MixingMethod:
+    """One way of mixing, by its own member of `Mixing`.
+
+    `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients. Reports
+    have the residual `by_site` where a method says so. `too_wide` says why the parts would be too many, or the soup
+    wider than a width: of a ranking the last ones are left out until it says nothing. `resolved` is the mixing as
+    recipes have it, with what a request may leave open. `statistic` says what has to be known of each of
+    several parts beside its tensors: `mix` reads it. What is computed by LAPACK has the same bytes on one machine only.
+    """
+
+    check: Callable[[Sequence[SoupPart], Any], list[str]]
+    result: Callable[[Sequence[SoupPart], Any], AdapterConfig]
+    mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
+    too_wide: Callable[[Sequence[SoupPart], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
+    by_site: bool = False
+    by_lapack: bool = False
+    resolved: Callable[[Sequence[SoupPart], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
+    statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
+
+
+MIXINGS = {
+    "average": MixingMethod(average.check, average.result, average.mix),
+    "concat": MixingMethod(concat.check, concat.result, concat.mix, too_wide=concat.too_wide),
+    "recompress": MixingMethod(
+        recompress.check,
+        recompress.result,
+        recompress.mix,
+        too_wide=recompress.too_wide,
+        by_site=True,
+        by_lapack=True,
+        statistic=recompress.statistic,
+    ),
+    "align": MixingMethod(align.check, align.result, align.mix, by_lapack=True),
+    "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix),
+    "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix),
+    "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many),
+    "task_arithmetic": MixingMethod(
+        task_arithmetic.check,
+        task_arithmetic.result,
+        task_arithmetic.mix,
+        too_wide=task_arithmetic.too_wide,
+        resolved=task_arithmetic.resolved,
+    ),
+    "fisher": MixingMethod(fisher.check, entrywise.result, fisher.mix, statistic=lambda _: "fisher"),
+    "regmean": MixingMethod(
+        regmean.check,
+        regmean.result,
+        regmean.mix,
+        too_wide=regmean.too_wide,
+        by_lapack=True,
+        statistic=lambda _: "inputs",
+    ),
+    "merge": MixingMethod(merge.check, merge.result, merge.mix),
+}
+"""By the `method` of a `Mixing`."""

@@ -1,0 +1,42 @@
+"""DARE (Yu et al., ICML 2024, https://arxiv.org/abs/2311.03099): drop at random, rescale, average.
+
+theta = sum_i w_i m_i theta_i / p, where m_i keeps an entry of a projection with probability p = `density`: each
+ingredient's expectation is what it was. The masks are drawn by the recipe's `seed` and the ingredient's digest, so that
+an adapter loses the same entries whatever it is mixed with. PEFT has it as `dare_linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.mixing import entrywise
+from registry.mixing.compat import SoupPart
+from registry.spec import DareMixing
+
+
+def mix(parts: Sequence[SoupPart], mixing: DareMixing) -> dict[str, Tensor]:
+    """The soup's tensors; raises InvalidRecipe where they are not finite."""
+    density = float(mixing.density)
+
+    def drawn(ordered: Sequence[SoupPart]) -> entrywise.Rule:
+        draws = [generator(part.digest, mixing.seed) for part in ordered]
+
+        def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+            kept = [
+                torch.where(torch.from_numpy(draw.random(value.shape) < density), value, 0.0) / density
+                for value, draw in zip(values, draws, strict=True)
+            ]
+            return entrywise.weighted_sum(kept, weights)
+
+        return merged
+
+    return entrywise.mixed(parts, mixing, drawn)
+
+
+def generator(digest: str, seed: int) -> np.random.Generator:
+    """What the masks of an ingredient are drawn with, projection after projection in canonical order."""
+    return np.random.Generator(np.random.PCG64([seed, int(digest.removeprefix("sha256:"), 16)]))

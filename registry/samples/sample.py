@@ -1,0 +1,246 @@
+"""Samples: the texts or vectors that stand for a domain, cleaned, counted, embedded and recorded.
+
+Called by the verbs; `embed` by the job that embeds a pushed sample. Nothing is dropped silently: the report counts
+every text that did not make it. A sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from registry.catalogue.database import Catalogue
+from registry.catalogue.rows import AdapterRow, EmbeddingRow
+from registry.context import Caller, Registry, SampleLimits
+from registry.encoders.contract import Encoder
+from registry.errors import Internal, InvalidSample, TooLarge
+from registry.files import decode_lines, encode_lines
+from registry.names import digest_of, sha256_digest
+from registry.progress import Progress
+from registry.samples.draw import draw
+from registry.samples.embeddings_file import read_embeddings, save_embeddings
+from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
+from registry.stored_files import record_bytes
+from registry.uploads.files import read_blob, read_file
+
+VECTORS_PER_SEQUENCE = 10
+"""A passage can have many sentences: this many vectors are taken for each sequence of the maximum."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings of one encoder: float32 (units, dimensions), their stored bytes, and units cut at its length."""
+
+    encoder: str
+    array: np.ndarray
+    data: bytes
+    truncated: int = 0
+    base_nll: np.ndarray | None = None
+    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+    source: np.ndarray | None = None
+    """The number of the text that each unit is of; None for vectors that a client sent."""
+
+    def of(self, texts: Sequence[int]) -> np.ndarray:
+        """The vectors of these texts alone, by their numbers."""
+        if self.source is None:
+            raise InvalidSample("Vectors without text cannot be told apart by passage.", param="sample")
+        return self.array[np.isin(self.source, texts)]
+
+
+@dataclass(frozen=True)
+class CheckedSample:
+    """A sample that can be used: its report, and either texts with their stored bytes or the client's vectors."""
+
+    report: SampleReport
+    texts: tuple[str, ...] = ()
+    data: bytes = b""
+    vectors: tuple[Vectors, ...] = ()
+
+
+def prepare(
+    texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
+) -> CheckedSample:
+    """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
+
+    A text of nothing but `bos`, the base's BOS token, is empty.
+    Raises InvalidSample under the minimum of usable sequences and over the limit of characters in all, TooLarge for a
+    text that is too long.
+    """
+    max_chars = limits.max_chars
+    longest = max(map(len, texts), default=0)
+    if longest > max_chars:
+        raise TooLarge(
+            f"One text of the sample has {longest} characters and the limit is {max_chars}: split it into passages.",
+            param="sample",
+        )
+    filled = [text for text in texts if text.strip() not in ("", bos)]
+    unique = list(dict.fromkeys(filled))
+    least = _least(limits, novel=novel)
+    if len(unique) < least:
+        raise InvalidSample(
+            f"The sample has {len(unique)} different sequences that are not empty ({len(texts)} were sent); "
+            f"at least {least} are needed, about {limits.good} are good.",
+            param="sample",
+        )
+    kept, seed = draw(unique, limits.maximum)
+    characters = sum(map(len, kept))
+    if characters > limits.characters:
+        raise InvalidSample(
+            f"The {len(kept)} passages of the sample have {characters} characters and the limit is "
+            f"{limits.characters}: send fewer or shorter passages, about {limits.good} are good.",
+            param="sample",
+        )
+    data = encode_lines(kept)
+    notes = () if len(kept) >= limits.good else (f"{len(kept)} sequences: about {limits.good} are better.",)
+    report = SampleReport(
+        digest=sha256_digest(data),
+        received=len(texts),
+        empty=len(texts) - len(filled),
+        duplicates=len(filled) - len(unique),
+        kept=len(kept),
+        seed=seed,
+        notes=notes,
+    )
+    return CheckedSample(report, tuple(kept), data)
+
+
+def _least(limits: SampleLimits, *, novel: bool) -> int:
+    """Sequences, or vectors, that a sample needs."""
+    return min(limits.novel, limits.minimum) if novel else limits.minimum
+
+
+def check_sample(
+    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder], bos: str | None,
+    novel: bool = False,
+) -> CheckedSample:  # fmt: skip
+    """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge.
+
+    `novel` is one that something is cooked or chosen for: it may be smaller than an adapter's.
+    """
+    limits = registry.limits
+    if source.embeddings is not None:
+        vectors = tuple(
+            _read_vectors(registry, caller, one, encoders=encoders, novel=novel) for one in source.embeddings
+        )
+        return _checked_vectors(vectors, good=limits.sample.good)
+    if source.blob is not None:
+        data = read_blob(registry, caller, source.blob, what="sample", max_bytes=limits.sample_bytes)
+        texts = decode_lines(data)
+    else:
+        texts = list(source.texts or ())
+    return prepare(texts, limits.sample, bos=bos, novel=novel)
+
+
+def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:
+    if not vectors or len({v.encoder for v in vectors}) < len(vectors):
+        raise InvalidSample("'embeddings' needs one file for each encoder, at least one in all.", param="sample")
+    count = max(len(v.array) for v in vectors)
+    notes = () if count >= good else (f"{count} vectors: about {good} are better.",)
+    digest = digest_of({v.encoder: sha256_digest(v.data) for v in vectors})
+    report = SampleReport(digest=digest, received=count, kept=count, has_text=False, notes=notes)
+    return CheckedSample(report=report, vectors=vectors)
+
+
+def _read_vectors(
+    registry: Registry, caller: Caller, source: EmbeddingSource, *, encoders: Mapping[str, Encoder], novel: bool
+) -> Vectors:
+    encoder = encoders.get(source.encoder)
+    if encoder is None:
+        listed = "; ".join(f"{e.name} is {digest}" for digest, e in encoders.items())
+        raise InvalidSample(
+            f"No encoder of this base model has digest {source.encoder} ({listed}): embed with one of them, or "
+            "send texts.",
+            param="sample",
+        )
+    most = registry.limits.embeddings_bytes
+    array = read_embeddings(read_file(registry, caller, source.file, what="embeddings", max_bytes=most), max_bytes=most)
+    _check_array(array, source.unit, encoder, registry.limits.sample, novel=novel)
+    return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
+
+
+def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: SampleLimits, *, novel: bool) -> None:
+    """Raises InvalidSample for vectors that are not the encoder's, too few or too many."""
+    count, dimensions = array.shape
+    if (unit, dimensions) != (encoder.unit, encoder.dimensions):
+        raise InvalidSample(
+            f"Encoder {encoder.name!r} gives {encoder.dimensions} dimensions for each {encoder.unit}; these vectors "
+            f"have {dimensions} for each {unit}.",
+            param="sample",
+        )
+    most = limits.maximum * VECTORS_PER_SEQUENCE
+    least = _least(limits, novel=novel)
+    if not least <= count <= most:
+        raise InvalidSample(
+            f"{count} vectors were sent: at least {least} are needed, about {limits.good} are good, "
+            f"{most} are the most.",
+            param="sample",
+        )
+
+
+def embed_texts(
+    texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None, *, scored: bool = True
+) -> Vectors:
+    """One encoder's vectors for a sample's texts; `progress` may raise to end it. Without `scored` no `base_nll`."""
+    embedded = encoder.encode(texts, scored=scored, progress=progress)
+    return Vectors(
+        encoder=encoder.digest,
+        array=embedded.vectors,
+        data=save_embeddings(embedded.vectors),
+        truncated=embedded.truncated,
+        base_nll=embedded.nll,
+        source=embedded.source,
+    )
+
+
+def record_vectors(
+    registry: Registry, catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder
+) -> None:
+    """The row of embeddings whose bytes are stored already."""
+    blob = sha256_digest(vectors.data)
+    record_bytes(registry, catalogue, blob, vectors.data)
+    catalogue.samples.add_embedding(
+        EmbeddingRow(
+            sample_digest=sample_digest,
+            encoder_digest=vectors.encoder,
+            encoder_name=encoder.name,
+            unit=encoder.unit,
+            blob_digest=blob,
+            count=vectors.array.shape[0],
+            dimensions=vectors.array.shape[1],
+            truncated=vectors.truncated,
+        )
+    )
+
+
+def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
+    """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
+    about, key = {"adapter_id": row.id}, f"embed:{row.id}"
+    return catalogue.jobs.enqueue("embed", about, namespace=row.namespace, created_by=created_by, dedupe_key=key).id
+
+
+def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
+    """Embed an adapter's sample with every encoder, and return its row; `progress` may raise to end it.
+
+    Embeddings that are stored already stay, so that an interrupted job goes on. Raises Retired where the adapter was
+    purged.
+    """
+    with registry.database.read() as catalogue:
+        row = catalogue.adapters.get(adapter_id)
+        if row.sample is None:
+            raise Internal(f"{row.ref} has no sample to embed")
+        done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
+    known = registry.bases[row.base_model].encoders()
+    progress(0, len(known), f"embedding {row.ref}")
+    texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))
+    truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
+    for encoder in (encoder for digest, encoder in known.items() if digest not in done):
+        vectors = embed_texts(texts, encoder, progress, scored=False)
+        truncated[encoder.name] = vectors.truncated
+        registry.blobs.put_bytes(vectors.data)
+        with registry.database.write() as catalogue:
+            catalogue.adapters.get(adapter_id)  # nothing is kept of a sample that was purged meanwhile
+            record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
+    with registry.database.write() as catalogue:
+        return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)

@@ -1,0 +1,255 @@
+"""Keys: their secrets, who stands behind one and what they may do, and the file of the admin key.
+
+A key is `sk-soup-` and 43 characters; only its sha256 is stored. `http.auth` looks the key up once per request and
+leaves a Principal behind; the runtime writes the admin key's file at its first start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol, get_args
+
+from registry.catalogue import Database, KeyRow
+from registry.context import Caller
+from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
+from registry.files import replace_file
+from registry.names import KeyScope
+from service.access.key_watch import KeyWatch, Reason, present
+
+
+def secret_sha256(secret: str) -> str:
+    """What is stored of a secret: 64 hex digits. The secret has 256 random bits, so that no salt is needed.
+
+    Anything is hashed, also what no server gave and no text is: that is known to nobody.
+    """
+    try:
+        data = secret.encode("utf-8", "surrogateescape")  # bytes of an environment that are no UTF-8, as they were
+    except UnicodeEncodeError:  # other halves of surrogate pairs
+        data = secret.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()
+
+
+log = logging.getLogger("soup.keys")
+
+SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
+PREFIX = "sk-soup-"
+SECRET_PATTERN = re.compile(r"sk-soup-[A-Za-z0-9_-]{43}", re.ASCII)
+SHOWN = len(PREFIX) + 4
+"""Characters of a secret that are kept in the clear, so that people recognise their key."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is asking: a key, the namespaces it sees (None: all) and its scopes (`admin` implies all)."""
+
+    key_id: str
+    namespaces: tuple[str, ...] | None
+    scopes: frozenset[str]
+    expires_at: datetime | None = None
+
+    def caller(self, request_id: str) -> Caller:
+        """On whose behalf the registry's verbs work for this request."""
+        return Caller(self.key_id, self.namespaces, request_id)
+
+    def has(self, scope: str) -> bool:
+        """Whether the key carries `scope`."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def sees(self, namespace: str) -> bool:
+        """Whether the key sees `namespace`."""
+        return self.namespaces is None or namespace in self.namespaces
+
+    @property
+    def home(self) -> str:
+        """The namespace of what the key makes without naming one: its first, or `default` for a key that sees all."""
+        return "default" if self.namespaces is None else self.namespaces[0]
+
+    @property
+    def sharing(self) -> str:
+        """Among which keys prompts are shared: those that see the same namespaces, in whatever order.
+
+        A key that sees more does not share with those that see less: what it asks would show in how fast they are
+        answered.
+        """
+        return "*" if self.namespaces is None else ",".join(sorted(set(self.namespaces)))
+
+    def manages(self, namespaces: tuple[str, ...] | None) -> bool:
+        """Whether an admin may make, see and change a key with `namespaces`: never one that sees more than itself."""
+        if self.namespaces is None:
+            return True
+        return namespaces is not None and set(namespaces) <= set(self.namespaces)
+
+    def check_write(self, namespace: str) -> None:
+        """Raises Forbidden unless the key may write in `namespace`."""
+        if not self.has("write"):
+            raise Forbidden("This key lacks the scope 'write'.")
+        if not self.sees(namespace):
+            raise Forbidden(f"This key may not write in namespace '{namespace}'.", param="namespace")
+
+    def check_visible(self, namespace: str) -> None:
+        """Raises NotFound, as for an unknown object, unless the key sees `namespace`."""
+        if not self.sees(namespace):
+            raise NotFound("There is no such object, or this key does not see it.")
+
+
+NOBODY_IN_PARTICULAR = Principal(key_id="no-auth", namespaces=None, scopes=SCOPES)
+"""Who asks under `no_auth`."""
+
+
+def new_secret() -> str:
+    """A fresh secret: `sk-soup-` and 43 characters of url-safe base64 (256 random bits)."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+class Tokens(Protocol):
+    """What takes the tokens of an issuer, where the server takes any: `service.access.identities`."""
+
+    def principal(self, token: str) -> Principal:
+        """Who is behind a token; raises Unauthenticated, Forbidden or Unavailable."""
+
+
+def authenticate(
+    database: Database, header: str | None, *, watch: KeyWatch | None = None, tokens: Tokens | None = None,
+    clock: Callable[[], datetime] = present,
+) -> Principal:  # fmt: skip
+    """The principal of an Authorization header; raises Unauthenticated for none, and for a key that is none any more.
+
+    `watch` hears of the key that is used, or refused. What is no key of ours is a token for `tokens`.
+    """
+    if not header:
+        raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
+    kind, _, secret = header.partition(" ")
+    secret = secret.strip()
+    if tokens is not None and kind.lower() == "bearer" and secret.count(".") == 2:
+        return tokens.principal(secret)
+    if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
+        raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
+    return known(database, secret_sha256(secret), watch=watch, clock=clock)
+
+
+def known(
+    database: Database, hashed: str, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
+) -> Principal:
+    """The principal of the key whose secret has this hash; raises Unauthenticated for one that is none any more."""
+    with database.glance() as catalogue:
+        row, ends_at = catalogue.keys.by_secret(hashed), None
+        if row is None and (former := catalogue.keys.by_former_secret(hashed)) is not None:
+            row, ends_at = former
+    refusal = _refusal(row, ends_at, clock())
+    if refusal is not None or row is None:
+        reason, said = refusal or _UNKNOWN
+        if watch is not None:
+            watch.refused(reason, None if row is None else row.id)
+        raise Unauthenticated(said)
+    if watch is not None:
+        watch.used(row.id)
+    return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
+
+
+_UNKNOWN: tuple[Reason, str] = "unknown", "This key is unknown or revoked."
+
+
+def _refusal(row: KeyRow | None, ends_at: datetime | None, moment: datetime) -> tuple[Reason, str] | None:
+    """Why a key is not taken, and what is said; `ends_at` is until when a former secret of it is."""
+    if row is None:
+        return _UNKNOWN
+    if row.revoked_at is not None:
+        return "revoked", _UNKNOWN[1]
+    if row.is_expired(moment):
+        return "expired", f"This key expired on {row.expires_at:%Y-%m-%d at %H:%M} UTC; ask an admin for another."
+    if ends_at is not None and ends_at <= moment:
+        return "replaced", f"This secret was replaced on {ends_at:%Y-%m-%d at %H:%M} UTC; use the key's new one."
+    return None
+
+
+# --- the admin key --------------------------------------------------------------------------------
+
+
+def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = None) -> Path:
+    """Make sure that `path` holds a working admin key, and give the path back; the secret is never printed.
+
+    The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts find it. The file
+    is written before the row: a crash between the two leaves a secret that the next start registers. A key that was
+    revoked or has expired stays so, which is told in the log; other admin keys work. Raises InvalidParameter for a
+    bootstrap secret or a file that is not of our form, Conflict where the key has ended and no other lasts.
+    """
+    if bootstrap is not None and not SECRET_PATTERN.fullmatch(bootstrap):
+        raise InvalidParameter(
+            "SOUP_BOOTSTRAP_KEY must be 'sk-soup-' and 43 characters of url-safe base64.", param="bootstrap_key"
+        )
+    wanted = bootstrap or _read_secret(path) or new_secret()
+    hashed = secret_sha256(wanted)
+    with database.read() as catalogue:
+        former = catalogue.keys.by_former_secret(hashed)
+    if former is None and _read_secret(path) != wanted:
+        _write_secret(path, wanted)
+    with database.write() as catalogue:
+        row = catalogue.keys.by_secret(hashed)
+        if row is None and former is None:
+            catalogue.keys.add("admin", hashed, namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN])
+            catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
+            return path
+        why = _not_an_admin(row)
+        if why is not None:
+            said = (
+                f"The key in {path} {why}; remove that file, and the next start writes a new one."
+                if bootstrap is None
+                else f"The key in SOUP_BOOTSTRAP_KEY {why}; set another, and the next start makes it an admin key."
+            )
+            if not catalogue.keys.admins():
+                raise Conflict(said)
+            log.warning("%s Other admin keys work.", said)
+    return path
+
+
+def _not_an_admin(row: KeyRow | None) -> str | None:
+    """Why a secret that was an admin key's is none any more; None where it is one."""
+    if row is None:
+        return "was replaced by another secret"
+    if row.revoked_at is not None:
+        return "was revoked"
+    if row.is_expired(present()):
+        return "expired"
+    return None if "admin" in row.scopes else "has no scope 'admin' any more"
+
+
+def replace_admin_secret(path: Path, before: str, secret: str) -> bool:
+    """Put the new secret of a key into the admin key's file, where that held the one it had; whether it did.
+
+    `before` is the hash of the one it had. Where the file cannot be read or written the log says so.
+    """
+    try:
+        held = _read_secret(path)
+        if held is None or secret_sha256(held) != before:
+            return False
+        _write_secret(path, secret)
+    except (InvalidParameter, OSError) as error:  # the secret is in the answer too, and that must not be lost
+        log.warning("%s still holds the secret that the key had before (%s)", path, type(error).__name__)
+        return False
+    return True
+
+
+def _read_secret(path: Path) -> str | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"{path} cannot be read as a key.", param="data") from error
+    if not SECRET_PATTERN.fullmatch(text):
+        raise InvalidParameter(f"{path} does not hold a key; remove it, and the next start writes one.", param="data")
+    return text
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    """Never half there, and of mode 0600 from the start; the name beside is each process's own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    replace_file(path, f"{secret}\n".encode("ascii"), beside=beside, mode=0o600)

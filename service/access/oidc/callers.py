@@ -1,0 +1,46 @@
+"""Callers with a token: what verifies them by the settings, and the id that each has. For servers and routers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from registry.errors import InvalidParameter, Unavailable
+from service.access.oidc.grants import Grants, read_grants
+from service.access.oidc.issuer import Issuer, check_issuer
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.access.oidc.tokens import Tokens
+
+
+def identity_id(issuer: str, subject: str) -> str:
+    """The id of an identity: the same on every server, and after a restore."""
+    return "oidc-" + hashlib.sha256(f"{issuer}\n{subject}".encode()).hexdigest()[:24]
+
+
+def tokens_of(settings: Settings) -> tuple[Tokens, Grants] | None:
+    """What verifies the tokens of the settings' issuer, and what they bring; None where they name no issuer.
+
+    Raises InvalidParameter where they cannot go together, and Unavailable where the packages for it are missing.
+    """
+    if settings.oidc_issuer is None:
+        return None
+    if settings.no_auth:
+        raise InvalidParameter("Without keys no tokens are asked for: drop SOUP_OIDC_ISSUER, or --no-auth.")
+    check_issuer(settings.oidc_issuer)
+    if not settings.oidc_audience or settings.oidc_mapping is None:
+        raise InvalidParameter(
+            "SOUP_OIDC_ISSUER needs SOUP_OIDC_AUDIENCE, what its tokens are to be for, and SOUP_OIDC_MAPPING, the file "
+            "that says what they bring.",
+            param="oidc_issuer",
+        )
+    grants = read_grants(settings.oidc_mapping)
+    try:
+        from service.access.oidc.tokens import Tokens
+    except ModuleNotFoundError:
+        raise Unavailable(
+            "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
+        ) from None
+    issuer = Issuer(settings.oidc_issuer)
+    return Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds), grants

@@ -1,5 +1,0 @@
-"""`soup compare`: every strategy cooks for samples of domains, and all are scored on other text of theirs."""
-
-from service.cli.verbs.compare.command import compare
-
-__all__ = ["compare"]

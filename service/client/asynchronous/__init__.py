@@ -1,1 +1,0 @@
-"""The asynchronous client, from which `docs.sync_clients` generates `service.client.synchronous`."""

@@ -1,0 +1,56 @@
+"""`model: "auto"`: the adapter that the text of a request is most like, or the base model where none is.
+
+A setting opens it (`SOUP_AUTO_MODEL`); a base model that is called so goes first. What was chosen is in the answer's
+`model` and in its header `x-soup-model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from registry.errors import InvalidPrompt
+from registry.samples.sample import prepare
+from registry.select.select import likeliest
+from registry.spec import PoolRequest
+from service.access.keys import Principal
+from service.engine.served import not_speaking
+from service.http.models.embedding_places import embedding_place
+from service.http.models.named_models import ResolvedModel, language_model, resolve_model, sole_base
+from service.parts import Parts
+
+AUTO = "auto"
+LOOKED_AT = 20_000
+"""Characters of a text that are looked at: its last ones, which are what is asked."""
+MOST_TEXTS = 32
+"""Of a request that are looked at, the last ones."""
+
+
+def is_auto(parts: Parts, model: str) -> bool:
+    """Whether a request leaves the choice to the server, and the server makes it."""
+    return model == AUTO and parts.settings.auto_model and AUTO not in parts.bases
+
+
+def model_for(parts: Parts, who: Principal, model: str, texts: Sequence[str]) -> ResolvedModel:
+    """The model of a request: the one it names, or the one that its texts are most like.
+
+    Raises what `language_model` raises; of `auto` InvalidParameter on a server of several base models, InvalidPrompt
+    where there is no text, and Unavailable where no selector was fitted for the adapters that the key sees.
+    """
+    if not is_auto(parts, model):
+        return language_model(parts, who, model)
+    base_id = sole_base(parts)
+    base = parts.bases[base_id]
+    seen = [text[-LOOKED_AT:] for text in texts[-MOST_TEXTS:]]
+    if not any(text.strip() for text in seen):
+        raise InvalidPrompt(
+            f"'{AUTO}' goes by the text of a prompt, and here is none: send text, or name a model.", param="model"
+        )
+    limits = parts.registry.limits.sample.of_any_number
+    sample = prepare(seen, limits, bos=base.bos, novel=True)
+    with embedding_place(parts):
+        best = likeliest(parts.registry, who.caller(""), sample, pool=PoolRequest(base_model=base_id))
+    chosen = None if best is None else resolve_model(parts, who, best.member.ref)
+    if chosen is None or chosen.row is None or not_speaking(base.shape, chosen.row.config) is not None:
+        return replace(language_model(parts, who, f"base/{base_id}"), chosen=True)
+    return replace(chosen, chosen=True)

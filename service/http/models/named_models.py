@@ -1,0 +1,122 @@
+"""The adapter or base model that a name in a request stands for, looked up once per request, in a thread.
+
+Unknown and foreign names are both NotFound, deleted ones Retired; an adapter that cannot be used is an error and never
+silently the base model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.adapters.loadable import LoadableAdapter
+from registry.base_model import BaseText
+from registry.catalogue import AdapterRow
+from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Unavailable
+from registry.names import BaseRef, NameRef, check_part, parse_ref
+from registry.stored_files import loadable
+from service.access.keys import Principal
+from service.base_models import ServedBaseModel
+from service.engine.served import check_speaks
+from service.parts import Parts
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A base model, with an adapter or without; `asked` is the name by which answers echo it.
+
+    That is the text of the request, or where the server has `chosen` the model, the name of that.
+    """
+
+    asked: str
+    base_id: str
+    base: BaseText
+    row: AdapterRow | None = None
+    handle: LoadableAdapter | None = None
+    chosen: bool = False
+
+    @property
+    def digest(self) -> str | None:
+        """The adapter digest in use, None for the base alone."""
+        return None if self.row is None else self.row.digest
+
+    @property
+    def fingerprint(self) -> str:
+        """What was used: the adapter's digest, else the base's fingerprint. Sent as `system_fingerprint`."""
+        return self.digest or self.base.shape.fingerprint
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer says of the model: what was used, and whether it has learnt from a sample."""
+        found = {"x-soup-digest": self.fingerprint} | ({"x-soup-model": self.asked} if self.chosen else {})
+        learnt = () if self.row is None else self.row.learnt_from
+        return found | ({"x-soup-tuned": "true"} if learnt else {})
+
+
+def name_ref(ns: str, name: str) -> NameRef:
+    """The adapter or adapters that a path names, `name` with `@version` or `@alias` in it; raises InvalidName."""
+    ref = parse_ref(f"{ns}/{name}")
+    if not isinstance(ref, NameRef):
+        raise InvalidName(f"'{ns}/{name[:80]}' names no adapter.", param="name")
+    return ref
+
+
+def adapter_named(parts: Parts, principal: Principal, ns: str, name: str) -> AdapterRow:
+    """The adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
+    with parts.registry.database.glance() as catalogue:
+        return catalogue.adapters.resolve(principal.namespaces, name_ref(ns, name))
+
+
+def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
+    """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
+
+    Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
+    operator has replaced the base under the adapter).
+    """
+    if "/" not in text and not text.startswith("sha256:"):
+        return ResolvedModel(asked=text, base_id=text, base=base_named(parts, check_part(text, "model")).text)
+    ref = parse_ref(text)
+    if isinstance(ref, BaseRef):
+        return ResolvedModel(asked=text, base_id=ref.id, base=base_named(parts, ref.id).text)
+    with parts.registry.database.glance() as catalogue:
+        row = catalogue.adapters.resolve(principal.namespaces, ref)
+    if row.base_model not in parts.bases:
+        raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
+    base = parts.bases[row.base_model].text
+    if base.shape.fingerprint != row.base_fingerprint:
+        raise Incompatible(
+            f"'{row.ref}' was made for another state of base model '{row.base_model}' "
+            f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
+        )
+    return ResolvedModel(
+        asked=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, parts.registry.blobs)
+    )
+
+
+def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
+    """`resolve_model` for a route that continues or scores text.
+
+    Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
+    experts, and encoders.
+    """
+    model = resolve_model(parts, principal, text)
+    check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
+    return model
+
+
+def sole_base(parts: Parts) -> str:
+    """The id of the server's one base model, for a request that names none; raises InvalidParameter."""
+    if len(parts.bases) != 1:
+        choice = ", ".join(f"'{base_id}'" for base_id in sorted(parts.bases)) or "none"
+        raise InvalidParameter(
+            f"Name a 'model': it may be left out where there is one base model, and here there are {len(parts.bases)} "
+            f"({choice}).",
+            param="model",
+        )
+    return next(iter(parts.bases))
+
+
+def base_named(parts: Parts, base_id: str) -> ServedBaseModel:
+    """The base model of an id that a request names; raises NotFound."""
+    if base_id not in parts.bases:
+        raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
+    return parts.bases[base_id]

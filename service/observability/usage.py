@@ -1,0 +1,96 @@
+"""What inference is used, counted in memory and written to the database every few seconds and at the end.
+
+`http.metering` counts, the runtime starts and stops the writer. A process that is killed loses what it counted since
+the last write, and nothing else. What could not be written is kept and written with the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+
+from registry.catalogue import Database
+from registry.catalogue.rows import UsageKey, UsageSum
+from registry.errors import SoupError
+from service.access.key_watch import KeyWatch
+
+log = logging.getLogger("soup.usage")
+
+
+def today() -> date:
+    """The day that usage belongs to now, UTC."""
+    return datetime.now(UTC).date()
+
+
+class UsageCounts:
+    """What was used since it was last written. From any thread."""
+
+    def __init__(self, database: Database, *, day: Callable[[], date] = today) -> None:
+        self._database = database
+        self._day = day
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._counted: dict[UsageKey, UsageSum] = {}
+
+    def count(self, key_id: str, namespace: str, model: str, used: UsageSum) -> None:
+        """Add to what a key used of a model today."""
+        self._add({UsageKey(self._day().isoformat(), key_id, namespace, model): used})
+
+    def write(self) -> bool:
+        """Write what was counted, in one transaction; False where the database does not take it now."""
+        with self._writing:
+            with self._lock:
+                counted, self._counted = self._counted, {}
+            if not counted:
+                return True
+            try:
+                with self._database.write() as catalogue:
+                    catalogue.usage.add(counted)
+            except BaseException as error:
+                self._add(counted)
+                if not isinstance(error, SoupError):
+                    raise
+                log.warning("usage is not written yet: %s", error.message)
+                return False
+            return True
+
+    def _add(self, counted: dict[UsageKey, UsageSum]) -> None:
+        with self._lock:
+            for key, used in counted.items():
+                self._counted[key] = self._counted.get(key, UsageSum()) + used
+
+
+class UsageWriter:
+    """The thread that writes usage, and what keys did, every `seconds`, and once more when it is stopped."""
+
+    def __init__(self, counts: UsageCounts, *, seconds: float, keys: KeyWatch | None = None) -> None:
+        self._counts = counts
+        self._keys = keys
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="usage", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self, *, seconds: float) -> bool:
+        """Have the rest written, when nothing counts any more; False where that takes longer, and is given up."""
+        self._over.set()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while not self._over.wait(self._seconds):
+            self._write()
+        self._write(last=True)
+
+    def _write(self, *, last: bool = False) -> None:
+        try:
+            self._counts.write()
+            if self._keys is not None:
+                self._keys.write(last=last)
+        except Exception:
+            log.exception("writing usage failed")

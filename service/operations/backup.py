@@ -1,0 +1,129 @@
+"""A backup of database and blobs into a folder, beside a server that runs or without one.
+
+Called by `soup backup`. The database first, the blobs that this copy names after it: blobs are only added. The manifest
+is replaced last, and the database of each run has a name of its own: until then the folder is the backup that it was.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import migrations
+from registry.blobs import LocalBlobs, ServerBlobs
+from registry.catalogue.database import Database
+from registry.errors import Conflict, Unavailable
+from registry.files import sync_directory
+from registry.progress import Progress
+from registry.spec import StoreMark
+from service.operations import storage
+from service.operations.backup_folder import (
+    BLOBS,
+    KEY,
+    MANIFEST,
+    Manifest,
+    Problem,
+    copy_blob,
+    copy_key,
+    digest_of_file,
+    held,
+    read_manifest,
+    write_manifest,
+)
+from service.operations.blob_hashes import Unsound, check_same_store
+
+
+@dataclass(frozen=True)
+class BackedUp:
+    """What the folder now holds, how many blobs of it are new, and those that are not whole in the data folder."""
+
+    manifest: Manifest
+    new: int
+    unsound: tuple[Unsound, ...]
+
+
+def back_up(
+    database: Database, blobs: ServerBlobs, folder: Path, *, admin_key: Path | None, progress: Progress
+) -> BackedUp:
+    """Copy database, its blobs and, where it is named, the file of the admin key; durable when this returns.
+
+    Raises Unavailable where no server has started over the database, or the blobs are another's.
+    """
+    storage.check_schema(database)
+    with held(folder):
+        working = folder / "database.new"
+        storage.remove_sqlite(working)
+        storage.copy_database(database, working, progress)
+        with closing(Database(storage.sqlite_url(working))) as copy:
+            with copy.read() as catalogue:
+                mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
+            if mark is None:
+                raise Unavailable("No server has started over this database yet: there is nothing to back up.")
+            check_same_store(mark, blobs)
+            _check_ours(folder, mark)
+            new, problems = _copy_blobs(blobs, LocalBlobs(folder / BLOBS), sizes, progress)
+            with copy.read() as catalogue:
+                unsound = tuple(
+                    Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items()
+                )
+        _copy_key(admin_key, folder / KEY)
+        storage.finish_sqlite(working)
+        digest = digest_of_file(working)
+        manifest = Manifest(
+            store=mark.store,
+            made_at=datetime.now(UTC),
+            revision=migrations.head(),
+            database=f"soup-{digest[7:23]}.db",
+            database_digest=digest,
+            database_bytes=working.stat().st_size,
+            blobs=len(sizes) - len(problems),
+            bytes=sum(size for one, size in sizes.items() if one not in problems),
+            lacking=tuple(problems),
+            admin_key=admin_key is not None,
+        )
+        working.replace(folder / manifest.database)
+        sync_directory(folder)
+        write_manifest(folder, manifest)
+    return BackedUp(manifest, new, unsound)
+
+
+def _check_ours(folder: Path, mark: StoreMark) -> None:
+    """Raises Conflict where the folder holds a backup of another server, whose database would be removed."""
+    if (folder / MANIFEST).exists() and read_manifest(folder).store != mark.store:
+        raise Conflict(f"{folder} holds a backup of another server: name another folder.")
+
+
+def _copy_blobs(
+    source: ServerBlobs, target: LocalBlobs, sizes: dict[str, int], progress: Progress
+) -> tuple[int, dict[str, Problem]]:
+    """Copy what is not there yet; how many that were, and what is wrong with those that cannot be."""
+    new, problems = 0, dict[str, Problem]()
+    for number, (digest, size) in enumerate(sorted(sizes.items())):
+        progress(number, len(sizes), f"{new} new, {len(problems)} not whole")
+        if _is_there(target.place(digest), size):  # it was hashed when it was written
+            continue
+        problem = copy_blob(source, target, digest, size)
+        if problem is None:
+            new += 1
+        else:
+            problems[digest] = problem
+    progress(len(sizes), len(sizes), f"{new} new, {len(problems)} not whole")
+    return new, problems
+
+
+def _is_there(path: Path, size: int) -> bool:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return path.is_file() and not path.is_symlink() and found.st_size == size
+
+
+def _copy_key(source: Path | None, target: Path) -> None:
+    if source is None:
+        target.unlink(missing_ok=True)  # of an earlier run that was asked for it
+    else:
+        copy_key(source, target)

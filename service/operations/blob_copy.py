@@ -1,0 +1,65 @@
+"""Every blob of a server copied into another store, from which the server then goes on; beside it or without one.
+
+Called by `soup blobs copy`. What is there already is not sent again, so that a run that was cut off goes on, and a run
+after the last one brings what was pushed meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.blobs import ServerBlobs
+from registry.catalogue.database import Database
+from registry.errors import Conflict, Unavailable
+from registry.progress import Progress
+from service.operations import storage
+from service.operations.backup_folder import Problem, copy_blob
+from service.operations.blob_hashes import Unsound, check_same_store
+
+
+@dataclass(frozen=True)
+class Copied:
+    """How many blobs there are, how many of them were new to the other store, and those that are not whole here."""
+
+    blobs: int
+    new: int
+    unsound: tuple[Unsound, ...]
+
+
+def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
+    """Copy what the source holds, each hashed on the way, and at the end the mark; durable when this returns.
+
+    Raises Conflict where the target is another server's, Unavailable where no server has started over the database,
+    the source is another's, or one of the stores cannot be used: what was copied by then stays.
+    """
+    storage.check_serves(database)
+    with database.read() as catalogue:
+        mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
+    if mark is None:
+        raise Unavailable("No server has started over this database yet: there is nothing to copy.")
+    check_same_store(mark, source)
+    marked = target.aside.mark()
+    if marked is not None and marked.store != mark.store:
+        raise Conflict(f"{target.where} holds the blobs of another server: name another place.")
+    digests = sorted({*sizes, *source.digests()})
+    there, new, problems = set(target.digests()), 0, dict[str, Problem]()
+    for number, digest in enumerate(digests):
+        progress(number, len(digests), f"{new} new, {len(problems)} not whole")
+        try:
+            size = source.stored_size(digest)
+            if digest in there and target.stored_size(digest) == size:
+                continue
+        except FileNotFoundError:
+            if digest in sizes:  # else it was the request of a cook that has ended since
+                problems[digest] = "missing"
+            continue
+        problem = copy_blob(source, target, digest, size)
+        if problem is None:
+            new += 1
+        elif problem != "missing" or digest in sizes:
+            problems[digest] = problem
+    progress(len(digests), len(digests), f"{new} new, {len(problems)} not whole")
+    target.aside.set_mark(source.aside.mark() or mark)
+    with database.read() as catalogue:
+        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items())
+    return Copied(len(digests), new, unsound)

@@ -1,0 +1,163 @@
+"""A backup put back into a data folder, or its database into PostgreSQL; no server may run over either.
+
+Called by `soup restore`. Everything is checked before anything is written; then come the blobs, the mark of their
+folder, and last, in one step, the database. What a run that was cut off leaves is taken for nothing: a start refuses
+blobs without their database, and the next run finishes.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import migrations
+from registry.blobs import LocalBlobs, ServerBlobs, open_blobs
+from registry.catalogue.database import Database
+from registry.errors import Conflict, DamagedBlob, NotFound, Unavailable
+from registry.progress import Progress
+from registry.spec import StoreMark
+from service.operations import storage
+from service.operations.backup_folder import (
+    BLOBS,
+    KEY,
+    MANIFEST,
+    Manifest,
+    copy_blob,
+    copy_file,
+    copy_key,
+    digest_of_file,
+    read_manifest,
+)
+from service.settings import Settings
+
+NAMED = 10
+"""Damaged blobs that a refusal names."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was put back; `replaced` is the copy of the SQLite file that was there."""
+
+    manifest: Manifest
+    replaced: Path | None
+
+
+def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progress) -> Restored:
+    """Put a backup into the settings' folders and database, durable when this returns.
+
+    Browsers have to sign in again: who signed out since the backup would be signed in by its sessions.
+
+    Raises, and has changed nothing: NotFound where the folder is no whole backup, DamagedBlob or Unavailable where
+    something of it is damaged, or of a later version; Conflict where there is something already and not `replace`.
+    """
+    manifest = read_manifest(folder)
+    _check_version(manifest)
+    with ExitStack() as stack:
+        stack.enter_context(storage.owned(settings.data))
+        database = stack.enter_context(closing(Database(settings.database)))
+        file = storage.sqlite_file(database)
+        working = settings.data / "restoring.db" if file is None else file.with_name(f"{file.name}.restoring")
+        storage.remove_sqlite(working)
+        stack.callback(storage.remove_sqlite, working)
+        copy_file(folder / manifest.database, working, manifest.database_digest)
+        backup = stack.enter_context(closing(Database(storage.sqlite_url(working))))
+        migrations.upgrade(backup.engine)
+        with backup.read() as catalogue:
+            mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
+        with backup.write() as catalogue:
+            catalogue.sessions.remove_all()
+            catalogue.replicas.remove_all()
+        if mark is None:
+            raise Unavailable(f"The database in {folder} has no mark: no server has started over it.", param="folder")
+        whole = {digest: size for digest, size in sizes.items() if digest not in manifest.lacking}
+        if not replace:
+            _check_empty(database, file, open_blobs(settings.blob_place, make=False), sizes)
+        _check_whole(folder, manifest, whole, progress)
+
+        blobs = open_blobs(settings.blob_place)
+        _copy_blobs(folder, blobs, whole, progress)
+        others = any(digest not in sizes for digest in blobs.digests())
+        blobs.aside.set_mark(_mark_of(mark, blobs, others=others))
+        if manifest.admin_key:
+            copy_key(folder / KEY, settings.admin_key_path)
+        if file is None:
+            storage.migrate(database, backups=settings.data / "backups")  # a new one has no tables yet
+            _load(backup, database, progress)
+            return Restored(manifest, None)
+        backup.close()
+        return Restored(manifest, storage.replace_sqlite(working, file, backups=settings.data / "backups"))
+
+
+def _check_version(manifest: Manifest) -> None:
+    if not migrations.knows(manifest.revision):
+        raise Unavailable(
+            f"The backup is at revision {manifest.revision!r}, which this version (revision {migrations.head()!r}) "
+            "does not know: restore it with the version that wrote it.",
+            param="folder",
+        )
+
+
+def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, named: dict[str, int]) -> None:
+    """Raises Conflict where there is a database already, or a blob that the backup does not name."""
+    if file is not None and file.exists():
+        raise Conflict(
+            f"There is a database already, {file}: --replace puts the backup in its place, and keeps a copy."
+        )
+    if file is None and not storage.is_empty(database):
+        raise Conflict("The database holds rows already: --replace deletes them for those of the backup.")
+    others = sum(digest not in named for digest in blobs.digests())
+    if others:
+        raise Conflict(
+            f"{blobs.where} holds {others} blobs that the backup does not name: with --replace the next start sets "
+            "them aside."
+        )
+
+
+def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progress: Progress) -> None:
+    """Raises DamagedBlob unless the backup has every blob that it should, each with the bytes of its digest."""
+    blobs, bad = LocalBlobs(folder / BLOBS, make=False), list[str]()
+    for number, digest in enumerate(sorted(sizes)):
+        progress(number, len(sizes), "checking the backup")
+        try:
+            if digest_of_file(blobs.place(digest)) != digest:
+                bad.append(digest)
+        except OSError:
+            bad.append(digest)
+    if bad:
+        raise DamagedBlob(
+            f"{len(bad)} of the {len(sizes)} blobs in {folder} are missing or damaged, and nothing was restored: "
+            f"{', '.join(bad[:NAMED])}{', ...' if len(bad) > NAMED else ''}.",
+            param="folder",
+        )
+    if manifest.admin_key and not (folder / KEY).is_file():
+        raise NotFound(f"{MANIFEST} says that {folder} has an {KEY}, and it has none.", param="folder")
+
+
+def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progress: Progress) -> None:
+    """Store what is not there yet, or is damaged there."""
+    source = LocalBlobs(folder / BLOBS, make=False)
+    for number, (digest, size) in enumerate(sorted(sizes.items())):
+        progress(number, len(sizes), "restoring blobs")
+        if blobs.is_whole(digest):
+            continue
+        problem = copy_blob(source, blobs, digest, size)
+        if problem is not None:
+            raise DamagedBlob(f"Blob {digest} in {folder} is {problem} since it was checked.", param="folder")
+
+
+def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, others: bool) -> StoreMark:
+    """What the folder says: the database's own mark; a later one where it holds more than the database knows.
+
+    The database then is an older copy, of which a start deletes nothing.
+    """
+    if not others:
+        return mark
+    found = blobs.aside.mark()
+    return StoreMark(store=mark.store, generation=max(mark.generation, 0 if found is None else found.generation) + 1)
+
+
+def _load(backup: Database, database: Database, progress: Progress) -> None:
+    """Every row into another database, in one transaction."""
+    with backup.read() as old, database.write() as new:
+        new.whole.replace_by(old.whole, progress)

@@ -1,0 +1,315 @@
+"""Every setting of the server and of its client; the only module that reads the environment.
+
+Called by `soup serve`, `soup migrate`, the command line and tests. Settings are values: nothing is opened or
+created here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from registry.errors import InvalidParameter
+from service.settings.limits import LimitSettings, RetentionSettings
+from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
+
+MIB = 1024 * 1024
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
+"""As browsers send it: in lower case, without a path."""
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
+    """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
+
+    model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    # --- where things are ---------------------------------------------------------------------------
+    bases: Path | None = Field(None, description="TOML file with the allowlist of base models; none serves no model.")
+    database_url: SecretStr | None = Field(
+        None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
+    )
+    accept_database: bool = Field(
+        False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
+    )
+
+    # --- several servers over one database ----------------------------------------------------------
+    role: Literal["all", "api", "worker"] = Field(
+        "all", description="`api` answers and runs no jobs, `worker` runs jobs and answers health checks alone."
+    )
+    replica_beat_seconds: float = Field(
+        2.0, ge=0.1, le=60, description="How often a server says on PostgreSQL that it is there; two missed: it is out."
+    )
+
+    # --- listening ----------------------------------------------------------------------------------
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    max_connections: int = Field(
+        1000, ge=1, description="Connections at once; fewer where too few files may be open. No key has more than half."
+    )
+    header_seconds: float = Field(10.0, gt=0, description="How long a client may take to send a request's headers.")
+    body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")
+    answer_seconds: float = Field(
+        30.0, gt=0, description="How long a client may take nothing of an answer that waits for it: it is cut off."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
+
+    otel_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#@]+$",
+        description="Collector of OpenTelemetry traces (OTLP over HTTP, `http://127.0.0.1:4318`); the standard OTEL_ "
+        "variables set the rest; none: no traces.",
+    )
+
+    # --- who may do what ----------------------------------------------------------------------------
+    bootstrap_key: SecretStr | None = Field(None, description="Secret of the admin key at the first start (compose).")
+    no_auth: bool = Field(False, description="Serve without keys: checks Host, refuses foreign Origin and proxies.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("localhost", "127.0.0.1", "::1"), description="Host names accepted under `no_auth`, separated by commas."
+    )
+    oidc_issuer: str | None = Field(
+        None,
+        description="Issuer of OpenID Connect tokens that are taken like keys, as they name it (`https://...`); none: "
+        "keys alone.",
+    )
+    oidc_audience: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="What a token must be for (`aud`); several, one of which suffices, separated by commas."
+    )
+    oidc_mapping: Path | None = Field(
+        None, description="TOML file: which values of a token's claims bring which scopes, in which namespaces."
+    )
+    oidc_leeway_seconds: float = Field(
+        30.0, ge=0, le=300, description="How far the issuer's clock and this one may be apart."
+    )
+    oidc_max_identities: int = Field(
+        10_000, ge=1, le=1_000_000, description="Callers that may come with tokens, ever; a new one beyond it is 403."
+    )
+    pages: bool = Field(True, description="Serve pages for a browser at /; false leaves them out.")
+    pages_session_seconds: float = Field(
+        43_200.0, ge=60, le=2_592_000, description="How long a browser that signed in stays so."
+    )
+    pages_secure: bool = Field(
+        False, description="Cookies go by TLS alone, also where a proxy does not say that a request did."
+    )
+    auto_model: bool = Field(
+        False, description="'auto' as a model has the server choose the adapter that a prompt is most like, or none."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may call /v1 from a browser, with a key, separated by commas; * is any."
+    )
+    docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
+    metrics_public: bool = Field(
+        False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
+    )
+
+    # --- sizes --------------------------------------------------------------------------------------
+    database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
+    max_json_bytes: int = Field(
+        64 * MIB, ge=1024, description="Largest JSON body; most calls take less, all of them 413 beyond it."
+    )
+    max_json_values: int = Field(
+        20_000, ge=100, description="Values of one JSON body, beside the texts and token ids that a call is for."
+    )
+    max_json_bytes_held: int = Field(
+        256 * MIB, ge=1024, description="JSON bodies of all requests together, one key's at most half; beyond it 429."
+    )
+    max_inline_bytes: int = Field(32 * MIB, ge=0, description="Largest file inline in a manifest, decoded.")
+    max_blob_bytes: int = Field(2048 * MIB, ge=1, description="Largest blob uploaded.")
+    max_uploads: int = Field(
+        32, ge=1, le=10_000, description="Uploads in parts that a key may have unfinished; beyond it 429."
+    )
+    max_upload_bytes: int = Field(
+        8192 * MIB, ge=1, description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one."
+    )
+    keep_upload_seconds: float = Field(
+        86_400.0, gt=0, description="How long an unfinished upload is kept after its last part."
+    )
+    max_weights_bytes: int = Field(1024 * MIB, ge=1, description="Largest weights file of an adapter.")
+    max_embeddings_bytes: int = Field(64 * MIB, ge=1, description="Largest embeddings file of a sample.")
+    max_sample_bytes: int = Field(16 * MIB, ge=1, description="Largest sample as an uploaded JSON-lines blob.")
+    max_texts: int = Field(2000, ge=1, description="Texts in one perplexity or embeddings request.")
+    max_text_chars: int = Field(1_000_000, ge=1, description="Characters of one text or prompt.")
+    max_prompts: int = Field(256, ge=1, description="Prompts in one completions request.")
+    max_choices: int = Field(16, ge=1, description="Largest `n` of a completions request.")
+    max_logprobs: int = Field(20, ge=0, description="Largest number of alternatives per token.")
+    page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
+    max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
+
+    # --- samples ------------------------------------------------------------------------------------
+    min_passages: int = Field(
+        20, ge=1, description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do."
+    )
+    few_passages: int = Field(100, ge=1, description="A sample with fewer passages is noted.")
+    max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
+    max_sample_chars: int = Field(
+        2_000_000, ge=1, description="Characters of all passages of a sample, as many as are kept; beyond it 422."
+    )
+
+    # --- engine -------------------------------------------------------------------------------------
+    engine_queue: int = Field(
+        256, ge=1, description="Requests the engine holds at once; beyond it 429 for keys that have their part of it."
+    )
+    engine_queue_tokens: int = Field(
+        1_000_000, ge=1, description="Tokens still to compute of all requests held at once; beyond it the same."
+    )
+    engine_batch_tokens: int = Field(2048, ge=16, description="Tokens of one forward pass.")
+    engine_kv_bytes: int = Field(
+        2**30, ge=1, description="Bytes of keys and values of all sequences, and of what is kept of ended ones."
+    )
+    engine_share_prompts: Literal["off", "namespace", "all"] = Field(
+        "namespace",
+        description="Which keys share computed prompts: `namespace` (those of the same namespaces), `all`, or `off`.",
+    )
+    engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
+    adapter_bank_bytes: int = Field(
+        512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped; a larger one is refused."
+    )
+    memory_bytes: int | None = Field(
+        None, ge=1, description="Memory for weights of base models and adapters, least recent dropped; none: no limit."
+    )
+    threads: int | None = Field(None, ge=1, description="Threads of torch; by default what torch takes.")
+    preload: bool = Field(True, description="Load base models at start, as many as fit, not at their first use.")
+    ready_seconds: float = Field(10.0, ge=0, description="How long /readyz repeats its last answer.")
+
+    # --- jobs ---------------------------------------------------------------------------------------
+    job_workers: int = Field(
+        1, ge=0, le=64, description="Cooks at once, and samples embedded at once; 0 leaves them queued."
+    )
+    job_queue_per_key: int = Field(
+        100, ge=1, description="Jobs of one kind that a key may have waiting and running; beyond it 429."
+    )
+    job_queue: int = Field(1000, ge=1, description="Jobs of one kind that wait and run in all; beyond it 429.")
+    job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
+    job_attempts: int = Field(
+        3,
+        ge=1,
+        description="Tries of a job that fails for a passing reason, or whose server ends before it came further.",
+    )
+    refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")
+    selector_idle_days: int = Field(
+        30,
+        ge=0,
+        le=36_500,
+        description="A selector that nobody asked for in so long is refitted when it is asked for; 0: none is idle.",
+    )
+    wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
+    max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
+    max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
+    default_effort: Literal["instant", "quick", "thorough"] = Field(
+        "quick", description="Effort of a cook that names no effort, selector or recipe."
+    )
+
+    # --- trainings ----------------------------------------------------------------------------------
+    trainings: Path | None = Field(
+        None, description="Folder of what trainings save on the way; by default in the data folder."
+    )
+    training_workers: int = Field(
+        1, ge=0, le=64, description="Trainings at once, each a process; 0 leaves them queued."
+    )
+    gradients_idle_seconds: float = Field(
+        60,
+        ge=0,
+        le=86_400,
+        description="How long the process that computes gradients keeps its base model for the next cook.",
+    )
+    training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")
+    max_training_bytes: int = Field(256 * MIB, ge=1, description="Largest blob of training data.")
+    max_training_steps: int = Field(
+        100_000, ge=1, description="Most passes of a training: steps times `accumulate`, and pruning's."
+    )
+    max_training_tokens: int = Field(65_536, ge=1, description="Largest batch times block of a training.")
+    keep_training_seconds: float = Field(
+        14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."
+    )
+
+    @field_validator("allowed_hosts", "oidc_audience", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if one != "*" and ORIGIN.fullmatch(one) is None:
+                raise ValueError(f"{one!r} is no origin: write https://app.example.com, with a port if it has one")
+        return value
+
+    @model_validator(mode="after")
+    def _other_origins_need_keys(self) -> Self:
+        if self.no_auth and self.cors_origins:
+            raise ValueError("without keys no other origin is let in: cors_origins and no_auth do not go together")
+        return self
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force; it may hold a password."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{(self.data / 'soup.db').as_posix()}"
+
+    @property
+    def trainings_dir(self) -> Path:
+        """Folder of what trainings save on the way."""
+        return self.trainings or self.data / "trainings"
+
+    @property
+    def admin_key_path(self) -> Path:
+        """File that holds the admin key on this machine (mode 0600)."""
+        return self.data / "admin.key"
+
+
+class ClientSettings(BaseSettings):
+    """Settings of the client and the command line; flags win over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    url: str = Field(DEFAULT_URL, description="Address of the server.")
+    key: SecretStr | None = Field(
+        None, description="Key to send; by default the data folder's `admin.key`, if readable."
+    )
+    data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine.")
+    timeout: float = Field(600.0, gt=0, description="Seconds to wait for an answer.")
+
+    def secret(self) -> str | None:
+        """The key to send: the one set, else the admin key of this machine's server, else None.
+
+        Raises InvalidParameter where the key holds anything but printable ASCII (it travels in a header).
+        """
+        if self.key is not None:
+            text = self.key.get_secret_value().strip()
+        else:
+            try:
+                text = (self.data / "admin.key").read_text(encoding="ascii").strip()
+            except (OSError, UnicodeDecodeError):
+                return None
+        if not text.isascii() or not text.isprintable():
+            raise InvalidParameter("The key holds characters a header cannot carry.", param="key")
+        return text or None
+
+
+SPINS = "10000"
+"""Rounds of libgomp's waiting: some 100 microseconds."""
+
+
+def calm_threads() -> None:
+    """Let torch's threads wait awake for a moment and then sleep, and numpy have one; call it before their import.
+
+    Unless the operator said something else. OpenMP's default is to stay awake for milliseconds: on a machine where
+    anything else runs, decoding one token at a time becomes ten times slower. Threads that sleep at once are woken for
+    every operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
+    ours, wait for each other where cores are busy, and change sums with their number.
+    """
+    for name, value in calm_variables().items():
+        os.environ.setdefault(name, value)
+
+
+def calm_variables() -> dict[str, str]:
+    """The variables by which a process's threads are calm, but for those that the operator's wait policy leaves out."""
+    calm = {"OPENBLAS_NUM_THREADS": "1"}
+    return calm if "OMP_WAIT_POLICY" in os.environ else {**calm, "GOMP_SPINCOUNT": SPINS}

@@ -1,0 +1,264 @@
+"""Recompressing: as narrow as one ingredient, as near to the exact mixture as that width allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.adapters import expected_tensors, sites_of, tensor_problems
+from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
+from registry.errors import Incompatible, InvalidRecipe
+from registry.mixing import concat, recompress
+from registry.mixing.auto import settle, within_width
+from registry.mixing.report import ExactMixture
+from registry.spec import ConcatMixing, LoraConfig, LoraModule, MixReport, Recipe, RecipeIngredient, RecompressMixing
+from tests.registry.mixing.test_structures import reported
+from tests.registry.random_adapters import (
+    BASE,
+    SHAPE,
+    STRUCTURES,
+    bottleneck,
+    deltas,
+    lora,
+    part,
+    residual,
+    tensors_of,
+    updates,
+    weighted,
+)
+
+NARROW = RecompressMixing()
+
+
+def same_bits(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def well_formed(parts, mixing=NARROW):
+    """The soup's configuration and tensors, which have to fit each other."""
+    assert recompress.check(parts, mixing) == []
+    config, tensors = recompress.result(parts, mixing), recompress.mix(parts, mixing)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert tensor_problems(expected_tensors(config, SHAPE), found) == []
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    return config, tensors
+
+
+# --- widths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(STRUCTURES))
+def test_a_soup_is_as_wide_as_its_widest_ingredient(kind: str) -> None:
+    config, _ = well_formed(weighted([bottleneck(kind, 3), bottleneck(kind, 5, scale=2.0)], [1, 2]))
+    assert config.bottleneck == 5
+    config, _ = well_formed(weighted([bottleneck(kind, 3)] * 3, [1, 2, 3]), RecompressMixing(width=7))
+    assert config.bottleneck == 7
+
+
+def test_each_module_of_a_lora_has_its_own_rank() -> None:
+    ranks = {"transformer.h.0.attn.c_attn": LoraModule(4, 8.0), "transformer.h.1.mlp.c_fc": LoraModule(2, 2.0)}
+    parts = weighted([LoraConfig.of(ranks), lora(3, 6.0)], [1, 1])
+    config, _ = well_formed(parts)
+    assert {path: one.rank for path, one in config.modules().items()} == {
+        "transformer.h.0.attn.c_attn": 4,
+        "transformer.h.1.attn.c_attn": 3,
+        "transformer.h.1.mlp.c_fc": 2,
+    }
+    assert set(recompress.result(parts, RecompressMixing(width=3)).widths().values()) == {3, 2}
+
+
+@pytest.mark.parametrize("configs", [[bottleneck("bapna_firat", 3)] * 2, [lora(2), lora(3, rslora=True)]])
+def test_where_nothing_is_left_out_it_is_concat_bit_for_bit(configs) -> None:
+    parts = weighted(configs, [1, 3])
+    wide = RecompressMixing(width=64)
+    assert recompress.result(parts, wide) == concat.result(parts, ConcatMixing())
+    assert same_bits(recompress.mix(parts, wide), concat.mix(parts, ConcatMixing()))
+    assert residual(parts, wide) < 1e-6
+
+
+@pytest.mark.parametrize("config", [bottleneck("bapna_firat", 6), lora(4, 3.0, rslora=True)])
+def test_one_ingredient_is_itself_or_a_narrower_one(config) -> None:
+    one = part(0, config)
+    assert recompress.result([one], NARROW) == config
+    assert same_bits(recompress.mix([one], NARROW), one.load())
+    found, _ = well_formed([one], RecompressMixing(width=2))
+    assert found.width == 2
+    assert residual([one], RecompressMixing(width=2)) < 0.95
+
+
+# --- how near -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(STRUCTURES))
+@pytest.mark.parametrize("scale", ["1", "-2"])
+def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
+    """Two adapters with the same neurons, one with its bottleneck in another order and other up-projections."""
+    config = bottleneck(kind, 4)
+    first = tensors_of(config, 0)
+    second = dict(first)
+    order = torch.tensor([2, 0, 3, 1])
+    for name in first:
+        if "down." in name:
+            second[name] = first[name][order]
+        elif name.endswith("up.weight"):
+            second[name] = -1.5 * first[name][:, order]
+    parts = weighted([config] * 2, [1, 2])
+    parts = [part(n, config, one.weight, load=lambda n=n: (first, second)[n]) for n, one in enumerate(parts)]
+    probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    mixing = RecompressMixing(scale=scale)
+    found, tensors = well_formed(parts, mixing)
+    exact = updates(concat.result(parts, ConcatMixing()), concat.mix(parts, ConcatMixing(scale=scale)), probes)
+    for site, update in updates(found, tensors, probes).items():
+        error = (update - exact[site]).norm() / exact[site].norm()
+        assert error < 0.01, site  # the ridge alone
+
+
+@pytest.mark.parametrize("kind", ["bapna_firat", "houlsby_plain", "parallel"])
+def test_it_is_nearer_than_any_choice_of_the_loudest_neurons(kind: str) -> None:
+    parts = weighted([bottleneck(kind, 8)] * 3, [1, 2, 3])
+    found = residual(parts, NARROW)
+    wide = residual(parts, RecompressMixing(width=16))
+    assert wide < found < 1.0
+    joined, config = concat.mix(parts, ConcatMixing()), concat.result(parts, NARROW_EXACT)
+    loud = {}
+    for name, tensor in joined.items():
+        site = name.rsplit(".", 2)[0]
+        if not name.endswith(("down.weight", "down.bias", "up.weight")):
+            loud[name] = tensor
+            continue
+        size = joined[f"{site}.up.weight"].norm(dim=0) * joined[f"{site}.down.weight"].norm(dim=1)
+        kept = size.argsort(descending=True)[:8].sort().values
+        loud[name] = tensor[:, kept] if name.endswith("up.weight") else tensor[kept]
+    exact = ExactMixture(config, SHAPE, NARROW_EXACT)
+    for one in parts:
+        exact.watched(one).load()
+    assert found < exact.residual(recompress.result(parts, NARROW), loud)
+
+
+NARROW_EXACT = ConcatMixing()
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 99), st.sampled_from([1, 2, 5]), st.sampled_from(["1", "-0.5"]))
+def test_of_a_lora_it_is_the_nearest_update_of_that_rank(seed: int, rank: int, scale: str) -> None:
+    parts = [
+        part(seed, lora(4, 8.0), "0.25"),
+        part(seed + 1, lora(5, 3.0, rslora=True, leaves=("c_attn", "c_fc")), "0.75"),
+    ]
+    mixing = RecompressMixing(width=rank, scale=scale)
+    config, tensors = well_formed(parts, mixing)
+    found = deltas(config, tensors)
+    wanted = deltas(concat.result(parts, NARROW_EXACT), concat.mix(parts, ConcatMixing(scale=scale)))
+    for path in config.modules():
+        left, values, right = torch.linalg.svd(wanted[path], full_matrices=False)
+        best = (left[:, :rank] * values[:rank]) @ right[:rank]
+        assert torch.allclose(found[path], best, rtol=0, atol=2e-6 * float(values[0])), path
+
+
+def test_factors_of_layers_count() -> None:
+    config = bottleneck("pfeiffer", 3)
+    sites = sorted(sites_of(config, SHAPE))
+    layers = [dict.fromkeys(sites, "1"), {sites[0]: "0", sites[1]: "1"}]
+    parts = [part(n, config, "0.5", layers=layers[n]) for n in range(2)]
+    _, tensors = well_formed(parts)
+    only = {name: 0.5 * value if ".up." in name else value for name, value in parts[0].load().items()}
+    probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    found, wanted = updates(config, tensors, probes), updates(config, only, probes)
+    assert (found["layers.0.ffn"] - wanted["layers.0.ffn"]).norm() < 0.01 * wanted["layers.0.ffn"].norm()
+    assert (found["layers.1.ffn"] - wanted["layers.1.ffn"]).norm() > 0.1 * wanted["layers.1.ffn"].norm()
+
+
+@pytest.mark.parametrize("nothing", ["down", "up", "both"])
+def test_adapters_of_zeros_are_narrowed_to_zeros(nothing: str) -> None:
+    config = bottleneck("bapna_firat", 3)
+    silent = {
+        name: torch.zeros_like(value) if nothing == "both" or f".{nothing}." in name else value
+        for name, value in tensors_of(config, 0).items()
+    }
+    _, tensors = well_formed([part(n, config, "0.5", load=lambda: silent) for n in range(2)])
+    probes = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    for site, found in updates(config, tensors, probes).items():
+        assert torch.allclose(found, updates(config, silent, probes)[site], atol=1e-6), site
+
+
+# --- order and seed -------------------------------------------------------------------------------
+
+
+@settings(max_examples=10)
+@pytest.mark.parametrize("config", [bottleneck("bapna_firat", 3), bottleneck("houlsby_plain", 3), lora(3)])
+@given(order=st.permutations(range(3)))
+def test_the_order_of_ingredients_changes_no_bit(config, order) -> None:
+    parts = weighted([config] * 3, [1, 2, 3])
+    again = [parts[number] for number in order]
+    assert recompress.result(parts, NARROW) == recompress.result(again, NARROW)
+    assert same_bits(recompress.mix(parts, NARROW), recompress.mix(again, NARROW))
+
+
+def test_the_seed_is_of_the_probes_and_in_the_recipe() -> None:
+    parts = weighted([bottleneck("pfeiffer", 6)] * 3, [1, 2, 3])
+    assert not same_bits(recompress.mix(parts, NARROW), recompress.mix(parts, RecompressMixing(seed=1)))
+    assert same_bits(recompress.mix(parts, NARROW), recompress.mix(parts, RecompressMixing(seed=0)))
+    one = RecipeIngredient(digest=BASE, weight="1")
+    digests = {
+        Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=mixing).digest
+        for mixing in (NARROW, RecompressMixing(seed=1), RecompressMixing(width=4), ConcatMixing())
+    }
+    assert len(digests) == 4
+
+
+# --- what is refused, and what is told -------------------------------------------------------------
+
+
+def test_what_cannot_be_put_side_by_side_is_refused_as_concat_does() -> None:
+    parts = [part(0, bottleneck("pfeiffer")), part(1, bottleneck("parallel"))]
+    assert recompress.check(parts, NARROW) == concat.check(parts, NARROW_EXACT) != []
+    with pytest.raises(Incompatible, match="cannot be recompressed"):
+        settle(parts, NARROW, max_width=512)
+
+
+def test_a_soup_is_no_wider_than_it_may_be_and_not_made_of_too_many() -> None:
+    parts = weighted([bottleneck("pfeiffer", 300)] * 4, [1] * 4)
+    with pytest.raises(Incompatible, match="Side by side they are 1200 wide, and 'recompress' takes at most 1024"):
+        settle(parts, NARROW, max_width=512)
+    assert within_width(parts, NARROW, max_width=512)[0] == 3
+    assert settle(parts[:3], NARROW, max_width=512).mixing == NARROW
+    with pytest.raises(Incompatible, match="Recompressed they would be 600 wide, and max_width is 512"):
+        settle(parts[:3], RecompressMixing(width=600), max_width=512)
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    config = bottleneck("bapna_firat", 3)
+    broken = {name: value.clone() for name, value in tensors_of(config, 0).items()}
+    broken["layers.1.ffn.down.weight"][0, 0] = float("nan")
+    with pytest.raises(InvalidRecipe, match="not finite"):
+        recompress.mix([part(0, config, "0.5"), part(1, config, "0.5", load=lambda: broken)], NARROW)
+
+
+@pytest.mark.parametrize("fields", [{"width": 0}, {"width": 65537}, {"seed": -1}, {"seed": 2**32}, {"scale": 0}])
+def test_fields_are_checked(fields) -> None:
+    with pytest.raises(ValidationError):
+        RecompressMixing(**fields)
+
+
+def test_the_report_has_the_residual_of_every_site_and_those_of_other_methods_have_none() -> None:
+    parts = weighted([lora(4)] * 2, [1, 1])
+    _, report = reported(parts, NARROW)
+    assert (report.width_in, report.width_out, report.relative_cost) == ((4, 4), 4, 1.0)
+    assert set(report.residuals) == set(lora(4).modules())
+    assert min(report.residuals.values()) <= report.residual <= max(report.residuals.values())
+    _, plain = reported(parts, NARROW_EXACT)
+    assert plain.residuals is None
+    assert "residuals" not in plain.model_dump(mode="json")
+    assert MixReport.model_validate(plain.model_dump(mode="json")) == plain
+    assert MixReport.model_validate(report.model_dump(mode="json")) == report
+
+
+def test_sites_that_fit_are_left_as_they_are() -> None:
+    config = bottleneck("pfeiffer", 4)
+    tensors = tensors_of(config, 0)
+    found = narrow_bottlenecks(config, tensors, {"": 4}, 0)
+    assert all(np.array_equal(value.numpy(), tensors[name].double().numpy()) for name, value in found.items())

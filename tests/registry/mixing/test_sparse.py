@@ -1,0 +1,307 @@
+"""Averages of pruned adapters: four rules for one mask, as laws, and what the report says of it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
+from registry.adapters.weights import check_weights, save_tensors
+from registry.errors import Incompatible
+from registry.mixing import MIXINGS
+from registry.mixing.auto import best_unranked, settle
+from registry.mixing.average import mix, result
+from registry.mixing.report import ExactMixture, report_of
+from registry.spec import (
+    AutoMixing,
+    AverageMixing,
+    ConcatMixing,
+    HeadConfig,
+    Pruned,
+    Recipe,
+    RecipeIngredient,
+    UnionConfig,
+    canonical_weights,
+)
+from tests.registry.pruned_adapters import sparse, sparse_part
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
+
+CONFIG = bottleneck("pfeiffer")
+RULES = ("union", "intersect", "first", "reprune")
+rules = st.sampled_from(RULES)
+weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
+
+
+def parts_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
+    canonical = canonical_weights(drawn)
+    return [
+        sparse_part(number, config, weight, sparsity=sparsities[number], provenance=INIT, **changes)
+        for number, weight in enumerate(canonical)
+    ]
+
+
+def mixed(parts, rule=None, **fields):
+    mixing = AverageMixing(masks=rule, **fields)
+    assert MIXINGS["average"].check(parts, mixing) == []
+    config, tensors = result(parts, mixing), mix(parts, mixing)
+    assert mask_problems(config, tensors) == []
+    return config, tensors
+
+
+def keeps(config, tensors):
+    names = [name for some in projections(config, values(tensors)).values() for name in some]
+    return {
+        name: unpack(tensors[mask_of(name)], tensors[name].shape)
+        if mask_of(name) in tensors
+        else torch.ones_like(tensors[name], dtype=torch.bool)
+        for name in names
+    }
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+@given(weights, rules, st.randoms(use_true_random=False))
+@settings(max_examples=25)
+def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
+    parts = parts_of(CONFIG, drawn)
+    shuffled = random.sample(parts, len(parts))
+    config, tensors = mixed(parts, rule)
+    again, same = mixed(shuffled, rule)
+    assert config == again
+    assert save_tensors(tensors) == save_tensors(same)
+
+
+@given(weights)
+@settings(max_examples=25)
+def test_a_union_loses_nothing_of_the_average(drawn):
+    parts = parts_of(CONFIG, drawn)
+    _, tensors = mixed(parts)
+    plain = [replace(one, config=one.config.dense(), load=lambda one=one: values(one.load())) for one in parts]
+    _, average = mixed(plain)
+    assert save_tensors(values(tensors)) == save_tensors(average)
+
+
+@given(weights)
+@settings(max_examples=25)
+def test_masks_are_what_their_names_say(drawn):
+    parts = parts_of(CONFIG, drawn)
+    own = [keeps(one.config, one.load()) for one in parts]
+    found = {rule: keeps(*mixed(parts, rule)) for rule in RULES}
+    heaviest = max(range(len(parts)), key=lambda i: (float(parts[i].weight), [-ord(c) for c in parts[i].digest]))
+    for name, first in own[heaviest].items():
+        stacked = torch.stack([one[name] for one in own])
+        assert torch.equal(found["union"][name], stacked.any(0))
+        assert torch.equal(found["intersect"][name], stacked.all(0))
+        assert torch.equal(found["first"][name], first)
+
+
+@given(weights)
+@settings(max_examples=25)
+def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
+    parts = parts_of(CONFIG, drawn)
+    _, average = mixed(parts)
+    config, tensors = mixed(parts, "reprune")
+    masked = sum(one.config.pruned.masked for one in parts)
+    assert config.pruned.masked == round(masked / len(parts))
+    assert config.pruned.score == "reprune"
+    kept = keeps(config, tensors)
+    sizes = torch.cat([average[name].abs().reshape(-1) for name in kept])
+    flags = torch.cat([one.reshape(-1) for one in kept.values()])
+    assert float(sizes[~flags].max()) <= float(sizes[flags].min())
+
+
+@given(st.integers(2, 4), rules)
+@settings(max_examples=12)
+def test_copies_average_to_themselves(count, rule):
+    pruned, tensors = sparse(CONFIG, 7)
+    canonical = canonical_weights([1.0] * count)
+    parts = [part(n, pruned, weight, provenance=INIT, load=lambda: tensors) for n, weight in enumerate(canonical)]
+    config, found = mixed(parts, rule)
+    assert config.pruned.masked == pruned.pruned.masked
+    for name, tensor in tensors.items():
+        if is_mask(name):
+            assert torch.equal(found[name], tensor)
+        else:
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        bottleneck("houlsby_plain"),
+        bottleneck("bapna_firat"),
+        lora(rank=3, leaves=("c_attn", "c_fc")),
+        UnionConfig(members=(bottleneck("parallel"), HeadConfig(task="classification", labels=("a", "b")))),
+    ],
+    ids=["houlsby", "bapna_firat", "lora", "union"],
+)
+def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
+    config, tensors = mixed(parts_of(config, [0.5, 0.3, 0.2]), rule, scale="0.5")
+    report = check_weights(save_tensors(tensors), config, SHAPE, max_bytes=10**7)
+    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
+    assert masked > 0
+    assert report.parameters == sum(t.numel() for t in values(tensors).values()) - masked
+
+
+# --- edges ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_ingredient_is_itself(rule):
+    one = sparse_part(3, CONFIG)
+    assert mixed([one], rule)[0] == one.config
+    assert save_tensors(mixed([one], rule)[1]) == save_tensors(one.load())
+    halved, tensors = mixed([one], rule, scale="0.5")
+    assert halved == one.config
+    assert torch.equal(tensors["layers.0.ffn.up.weight"], one.load()["layers.0.ffn.up.weight"] * 0.5)
+
+
+def test_a_dense_ingredient_keeps_everything():
+    parts = [sparse_part(0, CONFIG, "0.5", provenance=INIT), part(1, CONFIG, "0.5", provenance=INIT)]
+    own = parts[0].config.pruned
+    found = {rule: mixed(parts, rule) for rule in RULES}
+    config, tensors = found["union"]
+    assert config == CONFIG
+    assert not any(map(is_mask, tensors))
+    assert found["intersect"][0].pruned.masked == own.masked
+    assert found["reprune"][0].pruned.masked == round(own.masked / 2)
+    assert found["intersect"][0].pruned.score == "intersect"
+
+
+def test_first_is_the_heaviest_and_of_equals_the_lowest_digest():
+    light, heavy = parts_of(CONFIG, [0.3, 0.7])
+    assert mixed([light, heavy], "first")[0].pruned.masked == heavy.config.pruned.masked
+    equals = parts_of(CONFIG, [0.5, 0.5])
+    lowest = min(equals, key=lambda one: one.digest)
+    assert mixed(equals, "first")[0].pruned.masked == lowest.config.pruned.masked
+
+
+def test_layers_are_pruned_again_as_they_were():
+    def in_layers(number):
+        pruned, tensors = sparse(CONFIG, number)
+        found = dict(tensors)
+        masked = 0
+        for name in projections(CONFIG, values(tensors))[""]:
+            keep = torch.ones(tensors[name].numel(), dtype=torch.bool)
+            keep[: keep.numel() // (number + 2)] = False
+            masked += int((~keep).sum())
+            found[name] = tensors_of(CONFIG, number)[name] * keep.reshape(tensors[name].shape)
+            found[mask_of(name)] = pack(keep)
+        about = Pruned(score="snip", sparsity=masked / 256, masked=masked, scope="layer")
+        return part(number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: found)
+
+    parts = [in_layers(0), in_layers(2)]
+    config, tensors = mixed(parts, "reprune")
+    assert config.pruned.scope == "layer"
+    assert {int((~keep).sum()) for keep in keeps(config, tensors).values()} == {(32 + 16) // 2}
+
+
+def test_nothing_in_common():
+    pruned, tensors = sparse(CONFIG, 5, sparsity=0.5)
+    other = dict(tensors)
+    for name in projections(CONFIG, values(tensors))[""]:
+        keep = ~unpack(tensors[mask_of(name)], tensors[name].shape)
+        other[name], other[mask_of(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
+    parts = [
+        part(n, pruned, "0.5", provenance=INIT, load=lambda found=found: found)
+        for n, found in enumerate([tensors, other])
+    ]
+    with pytest.raises(Incompatible, match=r"No entry .* is kept by all 2 ingredients: mix with"):
+        result(parts, AverageMixing(masks="intersect"))
+    config, found = mixed(parts)
+    assert config == CONFIG  # between them they keep everything
+    assert not any(map(is_mask, found))
+
+
+def test_what_is_pruned_may_differ_and_nothing_else():
+    parts = [sparse_part(0, CONFIG, "0.5"), sparse_part(1, bottleneck("pfeiffer", 5), "0.5", sparsity=0.6)]
+    assert MIXINGS["average"].check(parts, AverageMixing(assume_same_init=True)) == [
+        "The values of 'bottleneck' differ: acme/a0@1 has 4; acme/a1@1 has 5."
+    ]
+    assert "initialisation" in MIXINGS["average"].check([*parts[:1], sparse_part(2, CONFIG)], AverageMixing())[0]
+
+
+def test_dense_and_pruned_are_of_one_kind():
+    alike = [sparse_part(0, CONFIG, provenance=INIT), part(1, CONFIG, provenance=INIT)]
+    alone = part(2, bottleneck("parallel"), provenance=INIT)
+    assert best_unranked([alone, *alike], AutoMixing()) in alike
+    assert settle(alike, AutoMixing(), max_width=64).mixing == AverageMixing()
+
+
+def test_concatenated_they_are_dense():
+    for config in (CONFIG, lora(rank=3)):
+        parts = parts_of(config, [0.5, 0.5])
+        mixing = ConcatMixing()
+        assert MIXINGS["concat"].check(parts, mixing) == []
+        joined, tensors = MIXINGS["concat"].result(parts, mixing), MIXINGS["concat"].mix(parts, mixing)
+        assert joined.pruned is None
+        check_weights(save_tensors(tensors), joined, SHAPE, max_bytes=10**7)
+        exact = ExactMixture(joined, SHAPE, mixing)
+        MIXINGS["concat"].mix([exact.watched(one) for one in parts], mixing)
+        assert exact.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
+        alone = [replace(parts[0], weight="1")]
+        assert MIXINGS["concat"].result(alone, mixing) == parts[0].config
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def report(parts, mixing):
+    method = MIXINGS[mixing.method]
+    ordered = sorted(parts, key=lambda one: one.digest)
+    recipe = Recipe(
+        base_fingerprint=BASE,
+        ingredients=tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered),
+        mixing=mixing,
+    )
+    config, tensors = method.result(ordered, mixing), method.mix(ordered, mixing)
+    return report_of(ordered, recipe, config, tensors, shape=SHAPE, residual=0.1), config
+
+
+def test_the_report_says_what_is_pruned():
+    parts = parts_of(CONFIG, [0.5, 0.5])
+    found, config = report(parts, AverageMixing())
+    plain = sum(tensor.numel() for tensor in tensors_of(CONFIG, 0).values())
+    assert found.parameters == plain - config.pruned.masked
+    assert found.size_bytes == 4 * plain + 4 * 64 // 8
+    (note,) = found.notes
+    assert note.startswith(f"Pruned are {config.pruned.masked} entries (")
+    shares = " ".join(f"{one.config.pruned.sparsity:.1%}," for one in sorted(parts, key=lambda one: one.digest))
+    assert note.endswith(f", by masks 'union' of ingredients pruned by {shares.rstrip(',')}.")
+    assert report(parts, ConcatMixing())[0].notes[0].endswith("by concat no mask is kept.")
+    mixture = [parts[0], part(1, CONFIG, "0.5", provenance=INIT)]
+    assert report(mixture, AverageMixing())[0].notes[0].endswith("by average an ingredient keeps every entry.")
+    plainly = [part(n, CONFIG, "0.5", provenance=INIT) for n in range(2)]
+    assert report(plainly, AverageMixing())[0].notes == ()
+    assert report(plainly, AverageMixing(masks="intersect"))[0].notes == (
+        "None of the ingredients is pruned: masks 'intersect' changed nothing.",
+    )
+
+
+def test_the_mask_rule_is_in_the_recipe_only_where_it_is_set():
+    assert "masks" not in AverageMixing().model_dump(mode="json")
+    assert AverageMixing(masks="first").model_dump(mode="json")["masks"] == "first"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_of_many_masks_no_more_is_held_than_of_one(rule):
+    """A bit an entry in a file is a byte an entry once it is read: of a thousand ingredients more than there is."""
+    config, count = bottleneck("pfeiffer", width=256), 24
+    parts = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
+    entries = sum(parts[0].load()[name].numel() for name in projections(config, values(parts[0].load()))[""])
+    tracemalloc.start()
+    try:
+        result(parts, AverageMixing(masks=rule))
+        mix(parts, AverageMixing(masks=rule))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    again = 16 * entries if rule == "reprune" else 0  # the scores of one average, ranked
+    assert peak < 6 * entries + again + 2**16

@@ -1,0 +1,140 @@
+"""Task arithmetic: the paper's formula in double precision, the start that is drawn again, and LoRAs' updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from registry.adapters import create
+from registry.errors import Incompatible
+from registry.mixing import MIXINGS
+from registry.mixing.auto import settle
+from registry.mixing.compat import SoupPart
+from registry.spec import (
+    AverageMixing,
+    ConcatMixing,
+    HeadConfig,
+    PrefixConfig,
+    Provenance,
+    TaskArithmeticMixing,
+    UnionConfig,
+)
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import (
+    INIT,
+    OTHER_INIT,
+    SHAPE,
+    bottleneck,
+    lora,
+    part,
+    started,
+    tensors_of,
+    weighted,
+)
+
+METHOD = MIXINGS["task_arithmetic"]
+PLAIN = bottleneck("bapna_firat", 5)
+
+
+def ours(parts: list[SoupPart], **asked: object) -> dict[str, torch.Tensor]:
+    mixing = METHOD.resolved(parts, TaskArithmeticMixing.model_validate(asked), SHAPE)
+    return METHOD.mix(parts, mixing)
+
+
+@pytest.mark.parametrize("config", [PLAIN, bottleneck("pfeiffer", 3), bottleneck("houlsby_plain", 4)])
+@pytest.mark.parametrize("coefficients", [(0.4, 0.4, 0.4), (0.9, 0.1, 0.5), (-0.2, -0.3, -0.5)])
+def test_it_is_the_papers_formula(config, coefficients) -> None:
+    total = sum(coefficients)
+    parts = weighted([config] * 3, [one / total for one in coefficients], provenance=started(config))
+    found = ours(parts, scale=total)
+    start = create(config, SHAPE, seed=7, init="linear").state_dict()
+    for name, tensor in found.items():
+        first = start[name].double()
+        vectors = [tensors_of(config, n)[name].double() - first for n in range(3)]
+        wanted = first + sum(c * vector for c, vector in zip(coefficients, vectors, strict=True))
+        assert torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=1e-6), name
+
+
+def test_at_scale_1_it_is_the_average() -> None:
+    parts = weighted([PLAIN] * 3, [1, 2, 5], provenance=started(PLAIN))
+    average = MIXINGS["average"].mix(parts, AverageMixing())
+    for name, tensor in ours(parts).items():
+        assert torch.allclose(tensor, average[name], rtol=1e-6, atol=1e-7), name
+
+
+def test_what_learnt_nothing_stays_at_the_start() -> None:
+    start = create(PLAIN, SHAPE, seed=7, init="linear").state_dict()
+    (one,) = weighted([PLAIN], [1], provenance=started(PLAIN), load=lambda: start)
+    found = ours([one], scale="-3")
+    assert all(torch.equal(tensor, start[name]) for name, tensor in found.items())
+
+
+def test_the_start_is_found_by_its_hash_and_stands_in_the_recipe() -> None:
+    for init in ("near_identity", "linear", "zero_up"):
+        parts = weighted([PLAIN] * 2, [1, 1], provenance=started(PLAIN, seed=3, init=init))
+        mixing = METHOD.resolved(parts, TaskArithmeticMixing(scale="2"), SHAPE)
+        assert mixing == TaskArithmeticMixing(scale="2", init=init, init_seed=3)
+        assert METHOD.resolved(parts, mixing, SHAPE) == mixing
+
+
+def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> None:
+    unsaid = started(PLAIN, seed=3).model_copy(update={"init_seed": None})
+    parts = weighted([PLAIN] * 2, [1, 1], provenance=unsaid)
+    assert "came without the seed of the start: name 'init_seed'" in METHOD.check(parts, TaskArithmeticMixing())[0]
+    named = METHOD.resolved(parts, TaskArithmeticMixing(init_seed=3), SHAPE)
+    assert (named.init, named.init_seed) == ("linear", 3)
+    for wrong in (TaskArithmeticMixing(init_seed=4), TaskArithmeticMixing(init="zero_up", init_seed=3)):
+        assert METHOD.check(parts, wrong) == []
+        with pytest.raises(Incompatible, match="gives those of hash"):
+            METHOD.resolved(parts, wrong, SHAPE)
+
+
+@pytest.mark.parametrize("scale", ["1", "2.4", "-0.5"])
+def test_of_loras_it_is_the_sum_of_their_updates_exactly(scale: str) -> None:
+    configs = [lora(2), lora(4, 3.0, rslora=True), lora(3, leaves=("c_fc",))]
+    parts = weighted(configs, [1, 2, 3], provenance=OTHER_INIT)
+    parts[1] = replace(parts[1], provenance=Provenance())
+    mixing = METHOD.resolved(parts, TaskArithmeticMixing(scale=scale, init="linear", init_seed=1), SHAPE)
+    assert mixing == TaskArithmeticMixing(scale=scale)
+    exact = ConcatMixing(scale=scale)
+    assert METHOD.result(parts, mixing) == MIXINGS["concat"].result(parts, exact)
+    wanted = MIXINGS["concat"].mix(parts, exact)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in METHOD.mix(parts, mixing).items())
+    path = "transformer.h.0.attn.c_attn"
+    names = [f"base_model.model.{path}.lora_{side}.weight" for side in "BA"]
+    soup = METHOD.mix(parts, mixing)
+    found = soup[names[0]].double() @ soup[names[1]].double()
+    updates = [
+        float(one.weight) * one.config.scaling(one.config.modules()[path]) * np.asarray(b) @ np.asarray(a)
+        for one in parts[:2]
+        for b, a in [[one.load()[name].double() for name in names]]
+    ]
+    assert np.allclose(found.numpy(), float(scale) * sum(updates), rtol=1e-5, atol=1e-5)
+    assert "max_width is 5" in METHOD.too_wide(parts, mixing, 5)[0]
+
+
+def test_what_cannot_be_mixed_so_is_refused() -> None:
+    head = HeadConfig(task="classification", labels=("no", "yes"))
+    union = UnionConfig(members=(PrefixConfig(length=2), bottleneck("parallel", 3)))
+    config, tensors = sparse(bottleneck("pfeiffer", 4), 0)
+    for parts, words in (
+        ([part(0, PLAIN, provenance=INIT), part(1, PLAIN, provenance=OTHER_INIT)], "initialisations differ"),
+        ([part(n, PLAIN) for n in range(2)], "is unknown"),
+        ([part(0, PLAIN)], "is unknown"),
+        ([part(0, PLAIN, provenance=INIT)], "name 'init_seed'"),
+        (
+            [part(n, bottleneck("houlsby"), provenance=INIT) for n in range(2)],
+            "trained LayerNorms of acme/a0@1 started",
+        ),
+        ([part(n, config, provenance=INIT, load=lambda: tensors) for n in range(2)], "is pruned, and"),
+        ([part(n, head, provenance=INIT) for n in range(2)], "has no projections to mix"),
+        ([part(n, union, provenance=INIT) for n in range(2)], "of bottlenecks and LoRAs, and acme/a0@1 is a union"),
+        ([part(n, PLAIN, provenance=INIT, layers={"layers.0.ffn": "1"}) for n in range(2)], "factors by layer"),
+        ([part(0, PLAIN, provenance=INIT), part(1, lora(2))], "methods differ"),
+    ):
+        with pytest.raises(Incompatible) as refused:
+            settle(parts, TaskArithmeticMixing(), max_width=512)
+        assert words in refused.value.message, refused.value.message
