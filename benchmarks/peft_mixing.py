@@ -18,16 +18,16 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.errors import Internal
 from registry.mixing import MIXINGS
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, BaseShape, LoraConfig, Mixing, Provenance, canonical_weights
 
 MIXTURE = "mixture"
 
 
-def parts_of(config: AdapterConfig, shape: BaseShape, weights: Sequence[float]) -> list[SoupPart]:
+def parts_of(config: AdapterConfig, shape: BaseShape, weights: Sequence[float]) -> list[SoupIngredient]:
     """Random ingredients of one structure at these weights."""
     return [
-        SoupPart(
+        SoupIngredient(
             adapter_id=number, ref=f"team/a{number}@1", digest=f"sha256:{number:064x}", weight=weight,
             base_fingerprint=shape.fingerprint, config=config, provenance=Provenance(), dtype="F32",
             load=partial(_random, config, shape, number),
@@ -44,7 +44,7 @@ def _random(config: AdapterConfig, shape: BaseShape, seed: int) -> dict[str, Ten
     }
 
 
-def mixed(parts: Sequence[SoupPart], mixing: Mixing) -> tuple[AdapterConfig, dict[str, Tensor]]:
+def mixed(parts: Sequence[SoupIngredient], mixing: Mixing) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """A soup, as `cook` makes it; raises Internal for ingredients that cannot be mixed."""
     method = MIXINGS[mixing.method]
     reasons = method.check(parts, mixing)

@@ -28,7 +28,7 @@ from registry.base_model.likelihood import hidden_states
 from registry.errors import Internal
 from registry.formats import read_directory
 from registry.mixing.average import check, mix
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import digest_of
 from registry.spec import AverageMixing, BaseEntry, canonical_weights
 from training.tasks.language import passage_scores
@@ -155,9 +155,9 @@ def _adapter(base: LoadedBase, model: Model) -> AdapterModule:
     return from_tensors(parts[0].config, base.shape, mix(parts, mixing))
 
 
-def _part(one: Ingredient, number: int, share: str) -> SoupPart:
+def _part(one: Ingredient, number: int, share: str) -> SoupIngredient:
     folder = read_directory(one.folder)
-    return SoupPart(
+    return SoupIngredient(
         adapter_id=number, ref=one.name, digest=one.digest, weight=share,
         base_fingerprint=str(folder.base_fingerprint), config=folder.config, provenance=folder.provenance,
         dtype="F32", load=partial(_tensors, folder.weights),

@@ -27,7 +27,7 @@ from registry.cook.mix import planned
 from registry.errors import Conflict
 from registry.formats import read_directory
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BaseEntry, BaseShape, Provenance, weights_by_digest
 from registry.tasks.run import run_tasks
@@ -128,9 +128,9 @@ class Member:
     dtype: str
     weights: bytes
 
-    def part(self, number: int, weight: str, fingerprint: str) -> SoupPart:
+    def part(self, number: int, weight: str, fingerprint: str) -> SoupIngredient:
         """It as an ingredient at a weight; `number` is its own among those of a soup."""
-        return SoupPart(
+        return SoupIngredient(
             digest=self.digest, config=self.config, load=lambda: load_tensors(self.weights), adapter_id=number,
             ref=self.name, weight=weight, base_fingerprint=fingerprint, provenance=self.provenance, dtype=self.dtype,
         )  # fmt: skip

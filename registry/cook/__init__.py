@@ -25,7 +25,7 @@ from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import DamagedBlob, InvalidSample, Retired, Unavailable
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import TEMPORARY, split_name
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, check_sample, embed_texts
@@ -107,7 +107,9 @@ def _ranked(evidence: Evidence) -> int:
     return 0 if found is None else len(found.selected) + len(found.left_out) + sum(found.more_left_out.values())
 
 
-def _base(registry: Registry, caller: Caller, request: CookRequest) -> tuple[TimedBase, tuple[SoupPart, ...] | None]:
+def _base(
+    registry: Registry, caller: Caller, request: CookRequest
+) -> tuple[TimedBase, tuple[SoupIngredient, ...] | None]:
     """The base model that a soup is cooked for, and its parts where they are given by hand."""
     parts = None
     if request.recipe is not None:
@@ -121,7 +123,7 @@ def _base(registry: Registry, caller: Caller, request: CookRequest) -> tuple[Tim
 
 def _cook(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, sample: CheckedSample | None,
-    parts: tuple[SoupPart, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
+    parts: tuple[SoupIngredient, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
 ) -> Cooked:  # fmt: skip
     """As `_once`, and again where an adapter was purged meanwhile that the selector knew."""
     purged = _count_purged(registry)
@@ -144,7 +146,7 @@ def _count_purged(registry: Registry) -> int:
         return catalogue.removals.count_purged()
 
 
-def _check_there(registry: Registry, parts: Sequence[SoupPart]) -> None:
+def _check_there(registry: Registry, parts: Sequence[SoupIngredient]) -> None:
     """Raises Retired where one of the parts that were given by hand was purged."""
     with registry.database.read() as catalogue:
         gone = catalogue.removals.gone([part.adapter_id for part in parts])
@@ -155,7 +157,7 @@ def _check_there(registry: Registry, parts: Sequence[SoupPart]) -> None:
 
 def _once(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, sample: CheckedSample | None,
-    parts: tuple[SoupPart, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
+    parts: tuple[SoupIngredient, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
 ) -> Cooked:  # fmt: skip
     """What comes of a request that says all that it asks for; `parts` are those given by hand."""
     chosen = None
@@ -206,7 +208,7 @@ def _once(
 
 
 def _mixed(
-    registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], request: CookRequest,
+    registry: Registry, base: BaseModel, parts: tuple[SoupIngredient, ...], request: CookRequest,
     sample: CheckedSample | None, chosen: Chosen | None, evidence: Evidence, gradients: Gradients, progress: Progress,
 ) -> tuple[Mixed, Evidence]:  # fmt: skip
     """The soup of these parts, and where it is to be verified what that found."""
@@ -230,7 +232,7 @@ def _mixed(
     return mixed, evidence.model_copy(update={"verification": verification})
 
 
-def _to_tune(parts: tuple[SoupPart, ...], request: CookRequest) -> MixingRequest:
+def _to_tune(parts: tuple[SoupIngredient, ...], request: CookRequest) -> MixingRequest:
     """How the start of a training is mixed: as wide as one adapter, where the request leaves that open."""
     found = settle(parts, request.mixing, max_width=request.max_width).mixing
     wide = isinstance(request.mixing, AutoMixing) and isinstance(found, ConcatMixing) and len(parts) > 1

@@ -12,7 +12,7 @@ from registry.context import Caller, Registry
 from registry.cook.choose import MOST, part_of, rows_of
 from registry.mixing import concat
 from registry.mixing.auto import apart
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.select.select import Chosen
 from registry.selectors.ranking import Why, listed_of
@@ -21,7 +21,7 @@ from registry.spec import ConcatMixing, CookRequest, LeftOut
 BLOCK = 256
 """Ranked adapters that are read together, where not all are needed."""
 NOT_BESIDE = "Cannot be put side by side with the best-ranked that can be at all."
-Candidates = list[tuple[AdapterRow, SoupPart]]
+Candidates = list[tuple[AdapterRow, SoupIngredient]]
 
 
 def candidates_of(
@@ -53,15 +53,15 @@ def candidates_of(
 
 
 def _fitting(
-    registry: Registry, chosen: Chosen, named: Sequence[SoupPart]
-) -> Iterator[list[tuple[AdapterRow, SoupPart, str]]]:
+    registry: Registry, chosen: Chosen, named: Sequence[SoupIngredient]
+) -> Iterator[list[tuple[AdapterRow, SoupIngredient, str]]]:
     """The ranked adapters block by block, each with why it cannot be put beside the first that can be at all.
 
     That is the best-ranked, or where none of the ranked can be the first of those that are `named`.
     """
     digests = [one.member.digest for one in chosen.ranking.ranked]
     pending: Candidates = []
-    best: SoupPart | None = None
+    best: SoupIngredient | None = None
     for first in range(0, len(digests), BLOCK):
         rows = rows_of(registry, chosen, digests[first : first + BLOCK])
         pending += [(row, part_of(row, "1", registry.blobs)) for row in rows.values()]
@@ -73,7 +73,7 @@ def _fitting(
         yield _beside(next((part for part in named if part.config.joinable), None), pending)
 
 
-def _beside(best: SoupPart | None, pending: Candidates) -> list[tuple[AdapterRow, SoupPart, str]]:
+def _beside(best: SoupIngredient | None, pending: Candidates) -> list[tuple[AdapterRow, SoupIngredient, str]]:
     """These with why they cannot be put side by side with the best, or where there is none at all."""
     if best is None:
         why = {part.digest: " ".join(concat.check([part], ConcatMixing())) for _, part in pending}

@@ -15,7 +15,7 @@ from registry.context import Caller, Registry
 from registry.cook.statistics import stored_statistic
 from registry.errors import InvalidRecipe
 from registry.mixing.auto import apart, best_unranked, within_width
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample
@@ -47,7 +47,7 @@ MOST = 64
 def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit,
     passages: Sequence[int] | None = None, progress: Progress | None = None,
-) -> tuple[Chosen, tuple[SoupPart, ...]]:  # fmt: skip
+) -> tuple[Chosen, tuple[SoupIngredient, ...]]:  # fmt: skip
     """The adapters a selector picks for a sample, or for these of its `passages`; no part means that it abstains."""
     spec = selector_of(request)
     chosen = select(
@@ -62,7 +62,7 @@ def selector_of(request: CookRequest) -> SelectorSpec:
     return request.selector or PosteriorSpec()
 
 
-def mixable(registry: Registry, request: CookRequest, chosen: Chosen) -> tuple[Chosen, tuple[SoupPart, ...]]:
+def mixable(registry: Registry, request: CookRequest, chosen: Chosen) -> tuple[Chosen, tuple[SoupIngredient, ...]]:
     """What is chosen without what cannot be mixed with its best, and the parts that are left."""
     if chosen.selection.abstained:
         return chosen, ()
@@ -105,7 +105,7 @@ def with_note(registry: Registry, chosen: Chosen) -> Selection:
 
 
 def _mixable(
-    chosen: Chosen, every: Sequence[Ingredient], parts: Mapping[str, SoupPart], request: CookRequest
+    chosen: Chosen, every: Sequence[Ingredient], parts: Mapping[str, SoupIngredient], request: CookRequest
 ) -> Selection:
     """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
 
@@ -144,8 +144,8 @@ def _mixable(
 
 
 def _apart(
-    parts: Mapping[str, SoupPart], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
-) -> tuple[SoupPart, dict[str, str]]:
+    parts: Mapping[str, SoupIngredient], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
+) -> tuple[SoupIngredient, dict[str, str]]:
     """The part that the others must go with, and why some cannot, by digest.
 
     It is the best-ranked, or where nothing is ranked one of the largest group that mixes.
@@ -155,7 +155,7 @@ def _apart(
     return best, apart(best, selected, request.mixing, ranked=ranked)
 
 
-def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[SoupPart, ...]]:
+def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[SoupIngredient, ...]]:
     """The base id and the parts of a recipe by hand.
 
     An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
@@ -204,15 +204,15 @@ def _check_said(
         )
 
 
-def _as_said(registry: Registry, part: SoupPart, one: WeightedRef) -> SoupPart:
+def _as_said(registry: Registry, part: SoupIngredient, one: WeightedRef) -> SoupIngredient:
     """The part with what the recipe says of it besides its weight."""
     known = None if one.statistic is None else stored_statistic(registry.blobs, one.statistic)
     return replace(part, layers=one.layers, statistic=known)
 
 
-def part_of(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:
+def part_of(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupIngredient:
     """The ingredient that a row is, at this weight."""
-    return SoupPart(
+    return SoupIngredient(
         **vars(loadable(row, blobs)),
         adapter_id=row.id,
         ref=row.ref,

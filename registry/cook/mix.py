@@ -12,7 +12,7 @@ from registry.context import BaseModel, Registry
 from registry.errors import Incompatible, Internal, InvalidRecipe
 from registry.mixing import MIXINGS
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart, by_digest
+from registry.mixing.compat import SoupIngredient, by_digest
 from registry.mixing.report import TOLERANCE, ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
@@ -35,7 +35,7 @@ class Mixed:
     """
 
     base: BaseModel
-    parts: tuple[SoupPart, ...]
+    parts: tuple[SoupIngredient, ...]
     recipe: Recipe
     config: AdapterConfig
     tensors: Tensors
@@ -67,7 +67,7 @@ class Mixed:
 class Planned:
     """A recipe before it is mixed: its ingredients in the order of their digests, and the configuration of the soup."""
 
-    parts: tuple[SoupPart, ...]
+    parts: tuple[SoupIngredient, ...]
     recipe: Recipe
     config: AdapterConfig
     shape: BaseShape
@@ -89,7 +89,7 @@ class Planned:
         return adapter_digest(self.shape.fingerprint, self.config, tensors)
 
 
-def planned(parts: Sequence[SoupPart], mixing: Mixing, shape: BaseShape) -> Planned:
+def planned(parts: Sequence[SoupIngredient], mixing: Mixing, shape: BaseShape) -> Planned:
     """The recipe of ingredients that can be mixed so; raises InvalidRecipe for factors that are not of its sites."""
     _check_layers(parts, shape)
     ordered = tuple(by_digest(parts))
@@ -109,7 +109,9 @@ def planned(parts: Sequence[SoupPart], mixing: Mixing, shape: BaseShape) -> Plan
     return Planned(ordered, recipe, MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing), shape)
 
 
-def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], *, request: CookRequest) -> Mixed:
+def mix_ingredients(
+    registry: Registry, base: BaseModel, parts: tuple[SoupIngredient, ...], *, request: CookRequest
+) -> Mixed:
     """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
 
     Raises Incompatible with all reasons at once.
@@ -144,7 +146,7 @@ def _agrees(report: MixReport, before: MixReport) -> bool:
     return abs(report.residual - before.residual) <= TOLERANCE
 
 
-def check_base(parts: Sequence[SoupPart], base: BaseModel) -> None:
+def check_base(parts: Sequence[SoupIngredient], base: BaseModel) -> None:
     """Raises Incompatible where they, who are of one base model, are of another state of it."""
     fingerprint = base.shape.fingerprint
     if parts[0].base_fingerprint != fingerprint:
@@ -155,7 +157,7 @@ def check_base(parts: Sequence[SoupPart], base: BaseModel) -> None:
         )
 
 
-def _check_layers(parts: Sequence[SoupPart], shape: BaseShape) -> None:
+def _check_layers(parts: Sequence[SoupIngredient], shape: BaseShape) -> None:
     """Raises InvalidRecipe where factors by site are not for exactly the sites of their adapter."""
     for part in parts:
         if part.layers is None:

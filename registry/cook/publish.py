@@ -17,7 +17,7 @@ from registry.context import Caller, Registry
 from registry.cook.mix import Mixed
 from registry.cook.setting import check_tuning
 from registry.errors import Retired
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.names import sha256_digest
 from registry.quotas import check_room, check_stored
 from registry.samples.sample import Vectors, enqueue_embed, record_vectors
@@ -86,7 +86,7 @@ def publish_soup(
     return row, created
 
 
-def purged_meanwhile(part: SoupPart) -> Retired:
+def purged_meanwhile(part: SoupIngredient) -> Retired:
     """The error for an ingredient that was there when the soup was begun."""
     return Retired(f"{part.ref} was purged while the soup was made: nothing of it is left.", param="recipe")
 
@@ -186,7 +186,7 @@ def _card(mixed: Mixed, namespace: str, learnt: tuple[str, ...]) -> Card:
     return Card(description=described[:20_000], metadata=metadata)
 
 
-def inherited(parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig) -> Provenance:
+def inherited(parts: Sequence[SoupIngredient], recipe: Recipe, config: AdapterConfig) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
     A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its

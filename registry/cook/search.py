@@ -25,7 +25,7 @@ from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.cook.ways import How, best_alone, narrow, reported, request_of, side_by_side
 from registry.errors import Incompatible, Internal, InvalidSample
 from registry.mixing import concat
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.progress import Progress
 from registry.select.select import Chosen
 from registry.spec import (
@@ -71,7 +71,7 @@ class Searched:
 
 def search(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, chosen: Chosen,
-    selected: Sequence[SoupPart], texts: Sequence[str], *, weigh: Weigh, progress: Progress,
+    selected: Sequence[SoupIngredient], texts: Sequence[str], *, weigh: Weigh, progress: Progress,
 ) -> Searched:  # fmt: skip
     """Weigh the candidates of a ranking and those asked for, and try what comes of it on held-out passages.
 
@@ -115,12 +115,12 @@ class _Ask:
 
     candidates: Candidates
     left_out: tuple[tuple[LeftOut, ...], dict[str, int]]
-    selected: Sequence[SoupPart]
+    selected: Sequence[SoupIngredient]
     asked: WeighingRequest | None
     decided_on: int
 
     @property
-    def parts(self) -> list[SoupPart]:
+    def parts(self) -> list[SoupIngredient]:
         """The candidates as they are mixed."""
         return [part for _, part in self.candidates]
 
@@ -178,7 +178,7 @@ class _Work:
         size = Size.of(len(self.texts), len(candidates))
         return replace(self, left=vars(cut_weighing(DEPTHS[self.request.effort], size, passes)))
 
-    def ask(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Ask:
+    def ask(self, chosen: Chosen, selected: Sequence[SoupIngredient], numbers: Sequence[int]) -> _Ask:
         """The candidates of a ranking, to be weighed on the passages of these numbers."""
         request, base = self.request, self.base
         candidates, left_out = candidates_of(self.registry, self.caller, request, chosen)

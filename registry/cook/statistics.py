@@ -23,7 +23,7 @@ from registry.errors import Incompatible, InvalidRecipe
 from registry.files import decode_lines
 from registry.mixing import MIXINGS
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart, Statistic
+from registry.mixing.compat import SoupIngredient, Statistic
 from registry.progress import Progress
 from registry.quotas import check_stored, room_for_bytes
 from registry.spec import (
@@ -54,9 +54,9 @@ def may_measure(mixing: MixingRequest) -> bool:
 
 
 def with_statistics(
-    registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], request: CookRequest, *, measure: Measure,
+    registry: Registry, base: BaseModel, parts: tuple[SoupIngredient, ...], request: CookRequest, *, measure: Measure,
     progress: Progress,
-) -> tuple[SoupPart, ...]:  # fmt: skip
+) -> tuple[SoupIngredient, ...]:  # fmt: skip
     """The parts with what the request's mixing has to know of each; as they are where that is nothing.
 
     One that a recipe names is taken as it is, and never computed anew: that would be another recipe.
@@ -93,7 +93,7 @@ class _Work:
     measure: Measure
     progress: Progress
 
-    def statistic(self, part: SoupPart) -> Statistic:
+    def statistic(self, part: SoupIngredient) -> Statistic:
         """The one that its recipe names, else that of an ingredient on its sample; raises as `with_statistics`."""
         if part.statistic is not None:
             return self._named(part, part.statistic)
@@ -104,7 +104,7 @@ class _Work:
             known = self._computed(part, part.sample)
         return stored_statistic(self.registry.blobs, known.blob_digest)
 
-    def _named(self, part: SoupPart, named: Statistic) -> Statistic:
+    def _named(self, part: SoupIngredient, named: Statistic) -> Statistic:
         with self.registry.database.read() as catalogue:
             row = catalogue.statistics.named(None, part.digest, named.blob)
         if row is None:
@@ -114,12 +114,12 @@ class _Work:
             raise InvalidRecipe(f"{what}, and this mixing goes by '{self.kind}': leave it out.", param="recipe")
         return named
 
-    def _whole(self, catalogue: Catalogue, part: SoupPart, sample: str) -> StatisticRow | None:
+    def _whole(self, catalogue: Catalogue, part: SoupIngredient, sample: str) -> StatisticRow | None:
         """What is known, if its file is there and sound: what is damaged is computed anew."""
         known = catalogue.statistics.find(part.digest, sample, self.kind)
         return known if known is not None and self.registry.blobs.is_whole(known.blob_digest) else None
 
-    def _computed(self, part: SoupPart, sample: str) -> StatisticRow:
+    def _computed(self, part: SoupIngredient, sample: str) -> StatisticRow:
         registry = self.registry
         with registry.database.read() as catalogue:
             row = catalogue.adapters.known(part.adapter_id)
@@ -136,7 +136,7 @@ class _Work:
         finally:
             self._forget_unnamed(found.blob)
 
-    def _check_room(self, part: SoupPart, owner: AdapterRow, sample: str) -> None:
+    def _check_room(self, part: SoupIngredient, owner: AdapterRow, sample: str) -> None:
         """Raises QuotaExceeded before a pass whose result whoever owns the adapter has no room for.
 
         Not where it takes the place of one that is damaged, which counts already.
@@ -151,7 +151,7 @@ class _Work:
         if left is not None and size > left[0]:
             raise left[1]
 
-    def _recorded(self, part: SoupPart, owner: AdapterRow, sample: str, found: MeasuredStatistic) -> StatisticRow:
+    def _recorded(self, part: SoupIngredient, owner: AdapterRow, sample: str, found: MeasuredStatistic) -> StatisticRow:
         """The row of what was computed, or of what another cook has stored since.
 
         It counts for the key and the namespace of the adapter; raises QuotaExceeded, and Retired as `statistic`.
@@ -183,7 +183,7 @@ def stored_statistic(blobs: BlobStore, blob: str) -> Statistic:
     return Statistic(blob, lambda: load_tensors(blobs.read(blob)))
 
 
-def _without(parts: tuple[SoupPart, ...], mixing: MixingRequest) -> tuple[SoupPart, ...]:
+def _without(parts: tuple[SoupIngredient, ...], mixing: MixingRequest) -> tuple[SoupIngredient, ...]:
     """The parts as they are, where nothing has to be known of them; raises InvalidRecipe where a statistic is named."""
     named = [part.ref for part in parts if part.statistic is not None]
     if named:
@@ -199,20 +199,20 @@ def _some(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
 
 
-def _read(part: SoupPart, shape: BaseShape) -> list[int]:
+def _read(part: SoupIngredient, shape: BaseShape) -> list[int]:
     """How many values each of its projections reads."""
     expected = expected_tensors(part.config, shape)
     return [expected[name][1] for name in read_by(part.config, expected)]
 
 
-def _size_of(part: SoupPart, shape: BaseShape, kind: StatisticKind) -> int:
+def _size_of(part: SoupIngredient, shape: BaseShape, kind: StatisticKind) -> int:
     """Bytes of the numbers of a statistic: fp32."""
     if kind == "inputs":
         return 4 * sum(map(packed_entries, _read(part, shape)))
     return 4 * sum(map(math.prod, expected_tensors(part.config, shape).values()))
 
 
-def _check_size(parts: Sequence[SoupPart], shape: BaseShape, *, solved: bool) -> None:
+def _check_size(parts: Sequence[SoupIngredient], shape: BaseShape, *, solved: bool) -> None:
     """Raises Incompatible where second moments would be too large to hold, or a system of them to solve."""
     size = sum(_size_of(part, shape, "inputs") for part in parts)
     most = max(max(_read(part, shape), default=0) for part in parts)

@@ -15,7 +15,7 @@ import numpy as np
 from registry.context import BaseModel
 from registry.cook.mix import Mixed
 from registry.errors import InvalidParameter, InvalidSample
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.progress import Progress
 from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
 from registry.uncertainty import paired_difference, t_quantile
@@ -26,7 +26,7 @@ LEVEL = 0.05
 """How often, at most, one of all the ways that are tried on held-out passages is to be said to help where none does."""
 
 
-def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effort | None) -> None:
+def check_verifiable(base: BaseModel, parts: Sequence[SoupIngredient], *, effort: Effort | None) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
     headed = next((part for part in parts if part.config.head is not None), None)

@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import FEW
 from registry.cook.plan import DEPTHS, parts_of
 from registry.mixing import recompress
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import (
     BaseShape,
     ConcatMixing,
@@ -29,12 +29,12 @@ from registry.spec import (
     canonical_weights,
 )
 
-How = tuple[Sequence[SoupPart], CookRequest]
+How = tuple[Sequence[SoupIngredient], CookRequest]
 """The parts of a soup, and the request that says how they are mixed."""
 
 
 def request_of(
-    request: CookRequest, candidates: Sequence[tuple[AdapterRow, SoupPart]], texts: Sequence[str]
+    request: CookRequest, candidates: Sequence[tuple[AdapterRow, SoupIngredient]], texts: Sequence[str]
 ) -> WeighingRequest:
     """What is asked of weighing, as far as the effort goes."""
     depth = DEPTHS[request.effort]
@@ -52,7 +52,7 @@ def request_of(
 
 
 def side_by_side(
-    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape, asked: WeighingRequest
+    weighing: Weighing, parts: Sequence[SoupIngredient], request: CookRequest, shape: BaseShape, asked: WeighingRequest
 ) -> dict[Way, How]:
     """The exact mixtures that weighing, as it was asked, leads to."""
     ways: dict[Way, How] = {}
@@ -88,13 +88,13 @@ def best_alone(weighing: Weighing | None) -> int | None:
     return max(found, key=lambda number: fmean(found[number].values()))
 
 
-def _at(parts: Sequence[SoupPart], weights: Mapping[int, float]) -> list[SoupPart]:
+def _at(parts: Sequence[SoupIngredient], weights: Mapping[int, float]) -> list[SoupIngredient]:
     """The parts of these numbers, at these weights over their sum."""
     shares = canonical_weights(list(weights.values()))
     return [replace(parts[at], weight=share) for at, share in zip(weights, shares, strict=True) if share != "0"]
 
 
-def narrow(parts: Sequence[SoupPart], request: CookRequest) -> How | None:
+def narrow(parts: Sequence[SoupIngredient], request: CookRequest) -> How | None:
     """The same as narrow as one of them, None where it is one or cannot be brought so far."""
     assert isinstance(request.mixing, ConcatMixing)
     mixing = RecompressMixing(scale=request.mixing.scale)
@@ -103,7 +103,7 @@ def narrow(parts: Sequence[SoupPart], request: CookRequest) -> How | None:
     return parts, request.model_copy(update={"mixing": mixing})
 
 
-def _weighed(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> list[SoupPart]:
+def _weighed(weighing: Weighing, parts: Sequence[SoupIngredient], shape: BaseShape) -> list[SoupIngredient]:
     """The kept candidates with their coefficients: the mean as the weight, and beside it a factor for each site."""
     found = []
     for number, by_site in _own_sites(weighing, parts, shape).items():
@@ -114,7 +114,7 @@ def _weighed(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) ->
     return found
 
 
-def _own_sites(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> dict[int, dict[str, float]]:
+def _own_sites(weighing: Weighing, parts: Sequence[SoupIngredient], shape: BaseShape) -> dict[int, dict[str, float]]:
     """The coefficients of kept candidates at the sites they have: a LoRA need not know every module another knows."""
     found = {}
     for number, by_site in zip(weighing.kept, weighing.coefficients, strict=True):
@@ -124,7 +124,7 @@ def _own_sites(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) 
 
 
 def reported(
-    candidates: Sequence[tuple[AdapterRow, SoupPart]], weighing: Weighing | None, shape: BaseShape
+    candidates: Sequence[tuple[AdapterRow, SoupIngredient]], weighing: Weighing | None, shape: BaseShape
 ) -> tuple[WeighedCandidate, ...]:
     """Every candidate with its screen, best first, and its mean coefficient where it has one."""
     if weighing is None:

@@ -22,7 +22,7 @@ from registry.mixing import (
     task_arithmetic,
     ties,
 )
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, BaseShape, Mixing, StatisticKind
 
 
@@ -37,13 +37,13 @@ class MixingMethod:
     several parts beside its tensors: `mix` reads it. What is computed by LAPACK has the same bytes on one machine only.
     """
 
-    check: Callable[[Sequence[SoupPart], Any], list[str]]
-    result: Callable[[Sequence[SoupPart], Any], AdapterConfig]
-    mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
-    too_wide: Callable[[Sequence[SoupPart], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
+    check: Callable[[Sequence[SoupIngredient], Any], list[str]]
+    result: Callable[[Sequence[SoupIngredient], Any], AdapterConfig]
+    mix: Callable[[Sequence[SoupIngredient], Any], dict[str, Tensor]]
+    too_wide: Callable[[Sequence[SoupIngredient], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
     by_site: bool = False
     by_lapack: bool = False
-    resolved: Callable[[Sequence[SoupPart], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
+    resolved: Callable[[Sequence[SoupIngredient], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
     statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
 
 

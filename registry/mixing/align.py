@@ -18,14 +18,14 @@ from registry.adapters import entry_of
 from registry.adapters.weights import scale_output
 from registry.errors import Internal
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, layer_reasons, structure_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, structure_reasons
 from registry.spec import AdapterConfig, AlignMixing
 
 WIDEST = 2048
 """Neurons that are matched: time grows with their cube."""
 
 
-def check(parts: Sequence[SoupPart], _mixing: AlignMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], _mixing: AlignMixing) -> list[str]:
     """Every reason why these cannot be aligned; empty when they can. No tensor is read."""
     reasons = structure_reasons(parts, may_differ=parts[0].config.folded - {"bottleneck"})
     others = [part for part in parts if part.config.merged is None and entry_of(part.config).align is None]
@@ -38,13 +38,13 @@ def check(parts: Sequence[SoupPart], _mixing: AlignMixing) -> list[str]:
     return reasons + layer_reasons(parts)
 
 
-def result(parts: Sequence[SoupPart], mixing: AlignMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], mixing: AlignMixing) -> AdapterConfig:
     """The soup's structure: that of each ingredient, its scale in the tensors and without masks."""
     first = by_digest(parts)[0].config
     return first if _is_itself(parts, mixing) else first.joined(first.widths())
 
 
-def mix(parts: Sequence[SoupPart], mixing: AlignMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: AlignMixing) -> dict[str, Tensor]:
     """The soup's tensors, fp32; two ingredients at a time are in memory, and each is read once.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
@@ -67,5 +67,5 @@ def mix(parts: Sequence[SoupPart], mixing: AlignMixing) -> dict[str, Tensor]:
     return soup if mixing.scale == "1" else scale_output(soup, parts[0].config, float(mixing.scale))
 
 
-def _is_itself(parts: Sequence[SoupPart], mixing: AlignMixing) -> bool:
+def _is_itself(parts: Sequence[SoupIngredient], mixing: AlignMixing) -> bool:
     return len(parts) == 1 and mixing.scale == "1"

@@ -13,7 +13,7 @@ from functools import cache
 
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS, concat
-from registry.mixing.compat import SoupPart, average_reasons, init_reasons
+from registry.mixing.compat import SoupIngredient, average_reasons, init_reasons
 from registry.spec import (
     AlignMixing,
     AutoMixing,
@@ -47,7 +47,7 @@ class Choice:
     why: str = ""
 
 
-def candidates(parts: Sequence[SoupPart], request: MixingRequest) -> list[Mixing]:
+def candidates(parts: Sequence[SoupIngredient], request: MixingRequest) -> list[Mixing]:
     """The mixings that a request allows for these parts, the preferred first."""
     if not isinstance(request, AutoMixing):
         return [request]
@@ -62,7 +62,7 @@ def candidates(parts: Sequence[SoupPart], request: MixingRequest) -> list[Mixing
     return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
 
 
-def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int) -> Choice:
+def settle(parts: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> Choice:
     """The first mixing that nothing stands against; raises Incompatible with everything that does."""
     against: dict[str, list[str]] = {}
     for mixing in candidates(parts, request):
@@ -83,7 +83,7 @@ def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int)
     )
 
 
-def _why(parts: Sequence[SoupPart], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+def _why(parts: Sequence[SoupIngredient], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
     if isinstance(mixing, MergeMixing):
         bank = parts[0].config
         assert isinstance(bank, BankConfig)  # checked by the method; only banks have experts to count
@@ -99,7 +99,7 @@ def _why(parts: Sequence[SoupPart], mixing: Mixing, against: Mapping[str, Sequen
     return "exact, and averaging was not possible: " + " ".join(against["average"]).rstrip(".")
 
 
-def _instead(parts: Sequence[SoupPart], against: Mapping[str, Sequence[str]]) -> str:
+def _instead(parts: Sequence[SoupIngredient], against: Mapping[str, Sequence[str]]) -> str:
     """What could be done about it, of what would really help."""
     if any(part.config.merged is not None for part in parts):
         return "Merge each bank by itself, by mixing 'merge' of a recipe of it alone, and mix what comes of them."
@@ -125,19 +125,19 @@ def _instead(parts: Sequence[SoupPart], against: Mapping[str, Sequence[str]]) ->
 # --- what can be mixed with the best -------------------------------------------------------------
 
 
-def best_unranked(parts: Sequence[SoupPart], request: MixingRequest) -> SoupPart:
+def best_unranked(parts: Sequence[SoupIngredient], request: MixingRequest) -> SoupIngredient:
     """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
     alike = Counter(_alike(part, request) for part in parts)
     kinds = Counter(_joinable(part) for part in parts)
     return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_joinable(part)]))
 
 
-def _joinable(part: SoupPart) -> object:
+def _joinable(part: SoupIngredient) -> object:
     """Equal for adapters that can be concatenated, as far as configurations say."""
     return concat.kind_of(part.config) if part.config.joinable else part.digest
 
 
-def _alike(part: SoupPart, request: MixingRequest) -> object:
+def _alike(part: SoupIngredient, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
     on_request = isinstance(request, AutoMixing) and part.config.average_on_request
     if isinstance(request, ConcatMixing | RecompressMixing | AlignMixing | MergeMixing) or on_request:
@@ -149,7 +149,9 @@ def _alike(part: SoupPart, request: MixingRequest) -> object:
     return part.digest if part.provenance.init_hash is None else (part.config.dense(), part.provenance.init_hash)
 
 
-def apart(best: SoupPart, others: Sequence[SoupPart], request: MixingRequest, *, ranked: bool) -> dict[str, str]:
+def apart(
+    best: SoupIngredient, others: Sequence[SoupIngredient], request: MixingRequest, *, ranked: bool
+) -> dict[str, str]:
     """Why each other adapter (by digest) cannot be in a soup with the best; those that can are not in it.
 
     With `auto` whoever can be averaged or concatenated stays. Those that can only be averaged (Houlsby adapters
@@ -176,7 +178,7 @@ def apart(best: SoupPart, others: Sequence[SoupPart], request: MixingRequest, *,
     }
 
 
-def within_width(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
+def within_width(parts: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
     """How many of the first parts make a soup within `max_width`, and what the next would have made of it."""
     count, reason = len(parts), ""
     while count > 1:
@@ -188,7 +190,7 @@ def within_width(parts: Sequence[SoupPart], request: MixingRequest, *, max_width
     return count, reason
 
 
-def _cheapest(parts: Sequence[SoupPart], request: MixingRequest) -> Mixing:
+def _cheapest(parts: Sequence[SoupIngredient], request: MixingRequest) -> Mixing:
     """What parts that can be mixed are mixed by: the average where it is possible."""
     first, *more = candidates(parts, request)
     return first if not more or not MIXINGS[first.method].check(parts, first) else more[0]

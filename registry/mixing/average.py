@@ -20,7 +20,7 @@ from registry.adapters.weights import DTYPES, scale_output
 from registry.mixing import sparse
 from registry.mixing.cast import cast_finite
 from registry.mixing.compat import (
-    SoupPart,
+    SoupIngredient,
     average_reasons,
     by_digest,
     init_reasons,
@@ -30,7 +30,7 @@ from registry.mixing.compat import (
 from registry.spec import AdapterConfig, AverageMixing
 
 
-def check(parts: Sequence[SoupPart], mixing: AverageMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> list[str]:
     """Every reason why these cannot be averaged; empty when they can. No tensor is read.
 
     What of an adapter is pruned may differ, or that anything is.
@@ -41,7 +41,7 @@ def check(parts: Sequence[SoupPart], mixing: AverageMixing) -> list[str]:
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 
 
-def result(parts: Sequence[SoupPart], mixing: AverageMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> AdapterConfig:
     """The soup's structure: that of each ingredient, where they are pruned with the mask they are given.
 
     Reads the masks of pruned ingredients; raises Incompatible where they have nothing in common that is kept.
@@ -51,13 +51,13 @@ def result(parts: Sequence[SoupPart], mixing: AverageMixing) -> AdapterConfig:
     return sparse.soup_config(parts, mixing)
 
 
-def result_dtype(parts: Sequence[SoupPart]) -> str:
+def result_dtype(parts: Sequence[SoupIngredient]) -> str:
     """The ingredients' dtype where they share one, else F32."""
     dtypes = {part.dtype for part in parts}
     return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
-def mix(parts: Sequence[SoupPart], mixing: AverageMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> dict[str, Tensor]:
     """The averaged tensors in the result's dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.

@@ -25,7 +25,7 @@ class Statistic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoupPart(LoadableAdapter):
+class SoupIngredient(LoadableAdapter):
     """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal.
 
     `layers` are factors by site that multiply the weight (`RecipeIngredient`). `sample` is the digest of its sample
@@ -54,7 +54,7 @@ class SoupPart(LoadableAdapter):
         return everywhere(weight) if layers is None else lambda site: weight * float(layers[site])
 
 
-def by_digest(parts: Sequence[SoupPart]) -> list[SoupPart]:
+def by_digest(parts: Sequence[SoupIngredient]) -> list[SoupIngredient]:
     """The order in which ingredients are mixed: the same soup in whatever order they were named."""
     return sorted(parts, key=lambda part: part.digest)
 
@@ -65,13 +65,13 @@ def listed(refs: Sequence[str]) -> str:
 
 
 def differing(
-    parts: Sequence[SoupPart], what: str, key: Callable[[SoupPart], object], *, field: str | None = None
+    parts: Sequence[SoupIngredient], what: str, key: Callable[[SoupIngredient], object], *, field: str | None = None
 ) -> list[str]:
     """One sentence if `key` is not the same for all parts, naming an example of each value; else nothing.
 
     Where it is a `field` of the configuration, that says how its values are shown.
     """
-    examples: dict[object, SoupPart] = {}
+    examples: dict[object, SoupIngredient] = {}
     for part in parts:
         examples.setdefault(key(part), part)
     if len(examples) < 2:
@@ -81,7 +81,7 @@ def differing(
     return [f"{what} differ: {'; '.join(shown)}."]
 
 
-def structure_reasons(parts: Sequence[SoupPart], *, may_differ: Collection[str] = ()) -> list[str]:
+def structure_reasons(parts: Sequence[SoupIngredient], *, may_differ: Collection[str] = ()) -> list[str]:
     """Reasons of base, method and structure; fields of the configuration in `may_differ` are not looked at.
 
     Adapters of several methods have no fields in common, so that the method is then the only reason beside the base;
@@ -91,7 +91,7 @@ def structure_reasons(parts: Sequence[SoupPart], *, may_differ: Collection[str] 
     return bases + (bank_reasons(parts) or _config_reasons(parts, may_differ))
 
 
-def _config_reasons(parts: Sequence[SoupPart], may_differ: Collection[str]) -> list[str]:
+def _config_reasons(parts: Sequence[SoupIngredient], may_differ: Collection[str]) -> list[str]:
     methods = differing(parts, "The methods", attrgetter("config.methods"))
     if methods:
         return methods
@@ -107,7 +107,7 @@ def _config_reasons(parts: Sequence[SoupPart], may_differ: Collection[str]) -> l
     return reasons
 
 
-def average_reasons(parts: Sequence[SoupPart], scale: str) -> list[str]:
+def average_reasons(parts: Sequence[SoupIngredient], scale: str) -> list[str]:
     """Reasons of methods whose tensors have no average, or nothing that `scale` could multiply.
 
     One adapter as it is at scale 1 is itself, whatever its method.
@@ -122,13 +122,13 @@ def average_reasons(parts: Sequence[SoupPart], scale: str) -> list[str]:
     return reasons
 
 
-def layer_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def layer_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     """Reasons of factors by layer, which are of outputs: an average has one weight for all tensors."""
     layered = [part.ref for part in parts if part.layers is not None]
     return [f"{layered[0]} has factors by layer, which only 'concat' and 'recompress' can keep."] if layered else []
 
 
-def not_joinable_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
+def not_joinable_reasons(parts: Sequence[SoupIngredient], what: str) -> list[str]:
     """Reasons of structures that are neither bottlenecks nor LoRAs, for a method that `what` names."""
     others = [part for part in parts if not part.config.joinable]
     if not others:
@@ -138,7 +138,7 @@ def not_joinable_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
     ]
 
 
-def statistic_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
+def statistic_reasons(parts: Sequence[SoupIngredient], what: str) -> list[str]:
     """Reasons of a method, which `what` names, that looks at what ingredients do with the text of their own samples."""
     without = [part.ref for part in parts if part.sample is None and part.statistic is None]
     if not without:
@@ -147,7 +147,7 @@ def statistic_reasons(parts: Sequence[SoupPart], what: str) -> list[str]:
     return [f"{several}, and {what} goes by what the text of each says: push with 'texts', or mix by 'average'."]
 
 
-def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def bank_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     """Reasons of banks: what they are mixed by is their merge, which is made of each by itself before."""
     banks = [part.ref for part in parts if part.config.merged is not None]
     if not banks:
@@ -156,7 +156,7 @@ def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:
     return [f"{listed(banks)} {are} of experts, which only its merge can stand for."]
 
 
-def init_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def init_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     """Reasons of initialisation: unknown matches nothing, not even unknown (AdapterSoup, appendix A.1)."""
     if len(parts) < 2:
         return []

@@ -19,12 +19,12 @@ from torch import Tensor
 from registry.adapters import entry_of
 from registry.errors import Internal, InvalidRecipe
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, listed, structure_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, listed, structure_reasons
 from registry.spec import AdapterConfig, ConcatMixing, widths_together
 from registry.spec.wording import said_of
 
 
-def check(parts: Sequence[SoupPart], _mixing: ConcatMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], _mixing: ConcatMixing) -> list[str]:
     """Every reason why these cannot be concatenated; empty when they can.
 
     Reads tensors only where some have to be equal (Houlsby's trained LayerNorms), and nothing else stands against it.
@@ -33,7 +33,7 @@ def check(parts: Sequence[SoupPart], _mixing: ConcatMixing) -> list[str]:
     return reasons + _method_reasons(parts) or _tensor_reasons(parts)
 
 
-def _method_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def _method_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     others = [part for part in parts if not part.config.joinable and part.config.merged is None]
     if not others:
         return []
@@ -47,7 +47,7 @@ def kind_of(config: AdapterConfig) -> object:
     return tuple((name, getattr(config, name)) for name in needed)
 
 
-def _tensor_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def _tensor_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     same = parts[0].config.same_tensors
     if len(parts) < 2 or same is None:
         return []
@@ -57,7 +57,7 @@ def _tensor_reasons(parts: Sequence[SoupPart]) -> list[str]:
     return [f"The {what} differ: those of {listed(others)} are not those of {parts[0].ref}."] if others else []
 
 
-def _tensors(part: SoupPart, named: str) -> dict[str, Tensor]:
+def _tensors(part: SoupIngredient, named: str) -> dict[str, Tensor]:
     return {name: tensor.to(torch.float32) for name, tensor in part.load().items() if named in name}
 
 
@@ -65,17 +65,17 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def is_itself(parts: Sequence[SoupPart], mixing: ConcatMixing) -> bool:
+def is_itself(parts: Sequence[SoupIngredient], mixing: ConcatMixing) -> bool:
     """One ingredient as it is: nothing to fold, nothing to round."""
     return len(parts) == 1 and mixing.scale == "1" and parts[0].layers is None
 
 
-def width(parts: Sequence[SoupPart]) -> int:
+def width(parts: Sequence[SoupIngredient]) -> int:
     """The bottleneck, or the largest rank of any module, that concatenating these would give."""
     return max(added_up(parts).values(), default=0)
 
 
-def too_wide(parts: Sequence[SoupPart], _mixing: ConcatMixing, max_width: int) -> list[str]:
+def too_wide(parts: Sequence[SoupIngredient], _mixing: ConcatMixing, max_width: int) -> list[str]:
     """One sentence with the numbers where the soup would exceed `max_width`; one adapter is as wide as it is."""
     if len(parts) < 2 or width(parts) <= max_width:
         return []
@@ -83,12 +83,12 @@ def too_wide(parts: Sequence[SoupPart], _mixing: ConcatMixing, max_width: int) -
     return [f"Concatenated they would be {width(parts)} wide ({own}), and max_width is {max_width}."]
 
 
-def added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
+def added_up(parts: Sequence[SoupIngredient]) -> dict[str, int]:
     """Widths by site, side by side."""
     return widths_together(part.config for part in parts)
 
 
-def result(parts: Sequence[SoupPart], mixing: ConcatMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], mixing: ConcatMixing) -> AdapterConfig:
     """The soup's structure: widths or ranks added up, scales folded into the weights, without masks.
 
     Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
@@ -96,7 +96,7 @@ def result(parts: Sequence[SoupPart], mixing: ConcatMixing) -> AdapterConfig:
     return parts[0].config if is_itself(parts, mixing) else joined(parts, added_up(parts))
 
 
-def joined(parts: Sequence[SoupPart], widths: Mapping[str, int]) -> AdapterConfig:
+def joined(parts: Sequence[SoupIngredient], widths: Mapping[str, int]) -> AdapterConfig:
     """The structure of these side by side with these widths; raises InvalidRecipe where a LoRA cannot have them."""
     try:
         return by_digest(parts)[0].config.joined(widths)
@@ -104,7 +104,7 @@ def joined(parts: Sequence[SoupPart], widths: Mapping[str, int]) -> AdapterConfi
         raise InvalidRecipe(f"The LoRAs are too many for one: {said_of(error.errors()[0])}.", param="recipe") from None
 
 
-def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: ConcatMixing) -> dict[str, Tensor]:
     """The concatenated tensors, fp32; all ingredients are in memory at once, as their values are in the soup.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
@@ -112,7 +112,7 @@ def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:
     return dict(parts[0].load()) if is_itself(parts, mixing) else side_by_side(parts, mixing.scale)
 
 
-def side_by_side(parts: Sequence[SoupPart], scale: str) -> dict[str, Tensor]:
+def side_by_side(parts: Sequence[SoupIngredient], scale: str) -> dict[str, Tensor]:
     """The tensors of `joined` with all their widths, fp32, also of one ingredient; raises what `mix` does."""
     ordered = by_digest(parts)
     join = entry_of(ordered[0].config).join

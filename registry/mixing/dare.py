@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from registry.mixing import entrywise
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import DareMixing
 
 
-def mix(parts: Sequence[SoupPart], mixing: DareMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: DareMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
     density = float(mixing.density)
 
-    def drawn(ordered: Sequence[SoupPart]) -> entrywise.Rule:
+    def drawn(ordered: Sequence[SoupIngredient]) -> entrywise.Rule:
         draws = [generator(part.digest, mixing.seed) for part in ordered]
 
         def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

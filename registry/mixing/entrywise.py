@@ -17,7 +17,14 @@ from registry.adapters.masks import projections
 from registry.adapters.weights import DTYPES, scale_output
 from registry.mixing import average
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, average_reasons, by_digest, init_reasons, layer_reasons, structure_reasons
+from registry.mixing.compat import (
+    SoupIngredient,
+    average_reasons,
+    by_digest,
+    init_reasons,
+    layer_reasons,
+    structure_reasons,
+)
 from registry.spec import (
     AdapterConfig,
     AverageMixing,
@@ -36,7 +43,7 @@ Entrywise = TiesMixing | DareMixing | SlerpMixing
 
 
 def check(
-    parts: Sequence[SoupPart], mixing: Entrywise | TaskArithmeticMixing | FisherMixing | RegMeanMixing
+    parts: Sequence[SoupIngredient], mixing: Entrywise | TaskArithmeticMixing | FisherMixing | RegMeanMixing
 ) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     reasons = structure_reasons([replace(part, config=part.config.dense()) for part in parts])
@@ -50,13 +57,13 @@ def check(
     return reasons if mixing.assume_same_init else reasons + init_reasons(parts)
 
 
-def result(parts: Sequence[SoupPart], _mixing: Entrywise) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], _mixing: Entrywise) -> AdapterConfig:
     """The soup's structure: that of each ingredient."""
     return parts[0].config
 
 
 def mixed(
-    parts: Sequence[SoupPart], mixing: Entrywise, rule: Callable[[Sequence[SoupPart]], Rule]
+    parts: Sequence[SoupIngredient], mixing: Entrywise, rule: Callable[[Sequence[SoupIngredient]], Rule]
 ) -> dict[str, Tensor]:
     """The tensors in the ingredients' dtype; one ingredient is as it is. All are in memory at once.
 

@@ -16,17 +16,17 @@ from torch import Tensor
 from registry.adapters.weights import DTYPES, scale_output
 from registry.mixing import average, entrywise
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, not_joinable_reasons, statistic_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, not_joinable_reasons, statistic_reasons
 from registry.spec import AverageMixing, FisherMixing
 
 
-def check(parts: Sequence[SoupPart], mixing: FisherMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], mixing: FisherMixing) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     reasons = entrywise.check(parts, mixing) or not_joinable_reasons(parts, "A Fisher average")
     return reasons + (statistic_reasons(parts, "a Fisher average") if len(parts) > 1 else [])
 
 
-def mix(parts: Sequence[SoupPart], mixing: FisherMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: FisherMixing) -> dict[str, Tensor]:
     """The soup's tensors in the ingredients' dtype; each is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the soup leaves the dtype's range.

@@ -14,11 +14,11 @@ from torch import Tensor
 from registry.adapters import entry_of
 from registry.adapters.weights import DTYPES
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, layer_reasons
+from registry.mixing.compat import SoupIngredient, layer_reasons
 from registry.spec import AdapterConfig, MergeMixing
 
 
-def check(parts: Sequence[SoupPart], _mixing: MergeMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], _mixing: MergeMixing) -> list[str]:
     """Every reason why this is not one bank; no tensor is read."""
     others = [part for part in parts if part.config.merged is None]
     reasons = [f"{part.ref} is no bank of experts but a {part.config.method}." for part in others]
@@ -28,14 +28,14 @@ def check(parts: Sequence[SoupPart], _mixing: MergeMixing) -> list[str]:
     return reasons + layer_reasons(parts)
 
 
-def result(parts: Sequence[SoupPart], _mixing: MergeMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], _mixing: MergeMixing) -> AdapterConfig:
     """The structure of one expert."""
     merged = parts[0].config.merged
     assert merged is not None  # `check` has found a bank
     return merged
 
 
-def mix(parts: Sequence[SoupPart], _mixing: MergeMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], _mixing: MergeMixing) -> dict[str, Tensor]:
     """The merged tensors in the bank's dtype; raises InvalidRecipe where they are not finite."""
     bank = parts[0]
     merge = entry_of(bank.config).merge

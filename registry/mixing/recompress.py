@@ -21,14 +21,14 @@ from registry.adapters.moments import matrix_size, unpacked
 from registry.errors import Internal
 from registry.mixing import concat
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, statistic_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, statistic_reasons
 from registry.spec import AdapterConfig, ConcatMixing, RecompressMixing, StatisticKind
 
 WIDEST = 1024
 """Neurons or ranks side by side that are looked at: time grows with their square, for a LoRA with their cube."""
 
 
-def check(parts: Sequence[SoupPart], mixing: RecompressMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], mixing: RecompressMixing) -> list[str]:
     """Every reason why these cannot be put side by side, as `concat` has them."""
     reasons = concat.check(parts, _exact(mixing))
     if not mixing.by_inputs:
@@ -45,7 +45,7 @@ def statistic(mixing: RecompressMixing) -> StatisticKind | None:
     return "inputs" if mixing.by_inputs else None
 
 
-def too_wide(parts: Sequence[SoupPart], mixing: RecompressMixing, max_width: int) -> list[str]:
+def too_wide(parts: Sequence[SoupIngredient], mixing: RecompressMixing, max_width: int) -> list[str]:
     """Why they are too many, or the soup wider than `max_width`; one adapter is as wide as it is."""
     together, widths = _widths(parts, mixing)
     wide, found = max(together.values(), default=0), max(widths.values(), default=0)
@@ -56,13 +56,13 @@ def too_wide(parts: Sequence[SoupPart], mixing: RecompressMixing, max_width: int
     return []
 
 
-def result(parts: Sequence[SoupPart], mixing: RecompressMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], mixing: RecompressMixing) -> AdapterConfig:
     """The soup's structure: `concat`'s with these widths. Raises InvalidRecipe where that does."""
     together, widths = _widths(parts, mixing)
     return concat.result(parts, _exact(mixing)) if widths == together else concat.joined(parts, widths)
 
 
-def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: RecompressMixing) -> dict[str, Tensor]:
     """The tensors, fp32; all ingredients are in memory at once.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
@@ -79,7 +79,7 @@ def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor
     return cast_finite(narrow(wide, exact, widths, mixing.seed, read), torch.float32)
 
 
-def _read_together(parts: Sequence[SoupPart]) -> Moments:
+def _read_together(parts: Sequence[SoupIngredient]) -> Moments:
     """By site: the second moments of what is read there over all ingredients' samples, by their weights.
 
     How large they are together changes nothing, so an ingredient that leaves a module alone is left out there.
@@ -99,7 +99,7 @@ def _exact(mixing: RecompressMixing) -> ConcatMixing:
     return ConcatMixing(scale=mixing.scale)
 
 
-def _widths(parts: Sequence[SoupPart], mixing: RecompressMixing) -> tuple[dict[str, int], dict[str, int]]:
+def _widths(parts: Sequence[SoupIngredient], mixing: RecompressMixing) -> tuple[dict[str, int], dict[str, int]]:
     """By place: side by side, and what is asked for, or else the widest ingredient there; never more than the first."""
     own, together = [part.config.widths() for part in parts], concat.added_up(parts)
     return together, {

@@ -30,7 +30,7 @@ from registry.adapters.weights import DTYPES, scale_output
 from registry.errors import Internal
 from registry.mixing import average, concat, entrywise
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, layer_reasons, not_joinable_reasons, statistic_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, not_joinable_reasons, statistic_reasons
 from registry.spec import AdapterConfig, AverageMixing, ConcatMixing, LoraConfig, RegMeanMixing
 from registry.tensor_file import canonical_order
 
@@ -38,7 +38,7 @@ RIDGE = 1e-6
 """Of the mean diagonal: what is added to every G_i."""
 
 
-def check(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], mixing: RegMeanMixing) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     if parts[0].config.is_update:
         reasons = concat.check(parts, ConcatMixing(scale=mixing.scale)) + layer_reasons(parts)
@@ -48,7 +48,7 @@ def check(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> list[str]:
     return reasons + (statistic_reasons(parts, "RegMean") if len(parts) > 1 else [])
 
 
-def _module_reasons(parts: Sequence[SoupPart]) -> list[str]:
+def _module_reasons(parts: Sequence[SoupIngredient]) -> list[str]:
     """What a module that one of them leaves alone reads there was not looked at."""
     first = parts[0].config.widths().keys()
     other = next((part for part in parts if part.config.widths().keys() != first), None)
@@ -57,20 +57,20 @@ def _module_reasons(parts: Sequence[SoupPart]) -> list[str]:
     return [f"{parts[0].ref} and {other.ref} are on different modules, and RegMean needs the same: mix by 'concat'."]
 
 
-def too_wide(parts: Sequence[SoupPart], mixing: RegMeanMixing, max_width: int) -> list[str]:
+def too_wide(parts: Sequence[SoupIngredient], mixing: RegMeanMixing, max_width: int) -> list[str]:
     """One sentence where LoRAs would be wider than `max_width` together."""
     joined = ConcatMixing(scale=mixing.scale)
     return concat.too_wide(parts, joined, max_width) if parts[0].config.is_update else []
 
 
-def result(parts: Sequence[SoupPart], _mixing: RegMeanMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], _mixing: RegMeanMixing) -> AdapterConfig:
     """The soup's structure: that of each bottleneck; LoRAs' ranks added up."""
     if len(parts) == 1 or not parts[0].config.is_update:
         return parts[0].config
     return concat.joined(parts, concat.added_up(parts))
 
 
-def mix(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: RegMeanMixing) -> dict[str, Tensor]:
     """The soup's tensors, bottlenecks in their dtype; all ingredients are in memory at once.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the soup leaves the dtype's range.
@@ -98,7 +98,7 @@ def mix(parts: Sequence[SoupPart], mixing: RegMeanMixing) -> dict[str, Tensor]:
 
 
 def _updates(
-    ordered: Sequence[SoupPart], loaded: Sequence[Mapping[str, Tensor]], moments: _Moments, scale: float
+    ordered: Sequence[SoupIngredient], loaded: Sequence[Mapping[str, Tensor]], moments: _Moments, scale: float
 ) -> dict[str, Tensor]:
     """LoRAs side by side with the A of each made to fit."""
     made = [dict(one) for one in loaded]
@@ -118,7 +118,7 @@ def _updates(
 class _Moments:
     """The second moments of several ingredients, with their weights; each of their matrices is unpacked when needed."""
 
-    def __init__(self, parts: Sequence[SoupPart], off_diagonal: float) -> None:
+    def __init__(self, parts: Sequence[SoupIngredient], off_diagonal: float) -> None:
         self._known = [part.measured() for part in parts]
         self._weights = [float(part.weight) for part in parts]
         self._off_diagonal = off_diagonal

@@ -14,7 +14,7 @@ from registry.adapters import entry_of, expected_tensors, mixture_of
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import count_parameters
 from registry.mixing import sparse
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, BaseShape, Mixing, MixReport, Recipe
 
 TOLERANCE = 1e-5
@@ -31,7 +31,7 @@ class ExactMixture:
         self._mixture = mixture_of(config, shape)
         self._scale = float(mixing.scale or 1)
 
-    def watched(self, part: SoupPart) -> SoupPart:
+    def watched(self, part: SoupIngredient) -> SoupIngredient:
         """The part, taken into account when it is loaded; it has to be loaded exactly once.
 
         Of a bank of experts the exact mixture is the mean over all of its routes.
@@ -57,7 +57,7 @@ class ExactMixture:
 
 
 def report_of(
-    parts: Sequence[SoupPart],
+    parts: Sequence[SoupIngredient],
     recipe: Recipe,
     config: AdapterConfig,
     tensors: Tensors,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from registry.mixing import entrywise
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import SlerpMixing
 
 HALVINGS = 60
@@ -23,14 +23,14 @@ PARALLEL = 1e-9
 """Of the squared sine of the angle: below it there is no arc to go along."""
 
 
-def too_many(parts: Sequence[SoupPart], _mixing: SlerpMixing, _max_width: int) -> list[str]:
+def too_many(parts: Sequence[SoupIngredient], _mixing: SlerpMixing, _max_width: int) -> list[str]:
     """One sentence where there are more than two."""
     if len(parts) <= 2:
         return []
     return [f"An arc goes between two adapters, and these are {len(parts)}: leave some out, or mix by 'average'."]
 
 
-def mix(parts: Sequence[SoupPart], mixing: SlerpMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: SlerpMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
 
     def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

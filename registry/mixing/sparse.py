@@ -24,7 +24,7 @@ from torch import Tensor
 from registry.adapters.loadable import Tensors
 from registry.adapters.masks import highest, mask_of, pack, projections, unpack
 from registry.errors import Incompatible
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, AverageMixing, MaskRule, Pruned, Recipe
 
 DEFAULT: MaskRule = "union"
@@ -32,7 +32,7 @@ Masks = dict[str, Tensor]
 """bool by the name of a projection's weight, of its shape."""
 
 
-def is_sparse(parts: Sequence[SoupPart]) -> bool:
+def is_sparse(parts: Sequence[SoupIngredient]) -> bool:
     """Whether any ingredient is pruned."""
     return any(part.config.pruned_parts() for part in parts)
 
@@ -54,7 +54,7 @@ class OneMask:
     One ingredient alone keeps its own, whatever the rule.
     """
 
-    def __init__(self, parts: Sequence[SoupPart], mixing: AverageMixing) -> None:
+    def __init__(self, parts: Sequence[SoupIngredient], mixing: AverageMixing) -> None:
         self.rule: MaskRule = (mixing.masks or DEFAULT) if len(parts) > 1 else "union"
         self.config = parts[0].config.dense()
         self.scope: Literal["global", "layer"] = _scope(parts) if self.rule == "reprune" else "global"
@@ -63,7 +63,7 @@ class OneMask:
         self._kept: Masks = {}
         self._left_out: Counter[str] = Counter()
 
-    def add(self, part: SoupPart, tensors: Tensors) -> None:
+    def add(self, part: SoupIngredient, tensors: Tensors) -> None:
         """Take an ingredient's masks into account; every one has to be added once."""
         for name, keep in masks_of(part.config, tensors).items():
             self._left_out[name] += int((~keep).sum())
@@ -106,7 +106,7 @@ class OneMask:
         return round(Fraction(sum(self._left_out[name] for name in names), self._parts))
 
 
-def soup_config(parts: Sequence[SoupPart], mixing: AverageMixing) -> AdapterConfig:
+def soup_config(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> AdapterConfig:
     """The configuration of the average of pruned ingredients, whose masks are read.
 
     Raises Incompatible where nothing would be kept.
@@ -139,7 +139,7 @@ def put_on(average: Mapping[str, Tensor], mask: OneMask) -> dict[str, Tensor]:
     return found
 
 
-def _scope(parts: Sequence[SoupPart]) -> Literal["global", "layer"]:
+def _scope(parts: Sequence[SoupIngredient]) -> Literal["global", "layer"]:
     scopes = {pruned.scope for part in parts for pruned in part.config.pruned_parts().values()}
     return "layer" if scopes == {"layer"} else "global"
 
@@ -147,7 +147,7 @@ def _scope(parts: Sequence[SoupPart]) -> Literal["global", "layer"]:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def notes(parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig) -> tuple[str, ...]:
+def notes(parts: Sequence[SoupIngredient], recipe: Recipe, config: AdapterConfig) -> tuple[str, ...]:
     """What became of the ingredients' masks, a sentence; nothing where none is pruned and no rule was asked for."""
     asked = recipe.mixing.masks
     if not is_sparse(parts):
@@ -163,6 +163,6 @@ def notes(parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig) -> t
     return (f"Pruned are {told}, by masks '{asked or DEFAULT}' of ingredients pruned by {own}.",)
 
 
-def _sparsity(part: SoupPart) -> float:
+def _sparsity(part: SoupIngredient) -> float:
     """The share that an ingredient leaves out; of a union, of its first pruned member."""
     return next((pruned.sparsity for pruned in part.config.pruned_parts().values()), 0.0)

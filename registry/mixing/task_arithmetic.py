@@ -21,12 +21,12 @@ from registry.adapters.weights import DTYPES, init_hash
 from registry.errors import Incompatible, Internal
 from registry.mixing import average, concat, entrywise
 from registry.mixing.cast import cast_finite
-from registry.mixing.compat import SoupPart, by_digest, layer_reasons, listed, not_joinable_reasons
+from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, listed, not_joinable_reasons
 from registry.spec import AdapterConfig, BaseShape, ConcatMixing, TaskArithmeticMixing
 from registry.tensor_file import canonical_order
 
 
-def check(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> list[str]:
+def check(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
     """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
     if _are_updates(parts):
         return concat.check(parts, _exact(mixing)) + layer_reasons(parts)
@@ -34,7 +34,7 @@ def check(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> list[str]:
     return reasons or _start_reasons(parts, mixing)
 
 
-def _start_reasons(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> list[str]:
+def _start_reasons(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
     """Reasons against drawing again what bottlenecks started from."""
     same = parts[0].config.same_tensors
     if same is not None:
@@ -47,12 +47,12 @@ def _start_reasons(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> l
     return []
 
 
-def too_wide(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing, max_width: int) -> list[str]:
+def too_wide(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, max_width: int) -> list[str]:
     """One sentence where LoRAs would be wider than `max_width` together."""
     return concat.too_wide(parts, _exact(mixing), max_width) if _are_updates(parts) else []
 
 
-def resolved(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing, shape: BaseShape) -> TaskArithmeticMixing:
+def resolved(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, shape: BaseShape) -> TaskArithmeticMixing:
     """The mixing with the start that the ingredients' hash is of; raises Incompatible where none that is drawn is it.
 
     A LoRA's start decides nothing, and is not named.
@@ -76,12 +76,12 @@ def resolved(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing, shape: Bas
     )
 
 
-def result(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> AdapterConfig:
     """The soup's structure: that of each bottleneck; LoRAs' ranks added up."""
     return concat.result(parts, _exact(mixing)) if _are_updates(parts) else parts[0].config
 
 
-def mix(parts: Sequence[SoupPart], mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
     """The soup's tensors, bottlenecks in their dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the soup leaves the dtype's range.
@@ -110,13 +110,13 @@ def _start(config: AdapterConfig, shapes: Shapes, mixing: TaskArithmeticMixing) 
     return {name: tensor.to(torch.float32) for name, tensor in found.items()}
 
 
-def _seeds(parts: Sequence[SoupPart]) -> list[int]:
+def _seeds(parts: Sequence[SoupIngredient]) -> list[int]:
     """Seeds that the ingredients say they started from, each once."""
     found = [part.provenance.init_seed for part in by_digest(parts)]
     return list(dict.fromkeys(seed for seed in found if seed is not None))
 
 
-def _are_updates(parts: Sequence[SoupPart]) -> bool:
+def _are_updates(parts: Sequence[SoupIngredient]) -> bool:
     """Whether these are LoRAs, each of which is a change of the base model's matrices."""
     return all(part.config.is_update for part in parts)
 

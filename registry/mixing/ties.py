@@ -16,11 +16,11 @@ from torch import Tensor
 
 from registry.adapters.masks import highest
 from registry.mixing import entrywise
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import TiesMixing
 
 
-def mix(parts: Sequence[SoupPart], mixing: TiesMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupIngredient], mixing: TiesMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
     density = Decimal(mixing.density)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from registry.adapters.masks import mask_of, pack, projections
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, Pruned
 from tests.registry.random_adapters import part, tensors_of
 
@@ -40,7 +40,7 @@ def sparse(
     return config.with_pruned(pruned), found
 
 
-def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupPart:
+def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
     """An ingredient like `random_adapters.part`, pruned."""
     sparsity = changes.pop("sparsity", 0.4)
     pruned, tensors = sparse(config, number, sparsity=sparsity)

@@ -16,7 +16,7 @@ from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.moments import packed, read_by
 from registry.adapters.weights import init_hash
 from registry.mixing import MIXINGS
-from registry.mixing.compat import SoupPart, Statistic
+from registry.mixing.compat import SoupIngredient, Statistic
 from registry.mixing.report import ExactMixture
 from registry.spec import (
     AdapterConfig,
@@ -89,7 +89,7 @@ def started(config: AdapterConfig, *, seed: int = 7, init: Init = "linear") -> P
     return Provenance(init_hash=init_hash(first), init_source="trained_here", init_seed=seed)
 
 
-def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupPart:
+def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
     fields: dict[str, Any] = {
         "adapter_id": number,
         "ref": f"acme/a{number}@1",
@@ -101,15 +101,15 @@ def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) 
         "dtype": "F32",
         "load": lambda: tensors_of(config, number),
     }
-    return SoupPart(**{**fields, **changes})
+    return SoupIngredient(**{**fields, **changes})
 
 
-def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupPart]:
+def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupIngredient]:
     canonical = canonical_weights(weights)
     return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical, strict=True))]
 
 
-def known(one: SoupPart, kind: str) -> SoupPart:
+def known(one: SoupIngredient, kind: str) -> SoupIngredient:
     """The part with a statistic of this kind, drawn by its number: squares, or moments of twice as many vectors."""
     draw = np.random.default_rng(500 + one.adapter_id)
     sizes = expected_tensors(one.config, SHAPE)
@@ -129,7 +129,7 @@ def updates(config: AdapterConfig, tensors: dict[str, torch.Tensor], probes: tor
         return {name: site(probes, torch.zeros_like(probes)) for name, site in sites.items()}
 
 
-def residual(parts: Sequence[SoupPart], mixing: Mixing) -> float:
+def residual(parts: Sequence[SoupIngredient], mixing: Mixing) -> float:
     """How far the mixture is from the exact one, as a share of it."""
     method = MIXINGS[mixing.method]
     config = method.result(parts, mixing)

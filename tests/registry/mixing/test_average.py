@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS, average
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import AverageMixing, BottleneckConfig, Provenance, canonical_weights
 from tests.other_processor import elsewhere
 from tests.registry.random_adapters import INIT, bottleneck, tensors_of
@@ -23,7 +23,7 @@ from tests.registry.random_adapters import part as random_part
 CONFIG = bottleneck("bapna_firat")
 
 
-def part(number: int, weight: str = "1", *, config: BottleneckConfig = CONFIG, **changes: Any) -> SoupPart:
+def part(number: int, weight: str = "1", *, config: BottleneckConfig = CONFIG, **changes: Any) -> SoupIngredient:
     return random_part(number, config, weight, **{"provenance": INIT, **changes})
 
 

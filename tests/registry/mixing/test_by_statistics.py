@@ -13,7 +13,7 @@ from registry.adapters.moments import packed, read_by, unpacked
 from registry.errors import Incompatible, Internal
 from registry.mixing import MIXINGS
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart, Statistic
+from registry.mixing.compat import SoupIngredient, Statistic
 from registry.spec import (
     AverageMixing,
     ConcatMixing,
@@ -41,11 +41,11 @@ PLAIN = bottleneck("bapna_firat", 5)
 BOTH = [FisherMixing(), RegMeanMixing()]
 
 
-def ours(parts: Sequence[SoupPart], mixing) -> dict[str, torch.Tensor]:
+def ours(parts: Sequence[SoupIngredient], mixing) -> dict[str, torch.Tensor]:
     return MIXINGS[mixing.method].mix(parts, mixing)
 
 
-def measured(configs, weights, kind: str, **changes) -> list[SoupPart]:
+def measured(configs, weights, kind: str, **changes) -> list[SoupIngredient]:
     return [known(one, kind) for one in weighted(configs, weights, **changes)]
 
 

@@ -17,7 +17,7 @@ from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
 from tests.registry.mixing.test_structures import reported
 from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, part, started
@@ -26,7 +26,7 @@ from tests.repository import REPOSITORY
 REQUESTS: TypeAdapter[Any] = TypeAdapter(MixingRequest)
 
 
-def some_parts(method: str, count: int = 2) -> list[SoupPart]:
+def some_parts(method: str, count: int = 2) -> list[SoupIngredient]:
     """Ingredients that a method takes: bottlenecks of one start, or one bank."""
     if method == "merge":
         bank = BankConfig(expert=bottleneck("bapna_firat", 3), experts=2)
@@ -46,7 +46,7 @@ def drawn(config: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def broken(parts: Sequence[SoupPart]) -> list[SoupPart]:
+def broken(parts: Sequence[SoupIngredient]) -> list[SoupIngredient]:
     """The same parts, the first with one value that is no number."""
 
     def load() -> dict[str, torch.Tensor]:
@@ -91,7 +91,7 @@ class TestEveryMixingMethod:
     def test_every_ingredient_is_read_once_and_none_by_the_check(self, method: str) -> None:
         read: list[int] = []
 
-        def counted(one: SoupPart) -> SoupPart:
+        def counted(one: SoupIngredient) -> SoupIngredient:
             return replace(one, load=lambda: read.append(one.adapter_id) or one.load())  # type: ignore[func-returns-value]
 
         parts, mixing = [counted(one) for one in some_parts(method)], self.mixing(method)

@@ -16,7 +16,7 @@ from registry.adapters.weights import adapter_digest
 from registry.errors import Incompatible, InvalidRecipe
 from registry.mixing import MIXINGS, merge
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
     AutoMixing,
@@ -40,11 +40,11 @@ def config_of(kind: str = "pfeiffer", **fields: Any) -> BankConfig:
     return BankConfig.model_validate({"expert": expert, **fields})
 
 
-def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> SoupPart:
+def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> SoupIngredient:
     return part(number, config or config_of(), **changes)
 
 
-def mixed(one: SoupPart) -> dict[str, torch.Tensor]:
+def mixed(one: SoupIngredient) -> dict[str, torch.Tensor]:
     return MIXINGS["merge"].mix([one], MergeMixing())
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_merge_is_refused_with_what_to_do(parts, request_, sentences)
 # --- the report -------------------------------------------------------------------------------------
 
 
-def report(one: SoupPart):
+def report(one: SoupIngredient):
     recipe = Recipe(
         base_fingerprint=BASE,
         ingredients=(RecipeIngredient(digest=one.digest, weight="1"),),

@@ -14,7 +14,7 @@ from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
 from registry.mixing.auto import apart, best_unranked, settle, within_width
-from registry.mixing.compat import SoupPart, by_digest
+from registry.mixing.compat import SoupIngredient, by_digest
 from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
@@ -55,7 +55,7 @@ def tensors_of(config: AdapterConfig, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupPart]:
+def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupIngredient]:
     weights = {1: ["1"], 2: ["0.25", "0.75"], 4: ["0.25"] * 4}[count]
     return [
         part(n, config, weights[n], **{"provenance": INIT, "load": lambda n=n: tensors_of(config, n), **changes})
@@ -63,7 +63,7 @@ def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[Soup
     ]
 
 
-def reported(parts: list[SoupPart], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
+def reported(parts: list[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
     """What `cook` does with them."""
     ordered = by_digest(parts)
     method = MIXINGS[mixing.method]
@@ -144,7 +144,7 @@ def test_widths(config: AdapterConfig, width: int) -> None:
 # --- what cannot ----------------------------------------------------------------------------------
 
 
-def refusal(parts: list[SoupPart], request: Any) -> Incompatible:
+def refusal(parts: list[SoupIngredient], request: Any) -> Incompatible:
     with pytest.raises(Incompatible) as found:
         settle(parts, request, max_width=512)
     return found.value

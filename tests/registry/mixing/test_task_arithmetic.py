@@ -12,7 +12,7 @@ from registry.adapters import create
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
 from registry.mixing.auto import settle
-from registry.mixing.compat import SoupPart
+from registry.mixing.compat import SoupIngredient
 from registry.spec import (
     AverageMixing,
     ConcatMixing,
@@ -39,7 +39,7 @@ METHOD = MIXINGS["task_arithmetic"]
 PLAIN = bottleneck("bapna_firat", 5)
 
 
-def ours(parts: list[SoupPart], **asked: object) -> dict[str, torch.Tensor]:
+def ours(parts: list[SoupIngredient], **asked: object) -> dict[str, torch.Tensor]:
     mixing = METHOD.resolved(parts, TaskArithmeticMixing.model_validate(asked), SHAPE)
     return METHOD.mix(parts, mixing)
 
