@@ -15,6 +15,7 @@ from registry.catalogue.rows import SelectorRow
 from registry.context import Refits, Registry
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.samples.embeddings_file import save_embeddings
+from registry.select import fit as fit_module
 from registry.select.pools import (
     current_members,
     enqueue_refits,
@@ -25,7 +26,6 @@ from registry.select.pools import (
     pool_spec,
 )
 from registry.select.select import ASKED_TO, answering, asked_for, latest, loaded
-from registry.select.select import fit as fit_module
 from registry.selectors import cosine, posterior, state, updating
 from registry.selectors.loaded import LoadedSelectors
 from registry.selectors.state import dump_state

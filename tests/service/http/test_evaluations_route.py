@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from registry.context import Caller
 from registry.errors import Cancelled
-from registry.evaluate.perplexity import matrix as verb
+from registry.evaluate import matrix as verb
 from registry.names import digest_of, parse_ref
 from registry.select.select import pool_of
 from registry.spec import PoolRequest
