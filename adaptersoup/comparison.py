@@ -69,10 +69,17 @@ class Comparison(Shown):
     def table(self) -> Table:
         """A row for each strategy of each domain."""
         rows: list[tuple[Cell, ...]] = [
-            (row.domain, row.strategy, row.perplexity, row.difference, row.standard_error,
-             "abstained: the base" if row.abstained else row.model, ", ".join(row.ingredients))
+            (
+                row.domain,
+                row.strategy,
+                row.perplexity,
+                row.difference,
+                row.standard_error,
+                "abstained: the base" if row.abstained else row.model,
+                ", ".join(row.ingredients),
+            )
             for row in self.rows
-        ]  # fmt: skip
+        ]
         head = ("domain", "strategy", "perplexity", "difference", "standard error", "model", "ingredients")
         said = ", ".join(f"{name} {value:+.4f}" for name, value in self.means.items())
         return Table(
@@ -97,9 +104,13 @@ class Comparison(Shown):
 
 
 def compare(
-    client: Client, domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
-    strategies: Mapping[str, Mapping[str, Any]], *, base: str, progress: Progress,
-) -> Comparison:  # fmt: skip
+    client: Client,
+    domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    strategies: Mapping[str, Mapping[str, Any]],
+    *,
+    base: str,
+    progress: Progress,
+) -> Comparison:
     """Cook with every strategy for every domain's sample and score on its other text; see `Store.compare`."""
     if not domains or not strategies:
         raise InvalidParameter("Give at least one domain and one strategy to compare.", param="domains")
@@ -115,9 +126,14 @@ def compare(
 
 
 def _compared(
-    client: Client, domain: str, strategy: str, sample: Sequence[str], test: Sequence[str], how: Mapping[str, Any],
+    client: Client,
+    domain: str,
+    strategy: str,
+    sample: Sequence[str],
+    test: Sequence[str],
+    how: Mapping[str, Any],
     base: str,
-) -> Compared:  # fmt: skip
+) -> Compared:
     def scored(soup: Soup) -> Perplexity:
         return client.evaluate(soup, test, baseline=base)
 
@@ -126,10 +142,17 @@ def _compared(
     assert against is not None
     chosen = () if soup.selection is None or soup.abstained else soup.selection.selected
     return Compared(
-        domain=domain, strategy=strategy, model=soup.model, abstained=soup.abstained, reason=soup.reason,
-        ingredients=tuple(one.domain for one in chosen), perplexity=score.perplexity, difference=against.difference,
-        standard_error=against.standard_error, interval=against.interval,
-    )  # fmt: skip
+        domain=domain,
+        strategy=strategy,
+        model=soup.model,
+        abstained=soup.abstained,
+        reason=soup.reason,
+        ingredients=tuple(one.domain for one in chosen),
+        perplexity=score.perplexity,
+        difference=against.difference,
+        standard_error=against.standard_error,
+        interval=against.interval,
+    )
 
 
 def _temporary(

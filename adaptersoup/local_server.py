@@ -40,9 +40,14 @@ class LocalServer:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self._path)
         config = uvicorn.Config(
-            app, loop="asyncio", http="h11", ws="none", log_config=None, access_log=False,
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            log_config=None,
+            access_log=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
-        )  # fmt: skip
+        )
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="soup-store", daemon=True)
 

@@ -17,9 +17,15 @@ from service.runtime import Runtime
 
 
 def evaluate_on(
-    on: str, runtime: Runtime, *, pool: Mapping[str, Any] | None, passages: int | None, parallel: int | None,
-    cores: int | None, progress: Progress,
-) -> CrossEvaluated:  # fmt: skip
+    on: str,
+    runtime: Runtime,
+    *,
+    pool: Mapping[str, Any] | None,
+    passages: int | None,
+    parallel: int | None,
+    cores: int | None,
+    progress: Progress,
+) -> CrossEvaluated:
     """Evaluate what is missing of a pool as tasks, and store each result as it comes.
 
     Raises InvalidParameter for a wrong argument, and otherwise as `cross_evaluate` and `open_pool` do.
@@ -34,4 +40,4 @@ def evaluate_on(
         elsewhere = Elsewhere(tasks, score_samples, tasks.threads(of=1))
         return cross_evaluate(
             registry, caller, base, spec, passages=asked.passages, progress=progress, elsewhere=elsewhere
-        )  # fmt: skip
+        )

@@ -52,15 +52,16 @@ def values_of(request: BaseModel) -> dict[str, Any]:
 
 
 def cook_values(
-    sample: SampleSource | None, effort: str | None, name: str | None, selector: str | Mapping[str, Any] | None,
+    sample: SampleSource | None,
+    effort: str | None,
+    name: str | None,
+    selector: str | Mapping[str, Any] | None,
     more: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The fields of a cook that does not wait; raises InvalidParameter with what is wrong."""
     mixing = {"method": more["mixing"]} if isinstance(more.get("mixing"), str) else more.get("mixing")
     fields = {**more, "mixing": mixing}
-    request = request_of(
-        CookRequest, sample=sample, effort=effort, name=name, selector=spec_of(selector), **fields
-    )  # fmt: skip
+    request = request_of(CookRequest, sample=sample, effort=effort, name=name, selector=spec_of(selector), **fields)
     return {**values_of(request), "wait": 0}
 
 

@@ -117,10 +117,17 @@ class Store:
         return f"base/{ids[0]}"
 
     def push(
-        self, folder: Path | str, *, name: str, domain: str | None = None, texts: Sequence[str] | None = None,
-        tags: Sequence[str] = (), base: str | None = None, owner: str | None = None,
+        self,
+        folder: Path | str,
+        *,
+        name: str,
+        domain: str | None = None,
+        texts: Sequence[str] | None = None,
+        tags: Sequence[str] = (),
+        base: str | None = None,
+        owner: str | None = None,
         progress: Progress | None = None,
-    ) -> Adapter:  # fmt: skip
+    ) -> Adapter:
         """Store an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
 
         `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
@@ -129,7 +136,7 @@ class Store:
         """
         pushed = self.client.push(
             folder, name=name, domain=domain, texts=texts, tags=tags, base=base, owner=owner, progress=progress
-        )  # fmt: skip
+        )
         if pushed.job is not None:
             self._embedding.append(pushed.job)
         return self.adapter(pushed)
@@ -145,18 +152,25 @@ class Store:
     # --- soups ------------------------------------------------------------------------------------------------
 
     def fit(
-        self, selector: str | Mapping[str, Any] = "posterior", *, pool: Mapping[str, Any] | None = None,
+        self,
+        selector: str | Mapping[str, Any] = "posterior",
+        *,
+        pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-    ) -> Selector:  # fmt: skip
+    ) -> Selector:
         """Fit a selector over a pool, which its first selection does too; shows how well it tells domains apart."""
         self._embedded(progress)
         return self.client.fit(selector, pool=pool, progress=progress)
 
     def select(
-        self, texts: Sequence[str], *, selector: str | Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None, pool: Mapping[str, Any] | None = None,
+        self,
+        texts: Sequence[str],
+        *,
+        selector: str | Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-    ) -> Selection:  # fmt: skip
+    ) -> Selection:
         """Which adapters a selector would take for a sample of a domain; a pool that was never fitted is fitted first.
 
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
@@ -167,9 +181,15 @@ class Store:
         return self.client.select(texts, selector=selector, options=options, pool=pool, progress=progress)
 
     def cook(
-        self, texts: Sequence[str] | None = None, *, effort: str | None = None, name: str | None = None,
-        selector: str | Mapping[str, Any] | None = None, progress: Progress | None = None, **more: Any,
-    ) -> Soup:  # fmt: skip
+        self,
+        texts: Sequence[str] | None = None,
+        *,
+        effort: str | None = None,
+        name: str | None = None,
+        selector: str | Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **more: Any,
+    ) -> Soup:
         """Pick adapters for a sample of a new domain and mix them, or say that nothing helps (`abstained`).
 
         `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
@@ -185,9 +205,15 @@ class Store:
         return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
 
     def evaluate_pool(
-        self, *, pool: Mapping[str, Any] | None = None, passages: int | None = None, on: str | None = None,
-        parallel: int | None = None, cores: int | None = None, progress: Progress | None = None,
-    ) -> CrossEvaluated:  # fmt: skip
+        self,
+        *,
+        pool: Mapping[str, Any] | None = None,
+        passages: int | None = None,
+        on: str | None = None,
+        parallel: int | None = None,
+        cores: int | None = None,
+        progress: Progress | None = None,
+    ) -> CrossEvaluated:
         """Evaluate every adapter of a pool on the samples of all of them: how many pairs, and what went wrong.
 
         `client.evaluations()` lists what is known, which is not computed again. It is computed by this store, or with
@@ -197,9 +223,14 @@ class Store:
         self._embedded(progress)
         if on is not None:
             return evaluate_on(
-                on, self._runtime, pool=pool, passages=passages, parallel=parallel, cores=cores,
+                on,
+                self._runtime,
+                pool=pool,
+                passages=passages,
+                parallel=parallel,
+                cores=cores,
                 progress=progress or silent,
-            )  # fmt: skip
+            )
         if parallel is not None or cores is not None:
             raise InvalidParameter("parallel and cores are of tasks on Ray: give on='ray' as well.", param="on")
         job = self.client.evaluate_pool(pool=pool, passages=passages, progress=progress)
@@ -210,9 +241,12 @@ class Store:
         return self.client.generate(model, prompt, **sampling)
 
     def compare(
-        self, domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
-        strategies: Mapping[str, Mapping[str, Any]], *, progress: Progress | None = None,
-    ) -> Comparison:  # fmt: skip
+        self,
+        domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+        strategies: Mapping[str, Mapping[str, Any]],
+        *,
+        progress: Progress | None = None,
+    ) -> Comparison:
         """Cook with every strategy for the sample of every domain, and score on other text of it beside the base.
 
         `domains` are (sample, test) by name; `strategies` fields of `cook` by name, such as {"cosine": {"selector":

@@ -187,9 +187,14 @@ class Soup(Shown, SoupBody):
         from plots.results import soup_plot
 
         return soup_plot(
-            self.model, self.reason, abstained=self.abstained, recipe=self.recipe, selection=self.selection,
-            search=self.search, verification=self.verification,
-        )  # fmt: skip
+            self.model,
+            self.reason,
+            abstained=self.abstained,
+            recipe=self.recipe,
+            selection=self.selection,
+            search=self.search,
+            verification=self.verification,
+        )
 
 
 class Perplexity(Shown, PerplexityAnswer):

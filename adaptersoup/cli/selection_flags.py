@@ -32,11 +32,12 @@ SELECTION = Flags(
         "pool_tag": Flag("pool.tag", "Only adapters with this tag."),
         "pool_namespace": Flag("pool.namespaces", "Only adapters of this namespace; may be repeated."),
         "pool_method": Flag(
-            "pool.method", "Only adapters of this method: those of another cannot be mixed with them.",
+            "pool.method",
+            "Only adapters of this method: those of another cannot be mixed with them.",
             kind=Literal["bottleneck", "lora", "prefix", "union"],
         ),
     },
-)  # fmt: skip
+)
 
 _SELECTOR: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 

@@ -31,14 +31,19 @@ def talk_about(answer: dict[str, Any]) -> None:
     if selection.get("abstained"):
         talk(f"Abstained: {selection.get('reason')}")
     novelty = selection.get("novelty")
-    facts = fields([
-        ("looked at", f"{selection['units']} units of the sample" if selection.get("units") else None),
-        ("novelty", None if novelty is None else f"{novelty:.0f} (percentile among the pool's own domains)"),
-        ("by cluster", [f"{count} in {cluster}" for cluster, count in (selection.get("counts") or {}).items()]),
-        *((f"least {name.removeprefix('min_')}", least) for name, least in (selection.get("thresholds") or {}).items()),
-        ("selector", answer.get("selector")),
-        ("not yet included", answer.get("not_yet_included")),
-    ])  # fmt: skip
+    facts = fields(
+        [
+            ("looked at", f"{selection['units']} units of the sample" if selection.get("units") else None),
+            ("novelty", None if novelty is None else f"{novelty:.0f} (percentile among the pool's own domains)"),
+            ("by cluster", [f"{count} in {cluster}" for cluster, count in (selection.get("counts") or {}).items()]),
+            *(
+                (f"least {name.removeprefix('min_')}", least)
+                for name, least in (selection.get("thresholds") or {}).items()
+            ),
+            ("selector", answer.get("selector")),
+            ("not yet included", answer.get("not_yet_included")),
+        ]
+    )
     notes = [*(selection.get("warnings") or ()), *((answer.get("sample") or {}).get("notes") or ())]
     for text in [facts, *(f"Note: {note}" for note in notes)]:
         if text:
@@ -49,13 +54,15 @@ def talk_about_search(search: dict[str, Any]) -> None:
     """On stderr: who was weighed, or how training went, and what was tried on the passages that were held out."""
     rows = [
         (
-            one["ref"], one["domain"], f"{one['score']:+.4f}",
+            one["ref"],
+            one["domain"],
+            f"{one['score']:+.4f}",
             "" if one["standard_error"] is None else f"{one['standard_error']:.4f}",
             "-" if one["coefficient"] is None else f"{one['coefficient']:.3f}",
             "" if one["alone"] is None else f"{one['alone']:+.4f}",
         )
         for one in search["candidates"]
-    ]  # fmt: skip
+    ]
     if rows:
         heads = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
         shown = len(heads) - (not any(row[-1] for row in rows))

@@ -174,8 +174,12 @@ class SoupClient(Calls):
     ) -> Json:
         """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first."""
         values = {
-            "sample": sample, "selector": selector, "options": options, "pool": pool, "list_all": list_all or None
-        }  # fmt: skip
+            "sample": sample,
+            "selector": selector,
+            "options": options,
+            "pool": pool,
+            "list_all": list_all or None,
+        }
         return self.once_fitted("/v1/select", values, progress)
 
     def nearest(

@@ -55,16 +55,19 @@ def push_folder(
     its card; `owner` is who answers for the name. With `anew` all bytes are sent, also those that the server says it
     has. Raises InvalidManifest where nobody says the domain, and for an empty owner.
     """
-    more = Additions(
-        domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {}
-    )  # fmt: skip
+    more = Additions(domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {})
     return client.push_directory(folder, name=name, more=more, progress=progress, anew=anew)
 
 
 def send_folder(
-    client: SoupClient, folder: AdapterDirectory, *, name: str, more: Additions, progress: Progress | None = None,
+    client: SoupClient,
+    folder: AdapterDirectory,
+    *,
+    name: str,
+    more: Additions,
+    progress: Progress | None = None,
     anew: bool = False,
-) -> Pushed:  # fmt: skip
+) -> Pushed:
     """As `push_folder`, for one of many: what the server has already is found by its digest and not sent again.
 
     Where the server says that its bytes are missing or damaged they are sent, which repairs them; with `anew` in any

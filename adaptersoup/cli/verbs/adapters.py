@@ -106,9 +106,16 @@ def _list_row(row: dict[str, Any]) -> tuple[object, ...]:
     structure = _structure_name(config)
     created = str(row.get("created_at") or "")[:16].replace("T", " ")
     return (
-        row["ref"], row["kind"], row["domain"], row.get("owner"), structure, row["base_model"], row.get("parameters"),
-        row.get("sample_state"), created,
-    )  # fmt: skip
+        row["ref"],
+        row["kind"],
+        row["domain"],
+        row.get("owner"),
+        structure,
+        row["base_model"],
+        row.get("parameters"),
+        row.get("sample_state"),
+        created,
+    )
 
 
 def _structure_name(config: dict[str, Any]) -> str | None:

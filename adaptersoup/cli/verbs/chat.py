@@ -95,9 +95,12 @@ class Talk:
     def _commands(self) -> dict[str, Callable[[str], None]]:
         """What a stroke stands before, and what it does with the rest of the line."""
         return {
-            "system": self._behave, "reset": self._forget, "model": self._turn_to, "show": self._show,
+            "system": self._behave,
+            "reset": self._forget,
+            "model": self._turn_to,
+            "show": self._show,
             "help": lambda _: talk(HELP),
-        }  # fmt: skip
+        }
 
     def ask(self, text: str) -> None:
         """Send a message and print the answer as it comes; a message that is refused is taken back."""

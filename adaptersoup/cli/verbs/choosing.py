@@ -85,8 +85,9 @@ def _table(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return columns(("domain", spelt(name)), list(value.items()), within=table_width())
     header = tuple(value[0])
-    return columns([spelt(part) for part in header], [tuple(row[part] for part in header) for row in value],
-                   within=table_width())  # fmt: skip
+    return columns(
+        [spelt(part) for part in header], [tuple(row[part] for part in header) for row in value], within=table_width()
+    )
 
 
 ListAllOption = Annotated[

@@ -151,9 +151,14 @@ def _drawn(cooked: dict[str, Any]) -> Plot:
 
     soup = body_of(Soup, cooked)
     return soup_plot(
-        soup.model, soup.reason, abstained=soup.abstained, recipe=soup.recipe, selection=soup.selection,
-        search=soup.search, verification=soup.verification,
-    )  # fmt: skip
+        soup.model,
+        soup.reason,
+        abstained=soup.abstained,
+        recipe=soup.recipe,
+        selection=soup.selection,
+        search=soup.search,
+        verification=soup.verification,
+    )
 
 
 def _how(given: Given) -> dict[str, Any]:

@@ -141,9 +141,12 @@ def _change(client: SoupClient, row: dict[str, Any], changes: Changes) -> dict[s
         card = changes.card(before)
         try:
             return client.update_adapter(
-                row["ref"], card=None if card == before else card, domain=changes.new_domain, owner=changes.new_owner,
+                row["ref"],
+                card=None if card == before else card,
+                domain=changes.new_domain,
+                owner=changes.new_owner,
                 if_match=row["etag"],
-            )  # fmt: skip
+            )
         except PreconditionFailed:
             if not left:
                 raise

@@ -132,16 +132,25 @@ def ppl(
     with progress_bar("scoring"):
         answer = remote.client.perplexity(model, read_texts(texts), baseline=baseline)
     against = answer.get("baseline") or {}
-    remote.answer(answer, fields([
-        ("perplexity", answer["perplexity"]),
-        ("mean NLL per token", f"{answer['mean_nll']:.4f} (standard error {answer['standard_error']:.4f})"),
-        ("bits per byte", f"{answer['bits_per_byte']:.4f}"),
-        ("tokens", f"{answer['tokens']} in {len(answer['texts'])} texts"),
-        ("baseline", baseline),
-        ("its perplexity", against.get("perplexity")),
-        ("difference", f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
-         if against else None),
-    ]))  # fmt: skip
+    remote.answer(
+        answer,
+        fields(
+            [
+                ("perplexity", answer["perplexity"]),
+                ("mean NLL per token", f"{answer['mean_nll']:.4f} (standard error {answer['standard_error']:.4f})"),
+                ("bits per byte", f"{answer['bits_per_byte']:.4f}"),
+                ("tokens", f"{answer['tokens']} in {len(answer['texts'])} texts"),
+                ("baseline", baseline),
+                ("its perplexity", against.get("perplexity")),
+                (
+                    "difference",
+                    f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
+                    if against
+                    else None,
+                ),
+            ]
+        ),
+    )
     save_plot(plot, lambda: _drawn(answer))
 
 

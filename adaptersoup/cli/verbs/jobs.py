@@ -39,10 +39,17 @@ def ls(
     """
     jobs = list(remote.client.jobs(limit=limit, state=state))
     rows = [
-        (j["id"], j["kind"], j["state"], _progress(j), _duration(j), _owner(j),
-         str(j.get("created_at") or "")[:16].replace("T", " "))
+        (
+            j["id"],
+            j["kind"],
+            j["state"],
+            _progress(j),
+            _duration(j),
+            _owner(j),
+            str(j.get("created_at") or "")[:16].replace("T", " "),
+        )
         for j in jobs
-    ]  # fmt: skip
+    ]
     header = ("id", "kind", "state", "progress", "duration", "owner", "created")
     remote.answer_rows(jobs, header, rows, empty="No jobs.")
 
@@ -87,21 +94,26 @@ def cancel(remote: Remote, job: JobArgument) -> None:
 
 def _print(remote: Remote, job: dict[str, Any]) -> None:
     error = job.get("error") or {}
-    remote.answer(job, fields([
-        ("id", job["id"]),
-        ("kind", job["kind"]),
-        ("state", job["state"]),
-        ("progress", _progress(job)),
-        ("attempts", job.get("attempts")),
-        ("created", job.get("created_at")),
-        ("started", job.get("started_at")),
-        ("finished", job.get("finished_at")),
-        ("duration", _duration(job)),
-        ("owner", _owner(job)),
-        ("error", error.get("message")),
-        ("problems", error.get("problems")),
-        *_result(job),
-    ]))  # fmt: skip
+    remote.answer(
+        job,
+        fields(
+            [
+                ("id", job["id"]),
+                ("kind", job["kind"]),
+                ("state", job["state"]),
+                ("progress", _progress(job)),
+                ("attempts", job.get("attempts")),
+                ("created", job.get("created_at")),
+                ("started", job.get("started_at")),
+                ("finished", job.get("finished_at")),
+                ("duration", _duration(job)),
+                ("owner", _owner(job)),
+                ("error", error.get("message")),
+                ("problems", error.get("problems")),
+                *_result(job),
+            ]
+        ),
+    )
 
 
 def _result(job: dict[str, Any]) -> list[tuple[str, object]]:

@@ -96,10 +96,16 @@ def ls(
     header = ("id", "name", "begins", "namespaces", "scopes", "created", "used", "expires", "revoked")
     days = ("created_at", "last_used_at", "expires_at", "revoked_at")
     rows = [
-        (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
-         *(str(k[name])[:10] if k.get(name) else "" for name in days))
+        (
+            k["id"],
+            k["name"],
+            k["prefix"],
+            "all" if k["namespaces"] is None else k["namespaces"],
+            k["scopes"],
+            *(str(k[name])[:10] if k.get(name) else "" for name in days),
+        )
         for k in keys
-    ]  # fmt: skip
+    ]
     remote.answer({"object": "list", "data": keys}, columns(header, rows, within=data_width()))
 
 

@@ -14,9 +14,11 @@ from adaptersoup.client.answers import Json
 from adaptersoup.tables import columns
 
 app = typer.Typer(
-    help="Show and change the limits of keys and namespaces.", no_args_is_help=True, rich_markup_mode=None,
+    help="Show and change the limits of keys and namespaces.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
     add_completion=False,
-)  # fmt: skip
+)
 QUOTAS = ("stored_bytes", "adapters", "jobs")
 
 

@@ -64,12 +64,16 @@ def _known(remote: Remote, pool: PoolRequest | None) -> list[dict[str, Any]]:
     spaces = pool.namespaces or (None,)
     rows = remote.client.evaluations(base_model=pool.base_model, namespace=spaces[0] if len(spaces) == 1 else None)
     meant = [
-        one for space in spaces
+        one
+        for space in spaces
         for one in remote.client.adapters(
-            base_model=pool.base_model, namespace=space, method=pool.method, tag=pool.tag,
+            base_model=pool.base_model,
+            namespace=space,
+            method=pool.method,
+            tag=pool.tag,
             kind=None if pool.include_soups else "adapter",
         )
-    ]  # fmt: skip
+    ]
     digests = {one["digest"] for one in meant}
     samples = {one["sample"]["digest"] for one in meant if one.get("sample")}
     return [row for row in rows if row["digest"] in digests and row["sample"] in samples]

@@ -14,9 +14,11 @@ from adaptersoup.tables import columns
 from registry.spec import TuningSetting
 
 app = typer.Typer(
-    help="Show and change the settings of namespaces.", no_args_is_help=True, rich_markup_mode=None,
+    help="Show and change the settings of namespaces.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
     add_completion=False,
-)  # fmt: skip
+)
 Name = Annotated[str, typer.Argument(help="The part of names before the slash.", metavar="NS")]
 
 
@@ -78,9 +80,11 @@ def change(
 def _answer(remote: Remote, settings: Json) -> None:
     days = settings["unnamed_soup_days"]
     shown = (
-        settings["namespace"], settings["tuning"], ", ".join(settings["protected_aliases"]) or "-",
+        settings["namespace"],
+        settings["tuning"],
+        ", ".join(settings["protected_aliases"]) or "-",
         "as the server" if days is None else "for ever" if days == 0 else f"{days} days",
-    )  # fmt: skip
+    )
     remote.answer(
         settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown], within=data_width())
     )

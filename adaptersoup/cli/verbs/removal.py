@@ -89,8 +89,9 @@ def purge(
             done.append(purged)
             talk(f"{ref}: files removed: {purged['blobs']}, of {purged['bytes']} bytes.")
             for said, what in (
-                ("not_rebuildable", "cannot be rebuilt any more"), ("tuned_on_sample", "has learnt from its sample"),
-            ):  # fmt: skip
+                ("not_rebuildable", "cannot be rebuilt any more"),
+                ("tuned_on_sample", "has learnt from its sample"),
+            ):
                 for soup in purged[said]:
                     talk(f"{soup} {what}.")
             if purged["elsewhere"]:

@@ -167,9 +167,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 def until_signal(
-    config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None],
+    config: uvicorn.Config,
+    listener: socket.socket,
+    *,
+    ready: Callable[[], None],
     stopping: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
 
     `ready` is called in a thread once requests are answered; what it raises ends the server and is raised here.

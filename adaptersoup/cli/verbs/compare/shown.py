@@ -17,8 +17,19 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-CSV = ("domain", "draw", "strategy", "model", "abstained", "perplexity", "mean_nll", "difference", "standard_error",
-       "ingredients", "error")  # fmt: skip
+CSV = (
+    "domain",
+    "draw",
+    "strategy",
+    "model",
+    "abstained",
+    "perplexity",
+    "mean_nll",
+    "difference",
+    "standard_error",
+    "ingredients",
+    "error",
+)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -76,10 +87,16 @@ def _average(values: Sequence[float]) -> float | None:
 def summary(found: Sequence[Json]) -> str:
     """The table of several samples: a row a strategy."""
     rows = [
-        (one["strategy"], _signed(one["difference"]), _percent(one["difference"]),
-         one["better"], one["abstained"], one["failed"])
+        (
+            one["strategy"],
+            _signed(one["difference"]),
+            _percent(one["difference"]),
+            one["better"],
+            one["abstained"],
+            one["failed"],
+        )
         for one in means(found)
-    ]  # fmt: skip
+    ]
     header = ("strategy", "difference", "perplexity", f"better, of {len(found)}", "abstained", "failed")
     return columns(header, rows, within=data_width())
 

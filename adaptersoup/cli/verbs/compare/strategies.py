@@ -34,7 +34,7 @@ class Strategy:
         options = SelectOptions(single=self.single)
         return CookRequest(
             sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify, effort=self.effort
-        )  # fmt: skip
+        )
 
 
 STRATEGIES = (

@@ -44,9 +44,7 @@ class Said:
     def additions(self) -> Additions:
         """The same for a push, without the sample. Raises a usage error."""
         metadata = key_values(self.metadata or (), "--metadata")
-        return Additions(
-            domain=self.domain, base=self.base, owner=self.owner, tags=self.tag or (), metadata=metadata
-        )  # fmt: skip
+        return Additions(domain=self.domain, base=self.base, owner=self.owner, tags=self.tag or (), metadata=metadata)
 
 
 @dataclass(frozen=True)

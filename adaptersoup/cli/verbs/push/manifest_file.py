@@ -64,8 +64,9 @@ def from_manifest(file: Path, *, namespace: str, more: Additions) -> list[Source
     if problems:
         raise InvalidManifest(
             problems[0] + (f" ({len(problems)} rows are wrong)" if len(problems) > 1 else ""),
-            param="manifest", problems=problems,
-        )  # fmt: skip
+            param="manifest",
+            problems=problems,
+        )
     return sources
 
 
@@ -94,8 +95,9 @@ def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
             if len(cells) > len(header):
                 raise InvalidManifest(
                     f"{file}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; put quotes "
-                    "around a cell that holds commas.", param="manifest",
-                )  # fmt: skip
+                    "around a cell that holds commas.",
+                    param="manifest",
+                )
             yield reader.line_num, dict(zip(header, map(str.strip, cells), strict=False))
 
 

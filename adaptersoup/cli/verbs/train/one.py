@@ -130,10 +130,19 @@ def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -
         raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
     spec = spec_of(given)
     return TrainingRun(
-        spec=spec, train=texts, valid=valid, out=out, domain=material.domain or out.resolve().name,
-        base_id=material.base.base, sample=keeping.sample, sample_seed=spec.recipe.data_seed, replace=replace,
-        checkpoint=keeping.checkpoint, every_steps=steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
-    )  # fmt: skip
+        spec=spec,
+        train=texts,
+        valid=valid,
+        out=out,
+        domain=material.domain or out.resolve().name,
+        base_id=material.base.base,
+        sample=keeping.sample,
+        sample_seed=spec.recipe.data_seed,
+        replace=replace,
+        checkpoint=keeping.checkpoint,
+        every_steps=steps,
+        every_seconds=SAVE_SECONDS if seconds is None else seconds,
+    )
 
 
 def _refuse_before_verb(context: typer.Context) -> None:

@@ -22,8 +22,15 @@ from registry.names import split_name
 from training.request import TrainingRequest
 from training.spec import SAMPLE, TrainingSpec
 
-_NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
-          "sample": "--sample", "owner": "--owner", "": "--valid, --valid-share"}  # fmt: skip
+_NAMES = {
+    "domain": "--domain",
+    "base_model": "--base",
+    "name": "--name",
+    "valid_share": "--valid-share",
+    "sample": "--sample",
+    "owner": "--owner",
+    "": "--valid, --valid-share",
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +86,15 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
         blobs["valid"] = _uploaded(client, material.valid)
     try:
         return TrainingRequest(
-            name=material.name, domain=material.domain or own, base_model=material.base, owner=material.owner,
-            valid_share=material.valid_share, spec=spec, sample=sample, **blobs,
-        )  # fmt: skip
+            name=material.name,
+            domain=material.domain or own,
+            base_model=material.base,
+            owner=material.owner,
+            valid_share=material.valid_share,
+            spec=spec,
+            sample=sample,
+            **blobs,
+        )
     except ValidationError as error:
         raise usage_error(error, _NAMES) from None
 

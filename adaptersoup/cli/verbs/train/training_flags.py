@@ -43,7 +43,8 @@ TRAINING = Flags(
         ),
         "scale": Flag("adapter.scale", "Of a bottleneck's output; by default its paper's."),
         "trained_norms": Flag(
-            "adapter.trained_norms", "Whether the base's norms train with a Houlsby adapter; by default they do.",
+            "adapter.trained_norms",
+            "Whether the base's norms train with a Houlsby adapter; by default they do.",
             "--trained-norms/--frozen-norms",
         ),
         "rank": Flag("adapter.rank", "Rank of a LoRA; by default {default}."),
@@ -75,9 +76,7 @@ TRAINING = Flags(
             "pruning.scope", "Entries ranked over all projections, or within each layer; by default {default}."
         ),
         "pruning_seed": Flag("pruning.seed", "Draws random scores, or the batches of others; by default {default}."),
-        "pruning_batches": Flag(
-            "pruning.batches", "Batches that scores take their gradient on; by default {default}."
-        ),
+        "pruning_batches": Flag("pruning.batches", "Batches that scores take their gradient on; by default {default}."),
         "widen": Flag(
             "pruning.widen", "Bottleneck or rank so many times as wide, then pruned (Large-Sparse).", limits=(2, None)
         ),
@@ -90,9 +89,7 @@ TRAINING = Flags(
         "block": Flag("recipe.block", f"Tokens in a block; by default {BLOCK} at most."),
         "learning_rate": Flag("recipe.learning_rate", "Highest learning rate; by default {default}.", "--lr"),
         "schedule": Flag("recipe.schedule", "How the learning rate falls after the warm-up; by default {default}."),
-        "warmup": Flag(
-            "recipe.warmup", "Share of the steps over which the learning rate rises; by default {default}."
-        ),
+        "warmup": Flag("recipe.warmup", "Share of the steps over which the learning rate rises; by default {default}."),
         "weight_decay": Flag("recipe.weight_decay", "AdamW's; by default {default}."),
         "beta1": Flag("recipe.beta1", "AdamW's, of the mean of gradients; by default {default}."),
         "beta2": Flag("recipe.beta2", "AdamW's, of the mean of their squares; by default {default}."),
@@ -105,7 +102,7 @@ TRAINING = Flags(
             "recipe.data_seed", "Seed of the order of the data and of the sample; by default {default}.", "--seed"
         ),
     },
-)  # fmt: skip
+)
 
 
 def spec_of(given: Given) -> TrainingSpec:
@@ -126,13 +123,14 @@ def _check_company(given: Given) -> None:
     for names, heeded, needs in (
         (("share", "consistency"), "adamix" in given, "--adamix, which says how many experts"),
         (
-            ("scope", "pruning_seed", "pruning_batches"), given.typed("sparsity", "score", "widen"),
+            ("scope", "pruning_seed", "pruning_batches"),
+            given.typed("sparsity", "score", "widen"),
             "--sparsity, --score or --widen",
         ),
         (("pruning_batches",), score in ("snip", "grasp"), "--score snip or grasp"),
         (("pruning_seed",), score != "magnitude", "a --score that draws: magnitude does not"),
         (("trained_norms",), given["structure"] == "houlsby", "--structure houlsby"),
-    ):  # fmt: skip
+    ):
         alone = given.typed(*names)
         if alone and not heeded:
             raise typer.BadParameter(f"{', '.join(alone)}: only with {needs}.")
