@@ -87,7 +87,7 @@ class AsyncClient(AsyncOperatorCalls):
         """
         more = Additions(
             domain=domain, base=base, texts=None if texts is None else checked(texts), tags=tags, owner=owner
-        )  # fmt: skip
+        )
         pushed = await self._http.push_directory(Path(folder), name=name, more=more, progress=progress)
         return body_of(Adapter, pushed)
 
@@ -219,9 +219,12 @@ class AsyncClient(AsyncOperatorCalls):
         sample = await self._http.sample(checked(texts))
         request = request_of(SelectRequest, sample=sample, selector=spec_of(selector), options=options, pool=pool)
         values = {
-            "sample": request.sample, "selector": request.selector, "options": request.options, "pool": request.pool,
+            "sample": request.sample,
+            "selector": request.selector,
+            "options": request.options,
+            "pool": request.pool,
             "list_all": list_all or None,
-        }  # fmt: skip
+        }
         return body_of(Selection, await self._http.once_fitted("/v1/select", values, progress))
 
     async def nearest(

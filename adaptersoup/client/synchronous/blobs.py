@@ -143,9 +143,7 @@ class Blobs(Connection):
         same = [row for row in unfinished if row.get("size") in (None, upload.size)]
         row = max(same, key=lambda row: int(row["offset"]), default=None)
         if row is None:
-            row = self.json(
-                "POST", UPLOADS, json={"digest": upload.digest, "size": upload.size}, repeat=False
-            )  # fmt: skip
+            row = self.json("POST", UPLOADS, json={"digest": upload.digest, "size": upload.size}, repeat=False)
         upload.held = int(row["offset"])
         upload.progress(upload.held)
         return f"{UPLOADS}/{part(str(row['id']))}"

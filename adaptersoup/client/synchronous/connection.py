@@ -119,9 +119,13 @@ class Connection:
             check_open(self._http)
             with translated(self.base_url):
                 response = self._http.request(
-                    method, path, json=json, content=body, params=params and given(params),
+                    method,
+                    path,
+                    json=json,
+                    content=body,
+                    params=params and given(params),
                     headers={**model_header(json), **(headers or {})},
-                )  # fmt: skip
+                )
             if not response.is_error:
                 return response
             error = error_of(response)
