@@ -104,9 +104,13 @@ def create_app(runtime: Runtime) -> FastAPI:
     if settings.role == "worker":
         app.add_middleware(WorkerLayer)
     app.add_middleware(
-        Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities,
+        Gate,
+        database=runtime.database,
+        settings=settings,
+        watch=runtime.key_watch,
+        tokens=runtime.identities,
         door=door,
-    )  # fmt: skip
+    )
     if settings.cors_origins:
         app.add_middleware(CrossOrigin, origins=settings.cors_origins)
     if runtime.tracing is None:
@@ -154,9 +158,13 @@ class CrossOrigin:
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
         self._app = app
         self._open = CORSMiddleware(
-            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
+            app,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
             max_age=PREFLIGHT_SECONDS,
-        )  # fmt: skip
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; calls of the API with the headers of CORS."""

@@ -53,9 +53,18 @@ def server_config(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.C
         )
 
     return uvicorn.Config(
-        app, http=Connection, loop="asyncio", ws="none", log_config=None, access_log=False, proxy_headers=False,
-        server_header=False, backlog=ACCEPTED_AT_ONCE, timeout_graceful_shutdown=GRACE_SECONDS, **options,
-    )  # fmt: skip
+        app,
+        http=Connection,
+        loop="asyncio",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        **options,
+    )
 
 
 class Connections:
@@ -189,9 +198,11 @@ class BoundedConnection(H11Protocol):
             return
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._say(
-                TooSlow(f"The headers of the request did not come within {self.room.seconds:g} seconds "
-                        "(SOUP_HEADER_SECONDS).")
-            )  # fmt: skip
+                TooSlow(
+                    f"The headers of the request did not come within {self.room.seconds:g} seconds "
+                    "(SOUP_HEADER_SECONDS)."
+                )
+            )
         self.transport.close()
         self._taking.begin()
 

@@ -93,7 +93,8 @@ _JOB = ("get_job", "cancel_job")
 
 LINKS: Mapping[tuple[str, str], tuple[Mapping[str, str], tuple[str, ...]]] = {
     ("create_key", "201"): (
-        _ID, ("change_key", "rotate_key", "get_key_limits", "change_key_limits", "revoke_key"),
+        _ID,
+        ("change_key", "rotate_key", "get_key_limits", "change_key_limits", "revoke_key"),
     ),
     ("open_upload", "202"): (_ID, ("get_upload", "add_part", "finish_upload", "delete_upload")),
     ("add_part", "202"): (_ID, ("get_upload", "add_part", "finish_upload", "delete_upload")),
@@ -102,9 +103,21 @@ LINKS: Mapping[tuple[str, str], tuple[Mapping[str, str], tuple[str, ...]]] = {
     ("push_adapter", "201"): (
         _NAMED,
         (
-            "get_adapter", "change_adapter", "retire_adapter", "restore_adapter", "purge_adapter", "get_lineage",
-            "list_files", "get_file", "list_aliases", "put_alias", "delete_alias", "get_model",
-            "hub_repository", "hub_refs", "hub_check",
+            "get_adapter",
+            "change_adapter",
+            "retire_adapter",
+            "restore_adapter",
+            "purge_adapter",
+            "get_lineage",
+            "list_files",
+            "get_file",
+            "list_aliases",
+            "put_alias",
+            "delete_alias",
+            "get_model",
+            "hub_repository",
+            "hub_refs",
+            "hub_check",
         ),
     ),
     ("change_adapter", "200"): (_NAMED, ("get_adapter", "change_adapter", "retire_adapter")),
@@ -116,7 +129,7 @@ LINKS: Mapping[tuple[str, str], tuple[Mapping[str, str], tuple[str, ...]]] = {
     ("cook_soup", "201"): (_SOUP, ("get_soup", "get_soup_lineage", "get_model", "retire_adapter")),
     ("cook_soup", "202"): (_ID, _JOB),
     ("start_training", "202"): (_ID, _JOB),
-}  # fmt: skip
+}
 """By call (its operation id) and status: how the parts of a path are found in the answer, and which calls take them."""
 
 

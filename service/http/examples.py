@@ -46,9 +46,14 @@ DIGEST = "sha256:" + hashlib.sha256(LINES).hexdigest()
 WEIGHTS = "sha256:" + hashlib.sha256(b"").hexdigest()
 """Stands for the digest of weights, which only their owner can name: until these are uploaded the answer is 404."""
 PARTS: Mapping[str, str] = {
-    "digest": DIGEST, "ns": "acme", "name": "kitchen", "alias": "prod", "file": "README.md", "revision": "main",
+    "digest": DIGEST,
+    "ns": "acme",
+    "name": "kitchen",
+    "alias": "prod",
+    "file": "README.md",
+    "revision": "main",
     "path": "README.md",
-}  # fmt: skip
+}
 """What is asked for in a path, by the name of the parameter; ids are told apart by the call."""
 NEEDS: Mapping[tuple[str, str], str] = {
     ("push_adapter", "weights that were uploaded"): "weights uploaded to /v1/blobs, under the digest of your own",

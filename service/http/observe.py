@@ -59,9 +59,11 @@ class Metrics:
             registry=self.registry,
         )
         self.over_limit = Counter(
-            "soup_limit_refusals", "Requests refused for a limit of their key or namespace.", ("limit",),
+            "soup_limit_refusals",
+            "Requests refused for a limit of their key or namespace.",
+            ("limit",),
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.errors = Counter(
             "soup_http_errors", "Requests answered with an error, by its code.", ("code",), registry=self.registry
         )

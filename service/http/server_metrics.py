@@ -39,9 +39,13 @@ class ServerMetrics:
     def add_to(self, metrics: Metrics) -> None:
         """Have them asked for with the others."""
         for part, collect in (
-            ("ends", self._ends), ("readiness", self._ready), ("jobs", self._queue), ("blobs", self._stored),
-            ("disk", self._disk), ("keys", self._keys),
-        ):  # fmt: skip
+            ("ends", self._ends),
+            ("readiness", self._ready),
+            ("jobs", self._queue),
+            ("blobs", self._stored),
+            ("disk", self._disk),
+            ("keys", self._keys),
+        ):
             metrics.watch(part, collect)
 
     @property

@@ -22,11 +22,15 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
         missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
         lost = set() if row.recipe_digest is None else catalogue.soups.lost_statistics(row.recipe_digest)
         parents = [
-            Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
-                   retired=parent is not None and parent.retired_at is not None,
-                   purged=digest in missing)
+            Parent(
+                digest=digest,
+                weight=weight,
+                ref=None if parent is None else parent.ref,
+                retired=parent is not None and parent.retired_at is not None,
+                purged=digest in missing,
+            )
             for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, visible)
-        ]  # fmt: skip
+        ]
         children = [Child(ref=one.ref, digest=one.digest) for one in catalogue.soups.children(row.digest, visible)]
         evidence = catalogue.soups.evidence(row.id)
     return Lineage(

@@ -25,9 +25,13 @@ def schema_of(asked: ResponseFormat | None) -> str | None:
 
 
 def following(
-    parts: Parts, model: ResolvedModel, schema: str | None, admitted: Sequence[GenerateRequest], *,
+    parts: Parts,
+    model: ResolvedModel,
+    schema: str | None,
+    admitted: Sequence[GenerateRequest],
+    *,
     ends: tuple[int, ...] = (),
-) -> list[GenerateRequest]:  # fmt: skip
+) -> list[GenerateRequest]:
     """These requests with answers that follow a schema; `ends` end an answer besides the base model's tokens.
 
     It is compiled once they were admitted, so that a key beyond its rate costs no work; what they took is given back

@@ -92,9 +92,20 @@ def list_adapters(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces, base_model=base_model, method=method, domain=domain, owner=owner, namespace=namespace,
-            name=name, tags=tag or (), kind=kind, tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
-        )  # fmt: skip
+            who.namespaces,
+            base_model=base_model,
+            method=method,
+            domain=domain,
+            owner=owner,
+            namespace=namespace,
+            name=name,
+            tags=tag or (),
+            kind=kind,
+            tuned_on=tuned_on,
+            q=q,
+            limit=size,
+            cursor=cursor,
+        )
     return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
@@ -205,8 +216,13 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, w
         raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
     one = files[file]
     return sent_to_store(request, parts, one, etag=one.digest) or ranged(
-        request, digest=one.digest, size=one.size_for(request.method), open=one.open, filename=file, cache=REVALIDATE,
-    )  # fmt: skip
+        request,
+        digest=one.digest,
+        size=one.size_for(request.method),
+        open=one.open,
+        filename=file,
+        cache=REVALIDATE,
+    )
 
 
 # --- aliases --------------------------------------------------------------------------------------
@@ -223,9 +239,15 @@ def list_aliases(ns: str, name: str, parts: AppParts, who: Reader) -> AliasList:
 
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
-    request: Request, ns: str, name: str, alias: str, body: AliasBody, parts: AppParts, who: Writer,
+    request: Request,
+    ns: str,
+    name: str,
+    alias: str,
+    body: AliasBody,
+    parts: AppParts,
+    who: Writer,
     if_match: IfMatch = None,
-) -> Alias:  # fmt: skip
+) -> Alias:
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
     check_alias(alias)
     with parts.registry.database.write() as catalogue:

@@ -34,19 +34,33 @@ COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "deta
 
 @router.get("", response_model=AuditList, responses=CSV)
 def list_audit(
-    parts: AppParts, who: Admin, action: Action = None, subject: Word = None, namespace: Word = None,
-    key_id: Word = None, since: Since = None, until: Until = None,
+    parts: AppParts,
+    who: Admin,
+    action: Action = None,
+    subject: Word = None,
+    namespace: Word = None,
+    key_id: Word = None,
+    since: Since = None,
+    until: Until = None,
     format: Annotated[Literal["json", "csv"], Query(description="`csv` is all of it, as a file.")] = "json",
-    limit: Limit = None, cursor: Cursor = None,
-) -> Response | AuditList:  # fmt: skip
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response | AuditList:
     """One page of what was done in the namespaces this key sees, as far as it matches every filter."""
 
     def page(size: int, cursor: str | None) -> Page[AuditRow]:
         with parts.registry.database.read() as catalogue:
             return catalogue.audit.list(
-                who.namespaces, action=action, subject=subject, namespace=namespace, key_id=key_id, since=since,
-                until=until, limit=size, cursor=cursor,
-            )  # fmt: skip
+                who.namespaces,
+                action=action,
+                subject=subject,
+                namespace=namespace,
+                key_id=key_id,
+                since=since,
+                until=until,
+                limit=size,
+                cursor=cursor,
+            )
 
     if format == "csv":
         return csv_file("audit.csv", COLUMNS, partial(page, parts.settings.max_page_size), _cells)

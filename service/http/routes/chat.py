@@ -88,5 +88,10 @@ def _asked(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
     return GenerateRequest(
-        model.base_id, ids, adapter=model.handle, params=params, namespace=who.sharing, owner=who.key_id,
-    )  # fmt: skip
+        model.base_id,
+        ids,
+        adapter=model.handle,
+        params=params,
+        namespace=who.sharing,
+        owner=who.key_id,
+    )

@@ -41,11 +41,15 @@ def evaluate_pool(request: Request, response: Response, body: EvaluationRequest,
 
 @router.get("")
 def list_evaluations(
-    parts: AppParts, who: Reader, base_model: str | None = None, namespace: str | None = None,
+    parts: AppParts,
+    who: Reader,
+    base_model: str | None = None,
+    namespace: str | None = None,
     adapter: Annotated[Digest | None, Query(description="The digest of an adapter.")] = None,
-    sample: Annotated[Digest | None, Query(description="The digest of a sample.")] = None, limit: Limit = None,
+    sample: Annotated[Digest | None, Query(description="The digest of a sample.")] = None,
+    limit: Limit = None,
     cursor: Cursor = None,
-) -> EvaluationList:  # fmt: skip
+) -> EvaluationList:
     """Evaluations of adapters on samples, of both of which the key sees a live version, newest first."""
     if base_model is not None and base_model not in parts.bases:
         raise InvalidParameter(
@@ -56,9 +60,14 @@ def list_evaluations(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.evaluations.list(
-            who.namespaces, base_fingerprint=fingerprint, namespace=namespace, adapter=adapter, sample=sample,
-            limit=size, cursor=cursor,
-        )  # fmt: skip
+            who.namespaces,
+            base_fingerprint=fingerprint,
+            namespace=namespace,
+            adapter=adapter,
+            sample=sample,
+            limit=size,
+            cursor=cursor,
+        )
     return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
@@ -71,9 +80,12 @@ def begin_evaluation(parts: AppParts, who: Principal, body: EvaluationRequest, r
     base, pool = pool_of(parts.registry, caller, body.pool)
     pairs_of(parts.registry, pool, passages=body.passages)
     arguments = {
-        "base": base.entry.id, "pool": pool.model_dump(mode="json"), "passages": body.passages,
-        "scope": who.namespaces, "request_id": request_id,
-    }  # fmt: skip
+        "base": base.entry.id,
+        "pool": pool.model_dump(mode="json"),
+        "passages": body.passages,
+        "scope": who.namespaces,
+        "request_id": request_id,
+    }
     dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{who.home}"
     with parts.registry.database.write() as catalogue:
         known = catalogue.jobs.unended_like(dedupe)
@@ -81,9 +93,7 @@ def begin_evaluation(parts: AppParts, who: Principal, body: EvaluationRequest, r
             catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
             return known
         check_room(catalogue, parts.settings, KIND, who.key_id)
-        job = catalogue.jobs.enqueue(
-            KIND, arguments, namespace=who.home, created_by=who.key_id, dedupe_key=dedupe
-        )  # fmt: skip
+        job = catalogue.jobs.enqueue(KIND, arguments, namespace=who.home, created_by=who.key_id, dedupe_key=dedupe)
         check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=who.home)
         caller.audit(catalogue, "evaluation.ask", job.id, namespace=who.home)
         return job

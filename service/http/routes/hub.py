@@ -187,8 +187,13 @@ def _file(request: Request, parts: Parts, revision: Revision, path: str) -> Resp
         raise _no_file(revision, path)
     etag = etag_of_file(file)
     answer = sent_to_store(request, parts, file, etag=etag) or ranged(
-        request, digest=etag, size=file.size_for(request.method), open=file.open, filename=file.name, cache=REVALIDATE,
-    )  # fmt: skip
+        request,
+        digest=etag,
+        size=file.size_for(request.method),
+        open=file.open,
+        filename=file.name,
+        cache=REVALIDATE,
+    )
     answer.headers[COMMIT_HEADER] = revision.commit
     if file.data is None:
         answer.headers.update({"x-linked-etag": f'"{etag}"', "x-linked-size": str(file.size)})

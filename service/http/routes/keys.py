@@ -48,8 +48,11 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
         )
         expires = None if row.expires_at is None else row.expires_at.isoformat()
         detail: dict[str, Any] = {
-            "name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes), "expires_at": expires
-        }  # fmt: skip
+            "name": body.name,
+            "namespaces": body.namespaces,
+            "scopes": sorted(body.scopes),
+            "expires_at": expires,
+        }
         who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 

@@ -94,9 +94,12 @@ def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
 def _architecture(shape: BaseShape) -> ArchitectureCard:
     heads, size = (None, None) if shape.kv is None else shape.kv
     return ArchitectureCard(
-        model_type=shape.model_type, layers=shape.num_layers, hidden_size=shape.hidden_size, key_value_heads=heads,
+        model_type=shape.model_type,
+        layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        key_value_heads=heads,
         head_size=size,
-    )  # fmt: skip
+    )
 
 
 def _adapter_card(parts: Parts, row: ListedRow, name: str) -> ModelCard:

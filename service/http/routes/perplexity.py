@@ -101,8 +101,9 @@ def _answers(
     model, scored = (None, None) if baseline is None else (asked[baseline].model, passages[baseline])
     return [
         _answer(one.model, evaluate.report(passages[number], scored, seed=seed), model)
-        for number, one in enumerate(asked) if number != baseline
-    ]  # fmt: skip
+        for number, one in enumerate(asked)
+        if number != baseline
+    ]
 
 
 def _answer(model: ResolvedModel, report: PerplexityReport, baseline: ResolvedModel | None) -> PerplexityAnswer:

@@ -92,11 +92,13 @@ def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) 
     asked, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
     return [
         selector_body(
-            row, missing_members(members_of(catalogue, row.pool, row.encoder_digest), row), asked_at=asked.get(row.id),
+            row,
+            missing_members(members_of(catalogue, row.pool, row.encoder_digest), row),
+            asked_at=asked.get(row.id),
             idle=row.id in asked and parts.registry.refits.is_idle(asked[row.id], now),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 @router.get("/selectors")
@@ -171,16 +173,22 @@ def _prepare(
 
 
 async def _fit(
-    request: Request, response: Response, body: FitRequest | SelectRequest | NearestRequest, parts: AppParts,
+    request: Request,
+    response: Response,
+    body: FitRequest | SelectRequest | NearestRequest,
+    parts: AppParts,
     who: Principal,
-) -> str | Job:  # fmt: skip
+) -> str | Job:
     """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
     left = await until_selectable(
-        parts, who.key_id, lambda: _check_pool(parts, caller, body.spec, body.pool), lambda: _check_room(parts, who),
+        parts,
+        who.key_id,
+        lambda: _check_pool(parts, caller, body.spec, body.pool),
+        lambda: _check_room(parts, who),
         seconds,
-    )  # fmt: skip
+    )
     job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:
@@ -192,9 +200,16 @@ async def _fit(
 def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
     with embedding_place(parts):
         chosen = select(
-            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here,
-            listed=None if body.list_all else LISTED, scored=False,
-        )  # fmt: skip
+            parts.registry,
+            caller,
+            sample,
+            pool=body.pool,
+            spec=body.spec,
+            options=body.options,
+            fit=_not_here,
+            listed=None if body.list_all else LISTED,
+            scored=False,
+        )
     return Selected(
         selection=with_note(parts.registry, chosen),
         sample=chosen.report_of(sample),
@@ -207,9 +222,15 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
 def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
     with embedding_place(parts):
         chosen = select(
-            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=SelectOptions(), fit=_not_here,
+            parts.registry,
+            caller,
+            sample,
+            pool=body.pool,
+            spec=body.spec,
+            options=SelectOptions(),
+            fit=_not_here,
             scored=False,
-        )  # fmt: skip
+        )
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = chosen.ranking.ranked[: body.limit]
     with parts.registry.database.read() as catalogue:

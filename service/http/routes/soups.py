@@ -51,9 +51,12 @@ async def cook_soup(
     caller = who.caller(request.state.request_id)
     _check(parts, who, body)
     left = await until_selectable(
-        parts, who.key_id, lambda: check_pool(parts.registry, caller, body), lambda: _check_room(parts, who),
+        parts,
+        who.key_id,
+        lambda: check_pool(parts.registry, caller, body),
+        lambda: _check_room(parts, who),
         seconds,
-    )  # fmt: skip
+    )
     job = await in_thread(begin_cook, parts, who, body, request.state.request_id)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:

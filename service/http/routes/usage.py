@@ -49,9 +49,12 @@ def get_usage(
     """
     parts.usage.write()
     which = UsageFilter(
-        who.key_id, who.namespaces if who.has("admin") else (), since=since, until=until,
+        who.key_id,
+        who.namespaces if who.has("admin") else (),
+        since=since,
+        until=until,
         wanted={"key_id": key_id, "namespace": namespace, "model": model},
-    )  # fmt: skip
+    )
     groups = tuple(by or GROUPS)
 
     def page(size: int, cursor: str | None) -> Page[UsageRow]:

@@ -56,12 +56,21 @@ class Evaluation(Wire):
 def evaluation_body(row: EvaluationRow) -> Evaluation:
     """A row as its body."""
     return Evaluation(
-        adapter=f"{row.adapter}@{row.adapter_version}", digest=row.adapter_digest, sample=row.sample_digest,
-        sample_of=f"{row.sample_of}@{row.sample_version}", domain=row.domain, passages=row.passages, tokens=row.tokens,
-        mean_nll=row.nll / row.tokens, base_mean_nll=row.base_nll / row.tokens,
-        difference=(row.nll - row.base_nll) / row.tokens, standard_error=row.standard_error,
-        evaluated_at=row.evaluated_at, adapter_names=row.adapter_names, sample_names=row.sample_names,
-    )  # fmt: skip
+        adapter=f"{row.adapter}@{row.adapter_version}",
+        digest=row.adapter_digest,
+        sample=row.sample_digest,
+        sample_of=f"{row.sample_of}@{row.sample_version}",
+        domain=row.domain,
+        passages=row.passages,
+        tokens=row.tokens,
+        mean_nll=row.nll / row.tokens,
+        base_mean_nll=row.base_nll / row.tokens,
+        difference=(row.nll - row.base_nll) / row.tokens,
+        standard_error=row.standard_error,
+        evaluated_at=row.evaluated_at,
+        adapter_names=row.adapter_names,
+        sample_names=row.sample_names,
+    )
 
 
 class EvaluationList(Wire):

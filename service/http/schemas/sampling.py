@@ -125,8 +125,15 @@ class Sampling(OpenAIBody):
         """How tokens are drawn and what ends them, as arguments of the engine's SamplingParams."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         same = (
-            "temperature", "top_p", "n", "seed", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
-        )  # fmt: skip
+            "temperature",
+            "top_p",
+            "n",
+            "seed",
+            "min_p",
+            "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+        )
         bias = tuple((int(token), value) for token, value in self.logit_bias.items())
         most = self.top_k if self.top_k is not None and self.top_k > 0 else None
         return {**{name: getattr(self, name) for name in same}, "stop": stop, "top_k": most, "logit_bias": bias}

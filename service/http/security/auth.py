@@ -66,9 +66,15 @@ class Gate:
     """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
 
     def __init__(
-        self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch, tokens: Tokens | None = None,
+        self,
+        app: ASGIApp,
+        *,
+        database: Database,
+        settings: Settings,
+        watch: KeyWatch,
+        tokens: Tokens | None = None,
         door: Door | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._app = app
         self._door = door
         self._settings = settings

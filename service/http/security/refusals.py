@@ -37,9 +37,12 @@ class Refusals:
     """
 
     def __init__(
-        self, too_much: Collection[int], *, clock: Callable[[], float] = time.monotonic,
+        self,
+        too_much: Collection[int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._too_much = too_much
         self._clock = clock
         self._sleep = sleep
