@@ -35,23 +35,23 @@ def check_reach(row: JobRow, visible: Namespaces) -> None:
         raise Forbidden("This job works on namespaces that this key does not see.", param="id")
 
 
-def job_begun(row: JobRow, who: Principal) -> Job:
+def job_begun(row: JobRow, principal: Principal) -> Job:
     """The job that a request of this key started, or found: another key may have asked for the same before."""
     body = job_body(row)
-    return body if _knows_owner(row, who) else body.model_copy(update={"owner": None})
+    return body if _knows_owner(row, principal) else body.model_copy(update={"owner": None})
 
 
-def _knows_owner(row: JobRow, who: Principal) -> bool:
+def _knows_owner(row: JobRow, principal: Principal) -> bool:
     """Whether this key sees the name of the key that asked: it is its own, or one that sees no namespace beyond its."""
-    if who.namespaces is None or row.created_by == who.key_id:
+    if principal.namespaces is None or row.created_by == principal.key_id:
         return True
-    return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(who.namespaces)
+    return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(principal.namespaces)
 
 
-def job_shown(parts: Parts, row: JobRow, who: Principal) -> Job:
+def job_shown(parts: Parts, row: JobRow, principal: Principal) -> Job:
     """A job as a key sees it; what a cook job gave has the shape `POST /v1/soups` answers with."""
-    body = job_begun(row, who)
-    if not sees_all_of(row, who.namespaces):
+    body = job_begun(row, principal)
+    if not sees_all_of(row, principal.namespaces):
         error = None if row.error is None else {"code": row.error.get("code"), "message": HIDDEN}
         progress = body.progress.model_copy(update={"message": ""})
         hidden = {"result": None, "error": error, "progress": progress, "owner": None, "created_by": None}

@@ -58,12 +58,12 @@ class Revision:
     files: Mapping[str, VersionFile]
 
 
-def revision_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> Revision:
+def revision_of(parts: Parts, principal: Principal, ns: str, name: str, revision: str) -> Revision:
     """The version that a revision of `ns/name` means now, with the files that it has under that commit.
 
     Raises NotFound or Retired, whose `param` says whether it is the repository or the revision that is not there.
     """
-    row = _version_of(parts, who, ns, name, revision)
+    row = _version_of(parts, principal, ns, name, revision)
     files = files_of(row, parts)
     now = commit_of(row, files)
     if not COMMIT.fullmatch(revision) or revision == now:
@@ -73,14 +73,14 @@ def revision_of(parts: Parts, who: Principal, ns: str, name: str, revision: str)
     return Revision(row, revision, {name: file for name, file in files.items() if name in LASTING})
 
 
-def _version_of(parts: Parts, who: Principal, ns: str, name: str, revision: str) -> AdapterRow:
+def _version_of(parts: Parts, principal: Principal, ns: str, name: str, revision: str) -> AdapterRow:
     """The row that a revision of `ns/name` means now, a commit by its last digits; raises as `revision_of` does."""
     with parts.registry.database.read() as catalogue:
-        newest = repository(catalogue, who.namespaces, ns, name)
+        newest = repository(catalogue, principal.namespaces, ns, name)
         if revision == MAIN:
             return newest
         try:
-            return catalogue.adapters.resolve(who.namespaces, _ref(ns, name, revision))
+            return catalogue.adapters.resolve(principal.namespaces, _ref(ns, name, revision))
         except (InvalidName, NotFound, Retired) as error:
             raise _absent(error, f"{ns}/{name} has no revision '{revision[:80]}'.", REVISION) from None
 
@@ -182,12 +182,14 @@ def tree_files(files: Sequence[VersionFile]) -> list[TreeFile]:
     ]
 
 
-def user_body(who: Principal) -> HubUser:
+def user_body(principal: Principal) -> HubUser:
     """Whose key it is that asks."""
-    namespaces = [HubNamespace(name=name) for name in who.namespaces or ()]
-    role: Literal["read", "write"] = "write" if who.has("write") else "read"
+    namespaces = [HubNamespace(name=name) for name in principal.namespaces or ()]
+    role: Literal["read", "write"] = "write" if principal.has("write") else "read"
     return HubUser(
-        name=who.key_id, orgs=namespaces, auth=HubAuth(accessToken=HubToken(displayName=who.key_id, role=role))
+        name=principal.key_id,
+        orgs=namespaces,
+        auth=HubAuth(accessToken=HubToken(displayName=principal.key_id, role=role)),
     )
 
 

@@ -31,14 +31,14 @@ def is_auto(parts: Parts, model: str) -> bool:
     return model == AUTO and parts.settings.auto_model and AUTO not in parts.bases
 
 
-def model_for(parts: Parts, who: Principal, model: str, texts: Sequence[str]) -> ResolvedModel:
+def model_for(parts: Parts, principal: Principal, model: str, texts: Sequence[str]) -> ResolvedModel:
     """The model of a request: the one it names, or the one that its texts are most like.
 
     Raises what `language_model` raises; of `auto` InvalidParameter on a server of several base models, InvalidPrompt
     where there is no text, and Unavailable where no selector was fitted for the adapters that the key sees.
     """
     if not is_auto(parts, model):
-        return language_model(parts, who, model)
+        return language_model(parts, principal, model)
     base_id = sole_base(parts)
     base = parts.bases[base_id]
     seen = [text[-LOOKED_AT:] for text in texts[-MOST_TEXTS:]]
@@ -49,8 +49,8 @@ def model_for(parts: Parts, who: Principal, model: str, texts: Sequence[str]) ->
     limits = parts.registry.limits.sample.of_any_number
     sample = prepare(seen, limits, bos=base.bos, novel=True)
     with embedding_place(parts):
-        best = likeliest(parts.registry, who.caller(""), sample, pool=PoolRequest(base_model=base_id))
-    chosen = None if best is None else resolve_model(parts, who, best.member.ref)
+        best = likeliest(parts.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))
+    chosen = None if best is None else resolve_model(parts, principal, best.member.ref)
     if chosen is None or chosen.row is None or not_speaking(base.shape, chosen.row.config) is not None:
-        return replace(language_model(parts, who, f"base/{base_id}"), chosen=True)
+        return replace(language_model(parts, principal, f"base/{base_id}"), chosen=True)
     return replace(chosen, chosen=True)

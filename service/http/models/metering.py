@@ -30,13 +30,15 @@ Subject = tuple[LimitKind, str]
 MEASURES: tuple[Measure, ...] = ("requests", "tokens")
 
 
-def admit(request: Request, parts: Parts, who: Principal, asked: Sequence[tuple[ResolvedModel, Asked]]) -> list[Asked]:
+def admit(
+    request: Request, parts: Parts, principal: Principal, asked: Sequence[tuple[ResolvedModel, Asked]]
+) -> list[Asked]:
     """Take what these requests to the engine may need, and give them back as it is to have them: each settles itself.
 
     Raises RateLimitExceeded, and TooLarge where a minute has fewer tokens than are needed. Reads the limits.
     """
     subjects: list[tuple[Subject, Subject]] = [
-        (("key", who.key_id), ("namespace", _namespace(model, who))) for model, _ in asked
+        (("key", principal.key_id), ("namespace", _namespace(model, principal))) for model, _ in asked
     ]
     needed = [tokens_needed(model, one) for model, one in asked]
     total = Counter[Subject]()
@@ -47,7 +49,7 @@ def admit(request: Request, parts: Parts, who: Principal, asked: Sequence[tuple[
     request.state.rate_headers = partial(_headers, parts.rates, wants)
     _check_size(wants)
     parts.rates.take(wants)
-    meter, metered = Meter(parts, who, asked[0][0]), []
+    meter, metered = Meter(parts, principal, asked[0][0]), []
     for (model, one), own, tokens in zip(asked, subjects, needed, strict=True):
         its = [want for subject in own for want in _wants(subject, limits[subject], tokens)]
         metered.append(replace(one, on_end=partial(meter.ended, model, [w for w in its if w.measure == "tokens"])))
@@ -57,9 +59,9 @@ def admit(request: Request, parts: Parts, who: Principal, asked: Sequence[tuple[
 class Meter:
     """What came of one HTTP request for a model, which may be several to the engine, some for another to compare."""
 
-    def __init__(self, parts: Parts, who: Principal, model: ResolvedModel) -> None:
+    def __init__(self, parts: Parts, principal: Principal, model: ResolvedModel) -> None:
         self._parts = parts
-        self._who = who
+        self._principal = principal
         self._model = model
         self._counted = False
 
@@ -74,7 +76,7 @@ class Meter:
             self._counted = True
 
     def _count(self, model: ResolvedModel, used: UsageSum) -> None:
-        self._parts.usage.count(self._who.key_id, _namespace(model, self._who), _name(model), used)
+        self._parts.usage.count(self._principal.key_id, _namespace(model, self._principal), _name(model), used)
 
 
 def tokens_needed(model: ResolvedModel, asked: GenerateRequest | ScoreRequest) -> int:
@@ -147,8 +149,8 @@ def _check_size(wants: Sequence[Want]) -> None:
             )
 
 
-def _namespace(model: ResolvedModel, who: Principal) -> str:
-    return who.home if model.row is None else model.row.namespace
+def _namespace(model: ResolvedModel, principal: Principal) -> str:
+    return principal.home if model.row is None else model.row.namespace
 
 
 def _name(model: ResolvedModel) -> str:

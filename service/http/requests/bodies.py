@@ -72,8 +72,8 @@ class CheckedRoute(APIRoute):
         assert scopes, f"{self.path} takes a body: its signature must say who may send one"
 
         async def checked(request: Request) -> Response:
-            who = allowed(request, scopes)
-            value = await _value(request, who.key_id, limit)
+            principal = allowed(request, scopes)
+            value = await _value(request, principal.key_id, limit)
             return await answer(ReadRequest(request, value))
 
         return checked

@@ -53,14 +53,14 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
 @takes(FILES)
-def push_adapter(request: Request, response: Response, body: Manifest, parts: AppParts, who: Writer) -> Adapter:
+def push_adapter(request: Request, response: Response, body: Manifest, parts: AppParts, principal: Writer) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)
-    who.check_write(namespace)
+    principal.check_write(namespace)
     if body.sample is not None:
         with parts.registry.database.read() as catalogue:
-            check_room(catalogue, parts.settings, "embed", who.key_id)
-    pushed = push(parts.registry, who.caller(request.state.request_id), body)
+            check_room(catalogue, parts.settings, "embed", principal.key_id)
+    pushed = push(parts.registry, principal.caller(request.state.request_id), body)
     parts.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
@@ -70,7 +70,7 @@ def push_adapter(request: Request, response: Response, body: Manifest, parts: Ap
 @router.get("")
 def list_adapters(
     parts: AppParts,
-    who: Reader,
+    principal: Reader,
     base_model: str | None = None,
     method: str | None = None,
     domain: str | None = None,
@@ -92,7 +92,7 @@ def list_adapters(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces,
+            principal.namespaces,
             base_model=base_model,
             method=method,
             domain=domain,
@@ -110,34 +110,40 @@ def list_adapters(
 
 
 @router.get("/{digest}")
-def get_by_digest(digest: str, parts: AppParts, who: Reader) -> Adapter:
+def get_by_digest(digest: str, parts: AppParts, principal: Reader) -> Adapter:
     """The adapter of a digest, `sha256:...`."""
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
     with parts.registry.database.glance() as catalogue:
-        return adapter_body(catalogue.adapters.resolve(who.namespaces, ref))
+        return adapter_body(catalogue.adapters.resolve(principal.namespaces, ref))
 
 
 @router.get("/{ns}/{name}")
-def get_adapter(ns: str, name: str, parts: AppParts, who: Reader) -> Adapter:
+def get_adapter(ns: str, name: str, parts: AppParts, principal: Reader) -> Adapter:
     """One adapter."""
-    return adapter_body(adapter_named(parts, who, ns, name))
+    return adapter_body(adapter_named(parts, principal, ns, name))
 
 
 @router.patch("/{ns}/{name}")
 def change_adapter(
-    request: Request, ns: str, name: str, body: AdapterPatch, parts: AppParts, who: Writer, if_match: IfMatch = None
+    request: Request,
+    ns: str,
+    name: str,
+    body: AdapterPatch,
+    parts: AppParts,
+    principal: Writer,
+    if_match: IfMatch = None,
 ) -> Adapter:
     """Change card or domain of one version, or the owner of all versions of its name.
 
     Pools that held it are refitted, unless the owner is all that is said.
     """
-    row = adapter_named(parts, who, ns, name)
-    who.check_write(ns)
+    row = adapter_named(parts, principal, ns, name)
+    principal.check_write(ns)
     with parts.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
-        caller = who.caller(request.state.request_id)
+        caller = principal.caller(request.state.request_id)
         said = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
         if said:
             row = catalogue.adapters.set_owner(row, body.owner)
@@ -149,37 +155,37 @@ def change_adapter(
 
 
 @router.delete("/{ns}/{name}")
-def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Writer) -> AdapterList:
+def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, principal: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
     ref = name_ref(ns, name)
     with parts.registry.database.write() as catalogue:
-        found = catalogue.adapters.resolve(who.namespaces, ref)
-        who.check_write(ns)
+        found = catalogue.adapters.resolve(principal.namespaces, ref)
+        principal.check_write(ns)
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
-        _check_protected(catalogue, who, ns, ref.name, versions={row.version for row in live})
+        _check_protected(catalogue, principal, ns, ref.name, versions={row.version for row in live})
         rows = [catalogue.adapters.retire(row.id) for row in live]
-        _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.retire", rows)
+        _after_change(parts, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
     parts.jobs.wake()
     return AdapterList(data=[listed(row) for row in rows])
 
 
 @router.post("/{ns}/{name}/restore")
 def restore_adapter(
-    request: Request, ns: str, name: str, parts: AppParts, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, parts: AppParts, principal: Writer, if_match: IfMatch = None
 ) -> Adapter:
     """Bring a retired version, `name@version`, back; a live one stays as it is. Its pools are refitted."""
     ref = name_ref(ns, name)
     with parts.registry.database.write() as catalogue:
-        found = catalogue.adapters.find(who.namespaces, ref)
-        who.check_write(ns)
+        found = catalogue.adapters.find(principal.namespaces, ref)
+        principal.check_write(ns)
         if ref.version is None:
             raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
         row = catalogue.adapters.restore(found.id, if_match=etag_of(if_match))
         if found.retired_at is not None:
             quotas = parts.registry.quotas
             check_stored(catalogue, quotas, "adapters", key_id=found.created_by, namespaces=[found.namespace])
-            _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.restore", [row])
+            _after_change(parts, principal.caller(request.state.request_id), catalogue, "adapter.restore", [row])
     parts.jobs.wake()
     return adapter_body(row)
 
@@ -191,26 +197,26 @@ def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action:
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_lineage(ns: str, name: str, parts: AppParts, who: Reader) -> Lineage:
+def get_lineage(ns: str, name: str, parts: AppParts, principal: Reader) -> Lineage:
     """What this was mixed from, what was mixed from it, and on what evidence."""
-    return lineage_of(parts, who.namespaces, adapter_named(parts, who, ns, name))
+    return lineage_of(parts, principal.namespaces, adapter_named(parts, principal, ns, name))
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 @router.get("/{ns}/{name}/files")
-def list_files(ns: str, name: str, parts: AppParts, who: Reader) -> FileList:
+def list_files(ns: str, name: str, parts: AppParts, principal: Reader) -> FileList:
     """The files of an adapter directory."""
-    files = files_of(adapter_named(parts, who, ns, name), parts).values()
+    files = files_of(adapter_named(parts, principal, ns, name), parts).values()
     return FileList(data=[StoredFile(name=one.name, size=one.size, digest=one.digest) for one in files])
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
 @router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=ELSEWHERE)
-def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
+def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, principal: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
-    row = adapter_named(parts, who, ns, name)
+    row = adapter_named(parts, principal, ns, name)
     files = files_of(row, parts)
     if file not in files:
         raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
@@ -229,9 +235,9 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, w
 
 
 @router.get("/{ns}/{name}/aliases")
-def list_aliases(ns: str, name: str, parts: AppParts, who: Reader) -> AliasList:
+def list_aliases(ns: str, name: str, parts: AppParts, principal: Reader) -> AliasList:
     """Every alias of a name."""
-    row = adapter_named(parts, who, ns, name)
+    row = adapter_named(parts, principal, ns, name)
     with parts.registry.database.read() as catalogue:
         rows = catalogue.aliases.list(row.namespace, row.name)
     return AliasList(data=[_alias(one) for one in rows])
@@ -245,39 +251,43 @@ def put_alias(
     alias: str,
     body: AliasBody,
     parts: AppParts,
-    who: Writer,
+    principal: Writer,
     if_match: IfMatch = None,
 ) -> Alias:
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
     check_alias(alias)
     with parts.registry.database.write() as catalogue:
-        target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
-        who.check_write(ns)
-        _check_protected(catalogue, who, ns, name, alias=alias)
+        target = catalogue.adapters.resolve(
+            principal.namespaces, NameRef(namespace=ns, name=name, version=body.version)
+        )
+        principal.check_write(ns)
+        _check_protected(catalogue, principal, ns, name, alias=alias)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
-        who.caller(request.state.request_id).audit(catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref)
+        principal.caller(request.state.request_id).audit(
+            catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref
+        )
     return _alias(row)
 
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request, ns: str, name: str, alias: str, parts: AppParts, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, alias: str, parts: AppParts, principal: Writer, if_match: IfMatch = None
 ) -> Response:
     """Remove an alias."""
-    who.check_visible(ns)
-    who.check_write(ns)
+    principal.check_visible(ns)
+    principal.check_write(ns)
     with parts.registry.database.write() as catalogue:
-        _check_protected(catalogue, who, ns, name, alias=alias)
+        _check_protected(catalogue, principal, ns, name, alias=alias)
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
-        who.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
+        principal.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
     return Response(status_code=204)
 
 
 def _check_protected(
-    catalogue: Catalogue, who: Principal, ns: str, name: str, *, alias: str = "", versions: Set[int] = frozenset()
+    catalogue: Catalogue, principal: Principal, ns: str, name: str, *, alias: str = "", versions: Set[int] = frozenset()
 ) -> None:
     """Raises Forbidden where the alias, or one that points at one of the versions, is for admins to move."""
-    protected = () if who.has("admin") else catalogue.namespaces.get(ns).protected_aliases
+    protected = () if principal.has("admin") else catalogue.namespaces.get(ns).protected_aliases
     if alias in protected:
         raise Forbidden(f"The alias {alias!r} is protected in namespace {ns!r}: only an admin moves it.", param="alias")
     for one in protected:
@@ -294,7 +304,7 @@ def _alias(row: AliasRow) -> Alias:
 
 
 @router.post("/{ns}/{name}/purge")
-def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Admin) -> Purged:
+def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, principal: Admin) -> Purged:
     """Remove a version, `name@version`, for good: row, evidence, weights and sample, as far as nothing else needs them.
 
     Soups made of it stay and are served, but cannot be rebuilt; they are named, as are those that learnt from its
@@ -302,12 +312,14 @@ def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Ad
     """
     ref = name_ref(ns, name)
     with parts.registry.database.read() as catalogue:
-        row = catalogue.adapters.find(who.namespaces, ref)
+        row = catalogue.adapters.find(principal.namespaces, ref)
     if ref.version is None:
         raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
-    done = purge(parts.registry, who.caller(request.state.request_id), row.id)
+    done = purge(parts.registry, principal.caller(request.state.request_id), row.id)
     parts.jobs.wake()
-    soups, tuned = ([one for one in found if who.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned))
+    soups, tuned = (
+        [one for one in found if principal.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned)
+    )
     return Purged(
         adapter=listed(done.row),
         blobs=done.blobs,

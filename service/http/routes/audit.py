@@ -35,7 +35,7 @@ COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "deta
 @router.get("", response_model=AuditList, responses=CSV)
 def list_audit(
     parts: AppParts,
-    who: Admin,
+    principal: Admin,
     action: Action = None,
     subject: Word = None,
     namespace: Word = None,
@@ -51,7 +51,7 @@ def list_audit(
     def page(size: int, cursor: str | None) -> Page[AuditRow]:
         with parts.registry.database.read() as catalogue:
             return catalogue.audit.list(
-                who.namespaces,
+                principal.namespaces,
                 action=action,
                 subject=subject,
                 namespace=namespace,

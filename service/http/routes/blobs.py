@@ -39,7 +39,7 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 
 
 @router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
-async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) -> Response:
+async def put_blob(request: Request, digest: str, parts: AppParts, principal: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 
     201, or 200 where this key sees the blob already. Where what is stored was damaged, it is replaced.
@@ -49,7 +49,7 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
     length = announced_length(request)
     if length is not None and length > limit:
         raise too_large(limit)
-    caller = who.caller(request.state.request_id)
+    caller = principal.caller(request.state.request_id)
     known, damaged, left = await in_thread(_known, parts, caller, digest)
     if left is not None and (left[0] < (length or 1)):
         raise left[1]
@@ -64,24 +64,24 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
 
 
 @router.head("/{digest}", response_class=Response)
-def head_blob(request: Request, digest: str, parts: AppParts, who: Either) -> Response:
+def head_blob(request: Request, digest: str, parts: AppParts, principal: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
-    size = _size(digest, parts, who, read=False)
-    if who.has("write"):
+    size = _size(digest, parts, principal, read=False)
+    if principal.has("write"):
         ask_again(parts.registry, digest, size)
     return _answer(request, digest, size, parts)
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
-def get_blob(request: Request, digest: str, parts: AppParts, who: Reader) -> Response:
+def get_blob(request: Request, digest: str, parts: AppParts, principal: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
-    return _answer(request, digest, _size(digest, parts, who, read=True), parts)
+    return _answer(request, digest, _size(digest, parts, principal, read=True), parts)
 
 
-def _size(digest: str, parts: AppParts, who: Principal, *, read: bool) -> int:
+def _size(digest: str, parts: AppParts, principal: Principal, *, read: bool) -> int:
     """The size of a blob that the key sees, verified where it is to be `read`; raises NotFound, DamagedBlob."""
     check_digest(digest)
-    if not _visible(parts, who, digest):
+    if not _visible(parts, principal, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
     blobs = parts.registry.blobs
     return blobs.size(digest) if read else blobs.size_there(digest)
@@ -98,9 +98,9 @@ def _known(parts: AppParts, caller: Caller, digest: str) -> tuple[bool, bool, Le
     return known, is_damaged(parts.registry, digest), room_for_blob(parts.registry, caller, digest)
 
 
-def _visible(parts: AppParts, who: Principal, digest: str) -> bool:
+def _visible(parts: AppParts, principal: Principal, digest: str) -> bool:
     with parts.registry.database.read() as catalogue:
-        return catalogue.blobs.visible(who.namespaces, digest)
+        return catalogue.blobs.visible(principal.namespaces, digest)
 
 
 def _record(parts: AppParts, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:

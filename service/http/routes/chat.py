@@ -33,9 +33,9 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
 @takes(CONVERSATION)
-async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, who: ModelUser) -> Response:
+async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, principal: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    answers, asked = await in_thread(_prepare, request, parts, who, body)
+    answers, asked = await in_thread(_prepare, request, parts, principal, body)
     if body.stream:
         stream = TokenStream(parts.engine, asked, outbox_of(request))
         await stream.start(request)
@@ -45,17 +45,17 @@ async def chat_completions(request: Request, body: ChatRequest, parts: AppParts,
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, body: ChatRequest
+    request: Request, parts: Parts, principal: Principal, body: ChatRequest
 ) -> tuple[ChatAnswers, list[GenerateRequest]]:
     check_sampling(parts.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
         check_text(message.text, parts.settings, param="messages")
-    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
-    model = model_for(parts, who, body.model, [one.text for one in body.messages if one.role == "user"])
+    parts.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
+    model = model_for(parts, principal, body.model, [one.text for one in body.messages if one.role == "user"])
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     schema = schema_of(body.response_format)
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
-    admitted = admit(request, parts, who, [(model, _asked(body, model, ids, who, ends))])
+    admitted = admit(request, parts, principal, [(model, _asked(body, model, ids, principal, ends))])
     return ChatAnswers(body, model, len(ids)), following(parts, model, schema, admitted, ends=ends)
 
 
@@ -82,7 +82,7 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
 
 
 def _asked(
-    body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], who: Principal, ends: tuple[int, ...]
+    body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], principal: Principal, ends: tuple[int, ...]
 ) -> GenerateRequest:
     """The request to the engine: an answer `ends` where the template ends a turn, too."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -92,6 +92,6 @@ def _asked(
         ids,
         adapter=model.handle,
         params=params,
-        namespace=who.sharing,
-        owner=who.key_id,
+        namespace=principal.sharing,
+        owner=principal.key_id,
     )

@@ -19,18 +19,18 @@ router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedR
 
 
 @router.post("")
-def collect_now(request: Request, body: CollectRequest, parts: AppParts, who: Admin) -> Collection:
+def collect_now(request: Request, body: CollectRequest, parts: AppParts, principal: Admin) -> Collection:
     """Take away what is due by the server's settings, as it does by itself every hour; with `dry_run` only say what.
 
     Takes a key with all namespaces. Storing or cooking the same again brings back what went.
     """
-    if who.namespaces is not None:
+    if principal.namespaces is not None:
         raise Forbidden("A collection is of the whole server: it takes a key with scope 'admin' and all namespaces.")
     registry, moment = parts.registry, datetime.now(UTC)
     if body.dry_run:
         found = would_collect(registry, moment, used=blobs_in_use)
     else:
-        caller = who.caller(request.state.request_id)
+        caller = principal.caller(request.state.request_id)
         found = collect(registry, moment, used=blobs_in_use, caller=caller)
         with registry.database.write() as catalogue:
             caller.audit(catalogue, "server.collect", "server", **asdict(found))

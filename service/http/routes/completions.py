@@ -29,12 +29,12 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
 @takes(PROMPTS)
-async def completions(request: Request, body: CompletionRequest, parts: AppParts, who: ModelUser) -> Response:
+async def completions(request: Request, body: CompletionRequest, parts: AppParts, principal: ModelUser) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n.
 
     With `best_of` more are generated, and the `n` best of each prompt given back.
     """
-    answers, requests = await in_thread(_prepare, request, parts, who, body)
+    answers, requests = await in_thread(_prepare, request, parts, principal, body)
     if body.stream:
         stream = TokenStream(parts.engine, requests, outbox_of(request))
         await stream.start(request)
@@ -45,7 +45,7 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, body: CompletionRequest
+    request: Request, parts: Parts, principal: Principal, body: CompletionRequest
 ) -> tuple[CompletionAnswers, list[GenerateRequest]]:
     """Everything that can be refused before the engine is asked."""
     check_sampling(parts.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
@@ -59,11 +59,11 @@ def _prepare(
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
         check_text(given, parts.settings, param="prompt")
-    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
-    model = model_for(parts, who, body.model, [one for one in body.prompts if isinstance(one, str)])
+    parts.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
+    model = model_for(parts, principal, body.model, [one for one in body.prompts if isinstance(one, str)])
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
     schema = schema_of(body.response_format)
-    admitted = admit(request, parts, who, [(model, one) for one in _asked(body, model, prompts, who)])
+    admitted = admit(request, parts, principal, [(model, one) for one in _asked(body, model, prompts, principal)])
     return CompletionAnswers(body, model, prompts), following(parts, model, schema, admitted)
 
 
@@ -78,7 +78,7 @@ def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> P
 
 
 def _asked(
-    body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
+    body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], principal: Principal
 ) -> list[GenerateRequest]:
     """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
     scored = body.echo and body.logprobs is not None
@@ -91,8 +91,8 @@ def _asked(
             prompt.ids,
             adapter=model.handle,
             params=params,
-            namespace=who.sharing,
-            owner=who.key_id,
+            namespace=principal.sharing,
+            owner=principal.key_id,
         )
         for prompt in prompts
     ]

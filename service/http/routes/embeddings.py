@@ -37,26 +37,26 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
 @takes(TEXTS)
-async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, who: ModelUser) -> Response:
+async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, principal: ModelUser) -> Response:
     """One vector per text, or per list of token ids. Padding and the BOS (an encoder's CLS) are left out of the mean; a
     text beyond the context is refused.
     """
-    model, rows, asked = await in_thread(_prepare, request, parts, who, body)
+    model, rows, asked = await in_thread(_prepare, request, parts, principal, body)
     scores = await finish(request, parts.engine, asked)
     answer = await in_thread(_answer, body, rows, asked, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, body: EmbeddingRequest
+    request: Request, parts: Parts, principal: Principal, body: EmbeddingRequest
 ) -> tuple[ResolvedModel, list[Row], list[ScoreRequest]]:
     """What is embedded, and the requests to the engine: one for rows that begin with a BOS, one for the others."""
     inputs = body.inputs
     if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
     check_texts(inputs, parts.settings, param="input")
-    parts.engine.check_place(who.key_id, here=True)  # what is refused costs nobody else's time
-    model = resolve_model(parts, who, body.model)
+    parts.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    model = resolve_model(parts, principal, body.model)
     if model.row is not None:
         raise InvalidParameter(
             f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
@@ -71,8 +71,8 @@ def _prepare(
         windows = tuple(row.ids for row in rows if row.front == front)
         if windows:
             pooled = frozenset(range(len(windows)))
-            asked.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=who.key_id))
-    return model, rows, admit(request, parts, who, [(model, one) for one in asked])
+            asked.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=principal.key_id))
+    return model, rows, admit(request, parts, principal, [(model, one) for one in asked])
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,24 @@ KIND = "evaluate"
 
 
 @router.post("", status_code=202)
-def evaluate_pool(request: Request, response: Response, body: EvaluationRequest, parts: AppParts, who: Writer) -> Job:
+def evaluate_pool(
+    request: Request, response: Response, body: EvaluationRequest, parts: AppParts, principal: Writer
+) -> Job:
     """Evaluate what is missing of a pool: 202 and the job, which is followed and cancelled as every job.
 
     A pair that is known is not computed again; a job that was cancelled or broke off leaves what it had, and the next
     goes on. A request like one that is queued or running gives that job.
     """
-    row = begin_evaluation(parts, who, body, request.state.request_id)
+    row = begin_evaluation(parts, principal, body, request.state.request_id)
     parts.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
-    return job_begun(row, who)
+    return job_begun(row, principal)
 
 
 @router.get("")
 def list_evaluations(
     parts: AppParts,
-    who: Reader,
+    principal: Reader,
     base_model: str | None = None,
     namespace: str | None = None,
     adapter: Annotated[Digest | None, Query(description="The digest of an adapter.")] = None,
@@ -60,7 +62,7 @@ def list_evaluations(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.evaluations.list(
-            who.namespaces,
+            principal.namespaces,
             base_fingerprint=fingerprint,
             namespace=namespace,
             adapter=adapter,
@@ -71,29 +73,31 @@ def list_evaluations(
     return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
-def begin_evaluation(parts: AppParts, who: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
+def begin_evaluation(parts: AppParts, principal: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
     """Queue the job, or give the one that is at the same pool already; raises as `registry.evaluate.matrix.pairs_of`.
 
     Of keys that see other namespaces than those of the pool none sees the job.
     """
-    caller = who.caller(request_id)
+    caller = principal.caller(request_id)
     base, pool = pool_of(parts.registry, caller, body.pool)
     pairs_of(parts.registry, pool, passages=body.passages)
     arguments = {
         "base": base.entry.id,
         "pool": pool.model_dump(mode="json"),
         "passages": body.passages,
-        "scope": who.namespaces,
+        "scope": principal.namespaces,
         "request_id": request_id,
     }
-    dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{who.home}"
+    dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{principal.home}"
     with parts.registry.database.write() as catalogue:
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
-            catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
+            catalogue.jobs.join(known.id, principal.key_id, request_id=request_id)
             return known
-        check_room(catalogue, parts.settings, KIND, who.key_id)
-        job = catalogue.jobs.enqueue(KIND, arguments, namespace=who.home, created_by=who.key_id, dedupe_key=dedupe)
-        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=who.home)
-        caller.audit(catalogue, "evaluation.ask", job.id, namespace=who.home)
+        check_room(catalogue, parts.settings, KIND, principal.key_id)
+        job = catalogue.jobs.enqueue(
+            KIND, arguments, namespace=principal.home, created_by=principal.key_id, dedupe_key=dedupe
+        )
+        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=principal.key_id, namespace=principal.home)
+        caller.audit(catalogue, "evaluation.ask", job.id, namespace=principal.home)
         return job

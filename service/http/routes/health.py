@@ -24,8 +24,8 @@ _admin = needs("admin")
 async def _may_read_metrics(request: Request, parts: AppParts) -> None:
     if parts.settings.metrics_public:
         return
-    who = await _admin(request)
-    if who.namespaces is not None:
+    principal = await _admin(request)
+    if principal.namespaces is not None:
         raise Forbidden(
             "The figures are of the whole server: reading them takes a key with scope 'admin' and all namespaces."
         )

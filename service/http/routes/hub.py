@@ -69,9 +69,9 @@ SORTS = frozenset({"createdAt", "lastModified"})
 
 
 @router.get("/api/whoami-v2")
-def hub_whoami(who: Reader) -> HubUser:
+def hub_whoami(principal: Reader) -> HubUser:
     """The key that asks, as a hub's user."""
-    return user_body(who)
+    return user_body(principal)
 
 
 # --- repositories ---------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def hub_list(
     request: Request,
     response: Response,
     parts: AppParts,
-    who: Reader,
+    principal: Reader,
     author: Annotated[str | None, Query(description="A namespace.")] = None,
     search: Annotated[str | None, Query(description="Words, as `q` of /v1/adapters.")] = None,
     filter: Annotated[list[str] | None, Query(description="Tags; given several times, all of them.")] = None,
@@ -100,7 +100,7 @@ def hub_list(
     tags = [tag for tag in wanted if is_part(tag) and tag not in WORDS]
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces, namespace=author, q=search or None, tags=tags, newest=True, limit=size, cursor=cursor
+            principal.namespaces, namespace=author, q=search or None, tags=tags, newest=True, limit=size, cursor=cursor
         )
     if page.next_cursor is not None:
         response.headers["link"] = f'<{_next(request, page.next_cursor)}>; rel="next"'
@@ -108,33 +108,35 @@ def hub_list(
 
 
 @router.get("/api/models/{ns}/{name}", response_model_exclude_none=True)
-def hub_repository(ns: str, name: str, parts: AppParts, who: Reader, blobs: bool = False) -> HubModel:
+def hub_repository(ns: str, name: str, parts: AppParts, principal: Reader, blobs: bool = False) -> HubModel:
     """A repository as it is now; with `blobs` its files have sizes and digests."""
-    return repository_body(revision_of(parts, who, ns, name, MAIN), parts, blobs=blobs)
+    return repository_body(revision_of(parts, principal, ns, name, MAIN), parts, blobs=blobs)
 
 
 @router.get("/api/models/{ns}/{name}/revision/{revision:path}", response_model_exclude_none=True)
-def hub_revision(ns: str, name: str, revision: str, parts: AppParts, who: Reader, blobs: bool = False) -> HubModel:
+def hub_revision(
+    ns: str, name: str, revision: str, parts: AppParts, principal: Reader, blobs: bool = False
+) -> HubModel:
     """A repository at a revision: `main`, an alias, the number of a version, or a commit."""
-    return repository_body(revision_of(parts, who, ns, name, revision), parts, blobs=blobs)
+    return repository_body(revision_of(parts, principal, ns, name, revision), parts, blobs=blobs)
 
 
 @router.get("/api/models/{ns}/{name}/auth-check", status_code=204, response_class=Response)
-def hub_check(ns: str, name: str, parts: AppParts, who: Reader) -> Response:
+def hub_check(ns: str, name: str, parts: AppParts, principal: Reader) -> Response:
     """Whether this key sees a repository."""
     with parts.registry.database.read() as catalogue:
-        repository(catalogue, who.namespaces, ns, name)
+        repository(catalogue, principal.namespaces, ns, name)
     return Response(status_code=204)
 
 
 @router.get("/api/models/{ns}/{name}/refs")
-def hub_refs(ns: str, name: str, parts: AppParts, who: Reader) -> HubRefs:
+def hub_refs(ns: str, name: str, parts: AppParts, principal: Reader) -> HubRefs:
     """The revisions of a repository: `main` and its aliases as branches, its newest live versions as tags.
 
     An alias that is written like a commit means none as a revision, and is not among them.
     """
     with parts.registry.database.read() as catalogue:
-        newest = repository(catalogue, who.namespaces, ns, name)
+        newest = repository(catalogue, principal.namespaces, ns, name)
         versions = catalogue.adapters.live_versions(ns, name, limit=MOST_REFS)
         pointed = catalogue.adapters.aliased_versions(ns, name)
         aliases = {row.alias: row.version for row in catalogue.aliases.list(ns, name)}
@@ -154,30 +156,34 @@ def hub_refs(ns: str, name: str, parts: AppParts, who: Reader) -> HubRefs:
 
 
 @router.get("/api/models/{ns}/{name}/tree/{revision}", response_model_exclude_none=True)
-def hub_tree(ns: str, name: str, revision: str, parts: AppParts, who: Reader) -> list[TreeFile]:
+def hub_tree(ns: str, name: str, revision: str, parts: AppParts, principal: Reader) -> list[TreeFile]:
     """The files of a revision."""
-    return tree_files(list(revision_of(parts, who, ns, name, revision).files.values()))
+    return tree_files(list(revision_of(parts, principal, ns, name, revision).files.values()))
 
 
 @router.get("/api/models/{ns}/{name}/tree/{revision}/{path:path}", response_model_exclude_none=True)
-def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> list[TreeFile]:
+def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader) -> list[TreeFile]:
     """The files of a folder of a revision: no version has folders, so that this tells what it is that is not there."""
-    found = revision_of(parts, who, ns, name, revision)
+    found = revision_of(parts, principal, ns, name, revision)
     if path.strip("/"):
         raise _no_file(found, path)
     return tree_files(list(found.files.values()))
 
 
 @router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
-def hub_head(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
+def hub_head(
+    request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader
+) -> Response:
     """What a file of a revision is: its commit, digest and size."""
-    return _file(request, parts, revision_of(parts, who, ns, name, revision), path)
+    return _file(request, parts, revision_of(parts, principal, ns, name, revision), path)
 
 
 @router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=ELSEWHERE)
-def hub_file(request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, who: Reader) -> Response:
+def hub_file(
+    request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader
+) -> Response:
     """A file of a revision, with ETag and one Range."""
-    return _file(request, parts, revision_of(parts, who, ns, name, revision), path)
+    return _file(request, parts, revision_of(parts, principal, ns, name, revision), path)
 
 
 def _file(request: Request, parts: Parts, revision: Revision, path: str) -> Response:

@@ -25,7 +25,7 @@ KEEPALIVE_SECONDS = 5.0
 @router.get("")
 def list_jobs(
     parts: AppParts,
-    who: Reader,
+    principal: Reader,
     kind: str | None = None,
     state: str | None = None,
     limit: Limit = None,
@@ -34,26 +34,26 @@ def list_jobs(
     """Jobs of the namespaces this key sees, newest first."""
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
-        page = catalogue.jobs.list(who.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[job_shown(parts, row, who) for row in page.rows], next_cursor=page.next_cursor)
+        page = catalogue.jobs.list(principal.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
+    return JobList(data=[job_shown(parts, row, principal) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
-def get_job(id: str, parts: AppParts, who: Reader) -> Job:
+def get_job(id: str, parts: AppParts, principal: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return job_shown(parts, job_row(parts, who.namespaces, id), who)
+    return job_shown(parts, job_row(parts, principal.namespaces, id), principal)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
-async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
+async def follow_job(id: str, request: Request, parts: AppParts, principal: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
 
     They end without it once the key, or the session, that asked has ended or sees the job no more.
     """
-    await in_thread(job_row, parts, who.namespaces, id)
+    await in_thread(job_row, parts, principal.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
-        last, asks = "", who
+        last, asks = "", principal
         with job_watch(parts, id) as change:
             while not await request.is_disconnected():
                 try:
@@ -79,7 +79,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, request: Request, parts: AppParts, who: Writer) -> Job:
+def cancel_job(id: str, request: Request, parts: AppParts, principal: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
-    check_reach(job_row(parts, who.namespaces, id), who.namespaces)
-    return job_shown(parts, cancel(parts, who.caller(request.state.request_id), id), who)
+    check_reach(job_row(parts, principal.namespaces, id), principal.namespaces)
+    return job_shown(parts, cancel(parts, principal.caller(request.state.request_id), id), principal)

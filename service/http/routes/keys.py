@@ -32,9 +32,9 @@ LONGEST = timedelta(days=3660)
 
 
 @router.post("", status_code=201)
-def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> CreatedKey:
+def create_key(request: Request, body: NewKey, parts: AppParts, principal: Admin) -> CreatedKey:
     """Make a key. Its secret is in this answer and nowhere else."""
-    _check(body, who)
+    _check(body, principal)
     secret = new_secret()
     namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
     with parts.registry.database.write() as catalogue:
@@ -53,31 +53,31 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             "scopes": sorted(body.scopes),
             "expires_at": expires,
         }
-        who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
+        principal.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
 @router.get("")
-def list_keys(parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
+def list_keys(parts: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """The keys this key may manage, oldest first, revoked ones included, without secrets.
 
     Without `limit` and `cursor` all of them are in one answer, as clients expect that know no pages of keys.
     """
     with parts.registry.database.read() as catalogue:
         if limit is None and cursor is None:
-            return KeyList(data=[_key(row) for row in catalogue.keys.list() if who.manages(row.namespaces)])
-        page = catalogue.keys.page(who.manages, limit=page_size(limit, parts), cursor=cursor)
+            return KeyList(data=[_key(row) for row in catalogue.keys.list() if principal.manages(row.namespaces)])
+        page = catalogue.keys.page(principal.manages, limit=page_size(limit, parts), cursor=cursor)
     return KeyList(data=[_key(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
-def managed_key(parts: Parts, who: Principal, id: str) -> Key:
+def managed_key(parts: Parts, principal: Principal, id: str) -> Key:
     """One key that this one may manage; raises NotFound."""
     with parts.registry.database.read() as catalogue:
-        return _key(_managed(catalogue, id, who))
+        return _key(_managed(catalogue, id, principal))
 
 
 @router.delete("/{id}")
-def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
+def revoke_key(request: Request, id: str, parts: AppParts, principal: Admin) -> Key:
     """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409).
 
     Its queued and running jobs are cancelled, but for those that another key asked for too, and for the embeddings and
@@ -85,68 +85,68 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     """
     cancelled: list[JobRow] = []
     with parts.registry.database.write() as catalogue:
-        row = _managed(catalogue, id, who)
+        row = _managed(catalogue, id, principal)
         if row.revoked_at is None:
             with _an_admin_stays(catalogue, id):
                 row = catalogue.keys.revoke(id)
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
-            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
+            principal.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
     after_withdrawal(parts, cancelled)
     return _key(row)
 
 
 @router.patch("/{id}")
-def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, who: Admin) -> Key:
+def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, principal: Admin) -> Key:
     """Change name, scopes, namespaces or end of a key, from the next request on; the last admin key stays one (409).
 
     What it has queued goes on.
     """
     changes = body.changes()
     if "namespaces" in changes:
-        _check_namespaces(changes["namespaces"], who)
+        _check_namespaces(changes["namespaces"], principal)
         changes["namespaces"] = None if changes["namespaces"] is None else list(dict.fromkeys(changes["namespaces"]))
     if "expires_at" in changes:
-        _check_end(changes["expires_at"], who)
+        _check_end(changes["expires_at"], principal)
     if "scopes" in changes:
         changes["scopes"] = sorted(set(changes["scopes"]))
     with parts.registry.database.write() as catalogue:
-        before = _managed(catalogue, id, who)
+        before = _managed(catalogue, id, principal)
         _check_lasts(before)
-        _check_outlives_none(before, who)
+        _check_outlives_none(before, principal)
         with _an_admin_stays(catalogue, id):
             row = catalogue.keys.change(id, **changes)
         was, now = (_key(one).model_dump(mode="json", include=set(changes)) for one in (before, row))
-        who.caller(request.state.request_id).audit(catalogue, "key.change", id, **now, before=was)
+        principal.caller(request.state.request_id).audit(catalogue, "key.change", id, **now, before=was)
     return _key(row)
 
 
 @router.post("/{id}/rotate")
-def rotate_key(request: Request, id: str, parts: AppParts, who: Anybody, body: Rotation = NO_GRACE) -> CreatedKey:
+def rotate_key(request: Request, id: str, parts: AppParts, principal: Anybody, body: Rotation = NO_GRACE) -> CreatedKey:
     """Give a key another secret, which is in this answer and nowhere else. An admin may, and every key for itself.
 
     The secret that it had, and any before, end at once or after `grace_seconds`.
     """
-    if who.key_id != id and not who.has("admin"):
+    if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
     with parts.registry.database.write() as catalogue:
-        before = catalogue.keys.get(id) if who.key_id == id else _managed(catalogue, id, who)
+        before = catalogue.keys.get(id) if principal.key_id == id else _managed(catalogue, id, principal)
         _check_lasts(before)
-        _check_outlives_none(before, who)
+        _check_outlives_none(before, principal)
         held = catalogue.keys.secret_of(id)
         ends_at = present() + timedelta(seconds=body.grace_seconds)
         row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:SHOWN], ends_at=ends_at)
-        caller = who.caller(request.state.request_id)
+        caller = principal.caller(request.state.request_id)
         caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
     replace_admin_secret(parts.settings.admin_key_path, held, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
-def _managed(catalogue: Catalogue, id: str, who: Principal) -> KeyRow:
+def _managed(catalogue: Catalogue, id: str, principal: Principal) -> KeyRow:
     """A key that this one may manage; raises NotFound, also where there is one that it may not."""
     found = catalogue.keys.find(id)
-    if found is None or not who.manages(found.namespaces):
+    if found is None or not principal.manages(found.namespaces):
         raise NotFound("There is no such key, or this key may not manage it.", param="id")
     return found
 
@@ -165,9 +165,9 @@ def _check_lasts(row: KeyRow) -> None:
         raise Conflict(f"Key {row.id} has expired: make another.", param="id")
 
 
-def _check_outlives_none(row: KeyRow, who: Principal) -> None:
+def _check_outlives_none(row: KeyRow, principal: Principal) -> None:
     """Raises Forbidden where a key that expires would give power, or a secret, to one that goes on after it."""
-    end = who.expires_at
+    end = principal.expires_at
     if end is not None and (row.expires_at is None or row.expires_at > end):
         raise Forbidden(
             f"This key expires on {end.isoformat()} and can only change keys that expire by then.", param="id"
@@ -186,32 +186,32 @@ def _an_admin_stays(catalogue: Catalogue, id: str) -> Iterator[None]:
         )
 
 
-def _check(body: NewKey, who: Principal) -> None:
-    _check_namespaces(body.namespaces, who)
-    _check_end(body.expires_at, who)
+def _check(body: NewKey, principal: Principal) -> None:
+    _check_namespaces(body.namespaces, principal)
+    _check_end(body.expires_at, principal)
 
 
-def _check_namespaces(namespaces: list[str] | None, who: Principal) -> None:
+def _check_namespaces(namespaces: list[str] | None, principal: Principal) -> None:
     """Raises unless a key that sees these (None: all) may be made by this one."""
     if namespaces == []:
         raise InvalidParameter("A key without any namespace sees nothing; null means all.", param="namespaces")
     reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
     if reserved:
         raise InvalidParameter(f"Namespace '{reserved[0]}' is reserved.", param="namespaces")
-    if not who.manages(None if namespaces is None else tuple(namespaces)):
+    if not principal.manages(None if namespaces is None else tuple(namespaces)):
         raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
 
 
-def _check_end(expires_at: datetime | None, who: Principal) -> None:
+def _check_end(expires_at: datetime | None, principal: Principal) -> None:
     """Raises unless a key that ends then (None: never) may be made: ahead of now, and not beyond its maker's end."""
     if expires_at is not None and not present() < expires_at <= present() + LONGEST:
         raise InvalidParameter(
             f"expires_at must lie ahead, by at most {LONGEST.days} days; leave it out for a key that does not expire.",
             param="expires_at",
         )
-    if who.expires_at is not None and (expires_at is None or expires_at > who.expires_at):
+    if principal.expires_at is not None and (expires_at is None or expires_at > principal.expires_at):
         raise Forbidden(
-            f"What asks ends on {who.expires_at.isoformat()}, and so do the keys it makes: give 'expires_at'.",
+            f"What asks ends on {principal.expires_at.isoformat()}, and so do the keys it makes: give 'expires_at'.",
             param="expires_at",
         )
 

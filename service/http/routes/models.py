@@ -27,7 +27,7 @@ PAGE = 200
 
 
 @router.get("")
-def list_models(parts: AppParts, who: Either) -> ModelList:
+def list_models(parts: AppParts, principal: Either) -> ModelList:
     """Base models, then the adapters and soups that answer with text, newest first, each name once.
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
@@ -37,7 +37,7 @@ def list_models(parts: AppParts, who: Either) -> ModelList:
     cursor: str | None = None
     with parts.registry.database.read() as catalogue:
         while len(names) < MAX_LISTED:
-            page = catalogue.adapters.list(who.namespaces, limit=PAGE, cursor=cursor)
+            page = catalogue.adapters.list(principal.namespaces, limit=PAGE, cursor=cursor)
             for row in page.rows:
                 name = f"{row.namespace}/{row.name}"
                 if name not in names:
@@ -51,23 +51,23 @@ def list_models(parts: AppParts, who: Either) -> ModelList:
 
 
 @router.get("/{id}")
-def get_base_or_digest(id: str, parts: AppParts, who: Either) -> ModelCard:
+def get_base_or_digest(id: str, parts: AppParts, principal: Either) -> ModelCard:
     """A base model by its id, or an adapter by its digest."""
-    return _card(parts, who, id if id.startswith("sha256:") else f"base/{id}")
+    return _card(parts, principal, id if id.startswith("sha256:") else f"base/{id}")
 
 
 @router.get("/{ns}/{name}")
-def get_model(ns: str, name: str, parts: AppParts, who: Either) -> ModelCard:
+def get_model(ns: str, name: str, parts: AppParts, principal: Either) -> ModelCard:
     """An adapter or soup by `ns/name[@version|@alias]`, or a base model by `base/<id>`."""
-    return _card(parts, who, f"{ns}/{name}")
+    return _card(parts, principal, f"{ns}/{name}")
 
 
-def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
+def _card(parts: Parts, principal: Principal, text: str) -> ModelCard:
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
         return _base_card(parts, base_named(parts, ref.id))
     with parts.registry.database.read() as catalogue:
-        return _adapter_card(parts, catalogue.adapters.resolve(who.namespaces, ref), text)
+        return _adapter_card(parts, catalogue.adapters.resolve(principal.namespaces, ref), text)
 
 
 def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:

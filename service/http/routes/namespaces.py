@@ -26,31 +26,31 @@ router = APIRouter(prefix="/v1", route_class=CheckedRoute)
 
 
 @router.get("/namespaces/{ns}", tags=["namespaces"])
-def get_namespace(ns: str, parts: AppParts, who: Reader) -> Namespace:
+def get_namespace(ns: str, parts: AppParts, principal: Reader) -> Namespace:
     """The settings of a namespace that this key sees; the defaults where nothing was set."""
-    _check_namespace(ns, who)
+    _check_namespace(ns, principal)
     with parts.registry.database.read() as catalogue:
         return _body(catalogue.namespaces.get(ns))
 
 
 @router.patch("/namespaces/{ns}", tags=["namespaces"])
 def change_namespace(
-    request: Request, ns: str, body: NamespacePatch, parts: AppParts, who: Admin, if_match: IfMatch = None
+    request: Request, ns: str, body: NamespacePatch, parts: AppParts, principal: Admin, if_match: IfMatch = None
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
-    _check_namespace(ns, who)
+    _check_namespace(ns, principal)
     changes = body.changes()
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with parts.registry.database.write() as catalogue:
         before = asdict(catalogue.namespaces.get(ns))
         row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
         was = {name: before[name] for name in changes}
-        who.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=was)
+        principal.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=was)
     return _body(row)
 
 
-def _check_namespace(ns: str, who: Principal) -> None:
-    who.check_visible(ns)
+def _check_namespace(ns: str, principal: Principal) -> None:
+    principal.check_visible(ns)
     check_part(ns, "namespace")
     if ns in RESERVED_NAMESPACES:
         raise InvalidName(f"Namespace {ns!r} is reserved; nothing is in it.", param="namespace")
@@ -61,59 +61,59 @@ def _body(row: NamespaceRow) -> Namespace:
 
 
 @router.get("/keys/{id}/limits", tags=["keys"])
-def get_key_limits(id: str, parts: AppParts, who: Admin) -> Limits:
+def get_key_limits(id: str, parts: AppParts, principal: Admin) -> Limits:
     """The limits of a key, and what it uses of its quotas."""
     with parts.registry.database.read() as catalogue:
-        _check_key(catalogue, id, who)
+        _check_key(catalogue, id, principal)
         return _limits(parts, catalogue, "key", id)
 
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
-def change_key_limits(request: Request, id: str, body: UseLimits, parts: AppParts, who: Admin) -> Limits:
+def change_key_limits(request: Request, id: str, body: UseLimits, parts: AppParts, principal: Admin) -> Limits:
     """Change those limits of a key that are named; null leaves one to the server's default."""
     with parts.registry.database.write() as catalogue:
-        _check_key(catalogue, id, who)
-        _change(catalogue, "key", id, body, who, request.state.request_id)
+        _check_key(catalogue, id, principal)
+        _change(catalogue, "key", id, body, principal, request.state.request_id)
         return _limits(parts, catalogue, "key", id)
 
 
 @router.get("/namespaces/{ns}/limits", tags=["keys"])
-def get_namespace_limits(ns: str, parts: AppParts, who: Reader) -> Limits:
+def get_namespace_limits(ns: str, parts: AppParts, principal: Reader) -> Limits:
     """The limits of a namespace that this key sees, and what it uses of its quotas."""
-    _check_namespace(ns, who)
+    _check_namespace(ns, principal)
     with parts.registry.database.read() as catalogue:
         return _limits(parts, catalogue, "namespace", ns)
 
 
 @router.patch("/namespaces/{ns}/limits", tags=["keys"])
-def change_namespace_limits(request: Request, ns: str, body: UseLimits, parts: AppParts, who: Admin) -> Limits:
+def change_namespace_limits(request: Request, ns: str, body: UseLimits, parts: AppParts, principal: Admin) -> Limits:
     """Change those limits of a namespace that are named; null leaves one to the server's default.
 
     Only for admins of all namespaces: a namespace's own admin is held to them.
     """
-    _check_namespace(ns, who)
-    if who.namespaces is not None:
+    _check_namespace(ns, principal)
+    if principal.namespaces is not None:
         raise Forbidden("The limits of a namespace are changed by keys that see all namespaces.", param="namespace")
     with parts.registry.database.write() as catalogue:
-        _change(catalogue, "namespace", ns, body, who, request.state.request_id)
+        _change(catalogue, "namespace", ns, body, principal, request.state.request_id)
         return _limits(parts, catalogue, "namespace", ns)
 
 
 def _change(
-    catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, who: Principal, request_id: str
+    catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, principal: Principal, request_id: str
 ) -> None:
     before = catalogue.limits.get(kind, subject)
     changed = before.model_copy(update=body.model_dump(exclude_unset=True))
     catalogue.limits.set(kind, subject, changed)
     named = f"{subject}/" if kind == "namespace" else subject
-    who.caller(request_id).audit(
+    principal.caller(request_id).audit(
         catalogue, f"{kind}.limits", named, limits=changed.model_dump(), before=before.model_dump()
     )
 
 
-def _check_key(catalogue: Catalogue, id: str, who: Principal) -> None:
+def _check_key(catalogue: Catalogue, id: str, principal: Principal) -> None:
     row = catalogue.keys.find(id)
-    if row is None or not who.manages(row.namespaces):
+    if row is None or not principal.manages(row.namespaces):
         raise NotFound("There is no such key, or this key may not manage it.", param="id")
 
 

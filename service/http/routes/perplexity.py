@@ -36,11 +36,11 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/v1/perplexity")
 @takes(TEXTS)
 async def perplexity(
-    request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
+    request: Request, response: Response, body: PerplexityRequest, parts: AppParts, principal: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    asked, requests = await in_thread(_prepare, request, parts, who, names, body.texts)
+    asked, requests = await in_thread(_prepare, request, parts, principal, names, body.texts)
     scores = await finish(request, parts.engine, requests)
     response.headers.update(answer_headers(request, asked[0].model))
     baseline = None if body.baseline is None else 1
@@ -49,10 +49,10 @@ async def perplexity(
 
 
 async def against_the_first(
-    request: Request, parts: Parts, who: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, parts: Parts, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> list[PerplexityAnswer]:
     """The perplexity of several models, each but the first against that; every one of them is scored once."""
-    asked, requests = await in_thread(_prepare, request, parts, who, names, texts)
+    asked, requests = await in_thread(_prepare, request, parts, principal, names, texts)
     scores = await finish(request, parts.engine, requests)
     return await in_thread(_answers, texts, asked, scores, baseline=0, seed=0)
 
@@ -64,20 +64,20 @@ class Asked:
     model: ResolvedModel
     windows: list[Windows]
 
-    def request(self, who: Principal) -> ScoreRequest:
+    def request(self, principal: Principal) -> ScoreRequest:
         """All windows of all texts as one request, text after text."""
         flat = tuple(window for own in self.windows for window in own)
         return ScoreRequest(
-            self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base), owner=who.key_id
+            self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base), owner=principal.key_id
         )
 
 
 def _prepare(
-    request: Request, parts: Parts, who: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, parts: Parts, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[Asked], list[ScoreRequest]]:
     check_texts(texts, parts.settings, param="texts")
-    parts.engine.check_place(who.key_id, here=True)  # what is refused costs nobody else's time
-    models = [language_model(parts, who, name) for name in names]
+    parts.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    models = [language_model(parts, principal, name) for name in names]
     if len({model.base_id for model in models}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in models))
         raise InvalidParameter(
@@ -90,7 +90,7 @@ def _prepare(
         )
         for model in models
     ]
-    return asked, admit(request, parts, who, [(one.model, one.request(who)) for one in asked])
+    return asked, admit(request, parts, principal, [(one.model, one.request(principal)) for one in asked])
 
 
 def _answers(

@@ -51,10 +51,10 @@ router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
 async def fit_selector(
-    request: Request, response: Response, body: FitRequest, parts: AppParts, who: Writer
+    request: Request, response: Response, body: FitRequest, parts: AppParts, principal: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
-    found = await _fit(request, response, body, parts, who)
+    found = await _fit(request, response, body, parts, principal)
     return found if isinstance(found, Job) else await in_thread(_fitted, parts, None, found)
 
 
@@ -65,17 +65,19 @@ def _check_pool(parts: AppParts, caller: Caller, spec: SelectorSpec, request: Po
     check_selectable(parts.registry.database, pool, None if encoder is None else encoder.digest)
 
 
-def _check_room(parts: AppParts, who: Principal) -> None:
+def _check_room(parts: AppParts, principal: Principal) -> None:
     """Raises Busy where no fit could be queued."""
     with parts.registry.database.read() as catalogue:
-        check_room(catalogue, parts.settings, "fit", who.key_id)
+        check_room(catalogue, parts.settings, "fit", principal.key_id)
 
 
-def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
+def _enqueue_fit(
+    parts: AppParts, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
+) -> JobRow:
     base, pool = pool_of(parts.registry, caller, request)
     with parts.registry.database.write() as catalogue:
-        check_room(catalogue, parts.settings, "fit", who.key_id)
-        home, key_id = who.home, who.key_id
+        check_room(catalogue, parts.settings, "fit", principal.key_id)
+        home, key_id = principal.home, principal.key_id
         job = enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=home, created_by=key_id, asked=True)
         check_jobs(catalogue, parts.registry.quotas, "fit", key_id=key_id, namespace=home)
         caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
@@ -102,45 +104,45 @@ def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) 
 
 
 @router.get("/selectors")
-def list_selectors(parts: AppParts, who: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
+def list_selectors(parts: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
     """Fitted selectors whose whole pool this key sees, newest first."""
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
-        page = catalogue.selectors.list(who.namespaces, limit=size, cursor=cursor)
+        page = catalogue.selectors.list(principal.namespaces, limit=size, cursor=cursor)
         data = _bodies(parts, catalogue, page.rows)
     return SelectorList(data=data, next_cursor=page.next_cursor)
 
 
 @router.get("/selectors/{id}")
-def get_selector(id: str, parts: AppParts, who: Reader) -> Selector:
+def get_selector(id: str, parts: AppParts, principal: Reader) -> Selector:
     """One fitted selector: its members, its report, and what it does not know yet."""
-    return _fitted(parts, who.namespaces, id)
+    return _fitted(parts, principal.namespaces, id)
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
 @takes(FILES)
 async def select_adapters(
-    request: Request, response: Response, body: SelectRequest, parts: AppParts, who: Reader
+    request: Request, response: Response, body: SelectRequest, parts: AppParts, principal: Reader
 ) -> Selected | Job:
     """Which adapters of a pool a sample belongs to.
 
     A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted. A
     selector that is idle is fitted first too where its pool changed since.
     """
-    caller = who.caller(request.state.request_id)
+    caller = principal.caller(request.state.request_id)
 
     def check(base: BaseModel) -> CheckedSample:
         return check_sample(parts.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, parts, who, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, parts, who), Job):
+    sample, answers = await in_thread(_prepare, parts, principal, body, check)
+    if not answers and isinstance(found := await _fit(request, response, body, parts, principal), Job):
         return found
     return await in_thread(_select, parts, caller, sample, body)
 
 
 @router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
 async def nearest_adapters(
-    request: Request, response: Response, body: NearestRequest, parts: AppParts, who: Reader
+    request: Request, response: Response, body: NearestRequest, parts: AppParts, principal: Reader
 ) -> Nearest | Job:
     """The adapters whose samples are most like some text, by the cosine selector of their pool; one text is enough.
 
@@ -152,22 +154,25 @@ async def nearest_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return prepare(body.texts, limits, bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, parts, who, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, parts, who), Job):
+    sample, answers = await in_thread(_prepare, parts, principal, body, check)
+    if not answers and isinstance(found := await _fit(request, response, body, parts, principal), Job):
         return found
-    return await in_thread(_nearest, parts, who.caller(request.state.request_id), sample, body)
+    return await in_thread(_nearest, parts, principal.caller(request.state.request_id), sample, body)
 
 
 def _prepare(
-    parts: AppParts, who: Principal, body: SelectRequest | NearestRequest, check: Callable[[BaseModel], CheckedSample]
+    parts: AppParts,
+    principal: Principal,
+    body: SelectRequest | NearestRequest,
+    check: Callable[[BaseModel], CheckedSample],
 ) -> tuple[CheckedSample, bool]:
     """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
     wait_of(body.wait, parts)  # too long a wait is refused even where nothing is waited for
-    base, pool = pool_of(parts.registry, who.caller(""), body.pool)
+    base, pool = pool_of(parts.registry, principal.caller(""), body.pool)
     sample = check(base)
     encoder = encoder_for(body.spec, base.encoders())
     digest = None if encoder is None else encoder.digest
-    if latest(pool, body.spec, digest, parts.registry.database) is None and not who.has("write"):
+    if latest(pool, body.spec, digest, parts.registry.database) is None and not principal.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
     return sample, answering(parts.registry, pool, body.spec, digest) is not None
 
@@ -177,23 +182,23 @@ async def _fit(
     response: Response,
     body: FitRequest | SelectRequest | NearestRequest,
     parts: AppParts,
-    who: Principal,
+    principal: Principal,
 ) -> str | Job:
     """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
     seconds = wait_of(body.wait, parts)
-    caller = who.caller(request.state.request_id)
+    caller = principal.caller(request.state.request_id)
     left = await until_selectable(
         parts,
-        who.key_id,
+        principal.key_id,
         lambda: _check_pool(parts, caller, body.spec, body.pool),
-        lambda: _check_room(parts, who),
+        lambda: _check_room(parts, principal),
         seconds,
     )
-    job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
+    job = await in_thread(_enqueue_fit, parts, principal, caller, body.spec, body.pool)
     row = await finished(parts, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
-        return job_begun(row, who)
+        return job_begun(row, principal)
     return str(result_of(row)["selector"])
 
 

@@ -29,10 +29,10 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 @router.post("/tokenize")
 @takes(ONE_TEXT)
-def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> TokenizeAnswer:
+def tokenize(body: TokenizeRequest, parts: AppParts, principal: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
     check_text(body.prompt, parts.settings, param="prompt")
-    base = resolve_model(parts, who, body.model or sole_base(parts)).base
+    base = resolve_model(parts, principal, body.model or sole_base(parts)).base
     tokens = base.tokenize(body.prompt, bos=None if body.add_special_tokens else False)
     strings = [str(base.tokenizer.convert_ids_to_tokens(token)) for token in tokens]
     return TokenizeAnswer(
@@ -45,10 +45,10 @@ def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> Tokenize
 
 @router.post("/detokenize")
 @takes(TOKEN_IDS)
-def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> DetokenizeAnswer:
+def detokenize(body: DetokenizeRequest, parts: AppParts, principal: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
     check_text(body.tokens, parts.settings, param="tokens")
-    model = resolve_model(parts, who, body.model or sole_base(parts))
+    model = resolve_model(parts, principal, body.model or sole_base(parts))
     check_ids(body.tokens, model, param="tokens")
     text = model.base.tokenizer.decode(body.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return DetokenizeAnswer(prompt=str(text))
@@ -56,10 +56,10 @@ def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> Deto
 
 @router.get("/tokenizer_info")
 def tokenizer_info(
-    parts: AppParts, who: ModelUser, model: Annotated[str | None, Query(min_length=1, max_length=200)] = None
+    parts: AppParts, principal: ModelUser, model: Annotated[str | None, Query(min_length=1, max_length=200)] = None
 ) -> TokenizerInfo:
     """The tokenizer behind a model, which may be left out where there is one base model."""
-    found = resolve_model(parts, who, model or sole_base(parts))
+    found = resolve_model(parts, principal, model or sole_base(parts))
     base = found.base
     return TokenizerInfo(
         model=found.asked,

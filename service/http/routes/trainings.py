@@ -16,13 +16,15 @@ router = APIRouter(prefix="/v1/trainings", tags=["trainings"], route_class=Check
 
 
 @router.post("", status_code=202)
-def start_training(request: Request, response: Response, body: TrainingRequest, parts: AppParts, who: Writer) -> Job:
+def start_training(
+    request: Request, response: Response, body: TrainingRequest, parts: AppParts, principal: Writer
+) -> Job:
     """Train an adapter and push it: 202 and the job, which is followed and cancelled as every job.
 
     A request like one that is queued or running gives that job. One that was cancelled, or whose server was killed,
     continues from what it saved; one that succeeded gives what it pushed.
     """
-    row = submit(parts, who, body, request_id=request.state.request_id)
+    row = submit(parts, principal, body, request_id=request.state.request_id)
     parts.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
-    return job_begun(row, who)
+    return job_begun(row, principal)

@@ -38,35 +38,35 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 
 
 @router.post("", response_model=Upload, status_code=202)
-def open_upload(request: Request, parts: AppParts, who: Writer, body: NewUpload | None = None) -> Response:
+def open_upload(request: Request, parts: AppParts, principal: Writer, body: NewUpload | None = None) -> Response:
     """Open an upload in parts. `Location` is where they go, `Upload-UUID` its id.
 
     With the digest that it is to have, it can be found again in the list of this key's uploads.
     """
     wanted = body or NewUpload()
-    row = parts.uploads.open(_caller(request, who), digest=wanted.digest, size=wanted.size)
+    row = parts.uploads.open(_caller(request, principal), digest=wanted.digest, size=wanted.size)
     return _held(row)
 
 
 @router.get("")
 def list_uploads(
-    request: Request, parts: AppParts, who: Writer, digest: Annotated[Digest | None, Query()] = None
+    request: Request, parts: AppParts, principal: Writer, digest: Annotated[Digest | None, Query()] = None
 ) -> UploadList:
     """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
-    rows = parts.uploads.list(_caller(request, who), digest=digest)
+    rows = parts.uploads.list(_caller(request, principal), digest=digest)
     return UploadList(data=[_shown(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
-def get_upload(request: Request, id: str, parts: AppParts, who: Writer) -> Response:
+def get_upload(request: Request, id: str, parts: AppParts, principal: Writer) -> Response:
     """How much of an upload is held: `Upload-Offset`, and `Range` where that is anything."""
-    row = parts.uploads.get(_caller(request, who), id)
+    row = parts.uploads.get(_caller(request, principal), id)
     return Response(status_code=204, headers=_headers(row))
 
 
 @router.patch("/{id}", response_model=Upload, status_code=202, openapi_extra=_PART)
 async def add_part(
-    request: Request, id: str, parts: AppParts, who: Writer, content_range: ContentRange = None
+    request: Request, id: str, parts: AppParts, principal: Writer, content_range: ContentRange = None
 ) -> Response:
     """Add a part. It begins where the upload ends, or is refused with 416 and the true offset.
 
@@ -76,7 +76,7 @@ async def add_part(
         raise InvalidParameter("A part needs 'Content-Range: <first byte>-<last byte>'.", param="content-range")
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
-    caller = _caller(request, who)
+    caller = _caller(request, principal)
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
         await _receive(request, part, parts.settings.max_blob_bytes)
         row = await in_thread(part.keep)
@@ -88,7 +88,7 @@ async def finish_upload(
     request: Request,
     id: str,
     parts: AppParts,
-    who: Writer,
+    principal: Writer,
     digest: Annotated[str, Query(description="What all of it is: `sha256:` and 64 hex digits.")],
     content_range: ContentRange = None,
 ) -> Response:
@@ -106,7 +106,7 @@ async def finish_upload(
         _check_length(length if length is not None or chunked else 0, stop - start)
     elif length or chunked:
         start, stop = 0, length
-    caller = _caller(request, who)
+    caller = _caller(request, principal)
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
         if start is not None:
             await _receive(request, part, parts.settings.max_blob_bytes)
@@ -117,9 +117,9 @@ async def finish_upload(
 
 
 @router.delete("/{id}", response_class=Response, status_code=204)
-def delete_upload(request: Request, id: str, parts: AppParts, who: Writer) -> Response:
+def delete_upload(request: Request, id: str, parts: AppParts, principal: Writer) -> Response:
     """Give an upload up: what is held of it is deleted."""
-    parts.uploads.delete(_caller(request, who), id)
+    parts.uploads.delete(_caller(request, principal), id)
     return Response(status_code=204)
 
 
@@ -153,8 +153,8 @@ def _check_length(length: int | None, announced: int) -> None:
         )
 
 
-def _caller(request: Request, who: Principal) -> Caller:
-    return who.caller(request.state.request_id)
+def _caller(request: Request, principal: Principal) -> Caller:
+    return principal.caller(request.state.request_id)
 
 
 def _held(row: UploadRow) -> Response:

@@ -31,7 +31,7 @@ Word = Annotated[str | None, Query(max_length=200)]
 @router.get("", response_model=UsageList, responses=CSV)
 def get_usage(
     parts: AppParts,
-    who: Anyone,
+    principal: Anyone,
     since: Annotated[date | None, Query(description="Only from this day on (UTC).")] = None,
     until: Annotated[date | None, Query(description="Only before this day (UTC).")] = None,
     key_id: Word = None,
@@ -49,8 +49,8 @@ def get_usage(
     """
     parts.usage.write()
     which = UsageFilter(
-        who.key_id,
-        who.namespaces if who.has("admin") else (),
+        principal.key_id,
+        principal.namespaces if principal.has("admin") else (),
         since=since,
         until=until,
         wanted={"key_id": key_id, "namespace": namespace, "model": model},
