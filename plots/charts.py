@@ -119,9 +119,13 @@ def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
 
 
 def interval_series(
-    title: str, *, rows: Sequence[str], series: Mapping[str, Mapping[str, tuple[float, float, float]]], x_label: str,
+    title: str,
+    *,
+    rows: Sequence[str],
+    series: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    x_label: str,
     theme: Theme = LIGHT,
-) -> Plot:  # fmt: skip
+) -> Plot:
     """A mark with its interval for every row and series; `series` has (value, low, high) by row."""
     figure = new_plot(WIDTH, 90 + len(rows) * (10 + 11 * len(series)), theme)
     axes = figure.subplots()
@@ -130,9 +134,16 @@ def interval_series(
         places = [place + shift for place, row in enumerate(rows) if row in values]
         drawn = np.array([values[row] for row in rows if row in values])
         axes.errorbar(
-            drawn[:, 0], places, xerr=np.abs(drawn[:, 1:] - drawn[:, :1]).T, label=name, linestyle="none", capsize=2,
-            marker=MARKERS[number % len(MARKERS)], markersize=5, color=theme.series[number % len(theme.series)],
-        )  # fmt: skip
+            drawn[:, 0],
+            places,
+            xerr=np.abs(drawn[:, 1:] - drawn[:, :1]).T,
+            label=name,
+            linestyle="none",
+            capsize=2,
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            color=theme.series[number % len(theme.series)],
+        )
     axes.axvline(0, color=theme.muted, linewidth=1)
     _name_ticks(axes.yaxis, range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -143,9 +154,15 @@ def interval_series(
 
 
 def lines(
-    title: str, series: Sequence[Series], *, x_label: str, y_label: str, ticks: Sequence[float] = (),
-    logarithmic: bool = False, theme: Theme = LIGHT,
-) -> Plot:  # fmt: skip
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    ticks: Sequence[float] = (),
+    logarithmic: bool = False,
+    theme: Theme = LIGHT,
+) -> Plot:
     """Lines over one axis; a `logarithmic` one has these ticks, or one at every point. Each series has a point."""
     figure = new_plot(WIDTH, 290, theme)
     axes = figure.subplots()
@@ -154,8 +171,13 @@ def lines(
         colour = theme.series[number % len(theme.series)]
         marker = MARKERS[number % len(MARKERS)] if len(points) <= MAX_ROWS else ""
         axes.plot(*zip(*points, strict=True), label=line.name, color=colour, marker=marker, markersize=4, linewidth=1.6)
-        axes.plot(*zip(*[p for p in points if p[0] == line.marked] or [(np.nan, np.nan)], strict=True), "o",
-                  markersize=10, markerfacecolor="none", markeredgecolor=theme.ink)  # fmt: skip
+        axes.plot(
+            *zip(*[p for p in points if p[0] == line.marked] or [(np.nan, np.nan)], strict=True),
+            "o",
+            markersize=10,
+            markerfacecolor="none",
+            markeredgecolor=theme.ink,
+        )
     if logarithmic:
         _set_logarithmic(axes, ticks or sorted({x for line in series for x, _ in line.points}))
     axes.set_xlabel(x_label)
@@ -166,9 +188,14 @@ def lines(
 
 
 def points(
-    title: str, places: Mapping[str, Point], *, x_label: str, y_label: str, ticks: Sequence[float],
+    title: str,
+    places: Mapping[str, Point],
+    *,
+    x_label: str,
+    y_label: str,
+    ticks: Sequence[float],
     theme: Theme = LIGHT,
-) -> Plot:  # fmt: skip
+) -> Plot:
     """Points over a logarithmic axis, each with its name."""
     figure = new_plot(WIDTH, 320, theme, constrained=False)
     axes = figure.add_axes((0.1, 0.13, 0.7, 0.78))
@@ -223,15 +250,29 @@ def _scatter(
                 continue
         taken = np.vstack([taken, box])
         axes.annotate(
-            name, named[name], xytext=(right, up), textcoords="offset points", ha="left" if right > 0 else "right",
-            va="center", fontsize=9, color=theme.ink, weight="bold" if name in special else "normal",
-        )  # fmt: skip
+            name,
+            named[name],
+            xytext=(right, up),
+            textcoords="offset points",
+            ha="left" if right > 0 else "right",
+            va="center",
+            fontsize=9,
+            color=theme.ink,
+            weight="bold" if name in special else "normal",
+        )
 
 
 def heat_map(
-    title: str, *, rows: Sequence[str], columns: Sequence[str], values: Mapping[tuple[str, str], float], y_label: str,
-    x_label: str, decimals: int = 3, theme: Theme = LIGHT,
-) -> Plot:  # fmt: skip
+    title: str,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Mapping[tuple[str, str], float],
+    y_label: str,
+    x_label: str,
+    decimals: int = 3,
+    theme: Theme = LIGHT,
+) -> Plot:
     """A cell with its number for each (row, column) that has a value, darker the further it is from zero."""
     figure = new_plot(max(WIDTH, 150 + 50 * len(columns)), 130 + 22 * len(rows), theme)
     axes = figure.subplots()
@@ -243,8 +284,9 @@ def heat_map(
     for (row, column), value in np.ndenumerate(matrix):
         if not np.isnan(value):
             colour = theme.ground if abs(value) > 0.6 * largest else theme.ink
-            axes.text(column + 0.5, row + 0.5, f"{value:+.{decimals}f}", ha="center", va="center", fontsize=8,
-                      color=colour)  # fmt: skip
+            axes.text(
+                column + 0.5, row + 0.5, f"{value:+.{decimals}f}", ha="center", va="center", fontsize=8, color=colour
+            )
     long = max(map(len, columns), default=0) > 8
     rotation, anchor = (40, "right") if long else (0, "center")
     _name_ticks(axes.xaxis, np.arange(len(columns)) + 0.5, columns, rotation=rotation, ha=anchor)
@@ -266,10 +308,15 @@ def stacked_bars(
     ends = np.zeros(len(labels))
     for number, (name, values) in enumerate(series.items()):
         axes.barh(
-            range(len(labels)), values, left=ends, height=0.7, label=shorten(name, LABEL_LETTERS),
-            color=theme.series[number % len(theme.series)], edgecolor=theme.ground,
+            range(len(labels)),
+            values,
+            left=ends,
+            height=0.7,
+            label=shorten(name, LABEL_LETTERS),
+            color=theme.series[number % len(theme.series)],
+            edgecolor=theme.ground,
             hatch=HATCHES[number % len(HATCHES)],
-        )  # fmt: skip
+        )
         ends = ends + np.asarray(values)
     _name_ticks(axes.yaxis, range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)

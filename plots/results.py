@@ -26,9 +26,15 @@ FIT_SHARES = {
 
 
 def soup_plot(
-    model: str, reason: str, *, abstained: bool, recipe: Recipe | None, selection: Selection | None,
-    search: Search | None, verification: Verification | None,
-) -> Plot:  # fmt: skip
+    model: str,
+    reason: str,
+    *,
+    abstained: bool,
+    recipe: Recipe | None,
+    selection: Selection | None,
+    search: Search | None,
+    verification: Verification | None,
+) -> Plot:
     """The result of a cook: ingredients, differences against the base, and the adapters that were weighed."""
     candidates = search.candidates if search else ()
     refs = {adapter.digest: adapter.ref for adapter in (selection.selected if selection else ())}
@@ -168,9 +174,10 @@ def fit_plot(selector: str, domains: int, report: Mapping[str, Any]) -> Plot:
     ]
     threshold = f" (threshold {report['threshold']:.3f})" if isinstance(report.get("threshold"), float) else ""
     rows = [
-        Panel("Shares", shares), Panel(f"Mean score of a domain's own text{threshold}", scores),
+        Panel("Shares", shares),
+        Panel(f"Mean score of a domain's own text{threshold}", scores),
         Panel("Units of the samples by cluster", clusters),
-    ]  # fmt: skip
+    ]
     return panels(f"{selector} over {domains} domains", list(report.get("warnings") or ()), rows)
 
 
@@ -197,25 +204,40 @@ def evaluation_plot(title: str, figures: Mapping[str, float]) -> Plot:
 def training_plot(title: str, record: Mapping[str, Any]) -> Plot:
     """The losses of a training over its steps, from its record."""
     return losses_plot(
-        title, by="step", training=record["train_history"], held_out=record["valid_history"],
+        title,
+        by="step",
+        training=record["train_history"],
+        held_out=record["valid_history"],
         best=record.get("best_step"),
-    )  # fmt: skip
+    )
 
 
 def losses_plot(
-    title: str, *, by: str, training: Sequence[Sequence[float]], held_out: Sequence[Sequence[float]],
-    best: int | None, theme: Theme = LIGHT,
-) -> Plot:  # fmt: skip
+    title: str,
+    *,
+    by: str,
+    training: Sequence[Sequence[float]],
+    held_out: Sequence[Sequence[float]],
+    best: int | None,
+    theme: Theme = LIGHT,
+) -> Plot:
     """Mean losses as points (step or pass, loss); `best` is the step whose state was kept."""
     curves = {"held out": held_out, "in training": training}
-    series = [Series(name, [(step, loss) for step, loss in curve], best if name == "held out" else None)
-              for name, curve in curves.items() if curve]  # fmt: skip
+    series = [
+        Series(name, [(step, loss) for step, loss in curve], best if name == "held out" else None)
+        for name, curve in curves.items()
+        if curve
+    ]
     return lines(title, series, x_label=by, y_label="mean loss in nats", theme=theme)
 
 
 def strategies_plot(strategies: Sequence[str], domains: Sequence[str], gains: Mapping[tuple[str, str], float]) -> Plot:
     """A heat map of what strategies take off the base's mean NLL, by (strategy, domain)."""
     return heat_map(
-        "Decrease of mean NLL a token against the base", rows=strategies, columns=domains, values=gains,
-        y_label="strategy", x_label="domain; blue is better than the base, orange worse",
-    )  # fmt: skip
+        "Decrease of mean NLL a token against the base",
+        rows=strategies,
+        columns=domains,
+        values=gains,
+        y_label="strategy",
+        x_label="domain; blue is better than the base, orange worse",
+    )

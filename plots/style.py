@@ -34,15 +34,23 @@ class Theme:
 
 
 LIGHT = Theme(
-    ink="#23211d", muted="#5f5a51", grid="#ddd6c9", ground="#ffffff",
+    ink="#23211d",
+    muted="#5f5a51",
+    grid="#ddd6c9",
+    ground="#ffffff",
     series=("#2b5f8a", "#8f3a14", "#3c7242", "#7a4a8c", "#6b6a1e", "#9a3358", "#1f6f70", "#59606b"),
-    positive="#0a58a8", negative="#b3460b",
-)  # fmt: skip
+    positive="#0a58a8",
+    negative="#b3460b",
+)
 DARK = Theme(
-    ink="#ebe6dc", muted="#b3ab9c", grid="#3a362f", ground="#1f1d1a",
+    ink="#ebe6dc",
+    muted="#b3ab9c",
+    grid="#3a362f",
+    ground="#1f1d1a",
     series=("#8bbce6", "#f0a47b", "#86cf9f", "#c9a2dd", "#d9d77a", "#f2a1c0", "#7fd0d1", "#b3bac6"),
-    positive="#6cb6ff", negative="#ffa657",
-)  # fmt: skip
+    positive="#6cb6ff",
+    negative="#ffa657",
+)
 THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 

@@ -50,36 +50,43 @@ class ModelPage(Wire):
 
 
 @pages.get(addresses.MODEL + addresses.TWIN)
-def model(ns: str, name: str, parts: AppParts, who: Reader) -> ModelPage:
+def model(ns: str, name: str, services: AppParts, principal: Reader) -> ModelPage:
     """What the page shows."""
-    return of_row(parts, who, adapter_named(parts, who, ns, name))
+    return of_row(services, principal, adapter_named(services, principal, ns, name))
 
 
 @pages.get(addresses.MODEL)
-def model_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader) -> Response:
+def model_page(request: Request, ns: str, name: str, services: AppParts, principal: Reader) -> Response:
     """The page."""
-    found = of_row(parts, who, adapter_named(parts, who, ns, name))
+    found = of_row(services, principal, adapter_named(services, principal, ns, name))
     row = found.adapter
     ways = snippets(origin_of(request), found.adapter.ref, speaks=found.use in {"yes", "scope"})
     return shown(
-        request, "adapter.html", found=found, most_in_plot=MAX_LINEAGE, snippets=ways,
-        place=f"/models/{row.namespace}/{row.name}@{row.version}", **losses_values(found.losses),
-    )  # fmt: skip
+        request,
+        "adapter.html",
+        found=found,
+        most_in_plot=MAX_LINEAGE,
+        snippets=ways,
+        place=f"/models/{row.namespace}/{row.name}@{row.version}",
+        **losses_values(found.losses),
+    )
 
 
 @pages.get(addresses.MODEL_CSV)
-def model_csv(ns: str, name: str, table: str, parts: AppParts, who: Reader) -> Response:
+def model_csv(ns: str, name: str, table: str, services: AppParts, principal: Reader) -> Response:
     """Its losses, all of them."""
-    row = adapter_named(parts, who, ns, name)
-    losses = _losses(row, lineage_of(parts, who.namespaces, row))
+    row = adapter_named(services, principal, ns, name)
+    losses = _losses(row, lineage_of(services, principal.namespaces, row))
     return csv_of([] if losses is None else [losses_table(losses)], table)
 
 
 @pages.get(addresses.MODEL_SVG)
-def model_svg(ns: str, name: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+def model_svg(
+    ns: str, name: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light"
+) -> Response:
     """Its lineage or its losses as a plot."""
-    row = adapter_named(parts, who, ns, name)
-    relatives = lineage_of(parts, who.namespaces, row)
+    row = adapter_named(services, principal, ns, name)
+    relatives = lineage_of(services, principal.namespaces, row)
     drawings = {**losses_plots(_losses(row, relatives), THEMES[theme])}
     if relatives.parents or relatives.children:
         parents = [(one.ref or one.digest, float(one.weight)) for one in relatives.parents]
@@ -89,27 +96,27 @@ def model_svg(ns: str, name: str, plot: str, parts: AppParts, who: Reader, theme
 
 
 @pages.get(addresses.MODEL_FILE)
-def file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
+def file(request: Request, ns: str, name: str, file: str, services: AppParts, principal: Reader) -> Response:
     """One of its files, to be kept by whoever fetches it; a browser that signed in forgets it, as it does pages."""
-    answer = get_file(request, ns, name, file, parts, who)
+    answer = get_file(request, ns, name, file, services, principal)
     if getattr(request.state, "session", None) is not None:
         answer.headers["cache-control"] = "no-store"
     return answer
 
 
-def of_row(parts: Parts, who: Principal, row: AdapterRow) -> ModelPage:
+def of_row(services: Parts, principal: Principal, row: AdapterRow) -> ModelPage:
     """Everything that the page shows of a row."""
-    body, lineage = adapter_body(row), lineage_of(parts, who.namespaces, row)
+    body, lineage = adapter_body(row), lineage_of(services, principal.namespaces, row)
     name = f"{row.name}@{row.version}"
-    versions = list_adapters(parts, who, name=f"{row.namespace}/{row.name}", limit=VERSIONS)
-    used = get_usage(parts, who, model=row.ref, by=["model"])
+    versions = list_adapters(services, principal, name=f"{row.namespace}/{row.name}", limit=VERSIONS)
+    used = get_usage(services, principal, model=row.ref, by=["model"])
     assert isinstance(used, UsageList)
     return ModelPage(
         adapter=body,
-        aliases=aliases_of(parts, [body]).get(row.ref, []),
-        use=use_of(parts, who, body),
+        aliases=aliases_of(services, [body]).get(row.ref, []),
+        use=use_of(services, principal, body),
         versions=[one.ref for one in versions.data],
-        files=list_files(row.namespace, name, parts, who).data,
+        files=list_files(row.namespace, name, services, principal).data,
         lineage=lineage,
         losses=_losses(row, lineage),
         used=used.total,

@@ -19,9 +19,13 @@ pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def filters(
-    action: Text = None, subject: Text = None, namespace: Text = None, key_id: Text = None, since: Text = None,
+    action: Text = None,
+    subject: Text = None,
+    namespace: Text = None,
+    key_id: Text = None,
+    since: Text = None,
     until: Text = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The filters of a query, as `list_audit` takes them."""
     texts = {"action": action, "subject": subject, "namespace": namespace, "key_id": key_id}
     moments = {"since": begin_of(since, "since"), "until": begin_of(until, "until")}
@@ -32,26 +36,26 @@ Asked = Annotated[dict[str, Any], Depends(filters)]
 
 
 @pages.get(addresses.AUDIT + addresses.CSV)
-def audit_csv(parts: AppParts, who: Admin, asked: Asked) -> Response:
+def audit_csv(services: AppParts, principal: Admin, asked: Asked) -> Response:
     """All of it, as a file."""
-    found = list_audit(parts, who, **asked, format="csv")
+    found = list_audit(services, principal, **asked, format="csv")
     assert isinstance(found, Response)
     return found
 
 
 @pages.get(addresses.AUDIT + addresses.TWIN)
-def audit(parts: AppParts, who: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> AuditList:
+def audit(services: AppParts, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> AuditList:
     """What the page shows."""
-    found = list_audit(parts, who, **asked, limit=limit, cursor=cursor)
+    found = list_audit(services, principal, **asked, limit=limit, cursor=cursor)
     assert isinstance(found, AuditList)
     return found
 
 
 @pages.get(addresses.AUDIT)
 def audit_page(
-    request: Request, parts: AppParts, who: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppParts, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
     days = {name: asked[name].date().isoformat() if asked[name] else None for name in ("since", "until")}
-    found = audit(parts, who, asked, limit, cursor)
+    found = audit(services, principal, asked, limit, cursor)
     return shown(request, "audit.html", found=found, asked={**asked, **days}, limit=limit, cursor=cursor)

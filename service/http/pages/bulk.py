@@ -63,33 +63,35 @@ class Outcome(Wire):
 
 
 @pages.get(addresses.BULK + addresses.TWIN)
-def selection(parts: AppParts, who: Writer, asked: Asked, ref: Chosen = None) -> Selection:
+def selection(services: AppParts, principal: Writer, asked: Asked, ref: Chosen = None) -> Selection:
     """What the page shows; raises InvalidParameter where nothing is asked for, TooLarge where too much is found."""
     if ref and asked.given:
         raise InvalidParameter("Tick models or search for them, not both.", param="ref")
     if ref:
-        rows = [adapter_named(parts, who, *_named(one)) for one in dict.fromkeys(ref)]
+        rows = [adapter_named(services, principal, *_named(one)) for one in dict.fromkeys(ref)]
         return Selection(filters=asked, data=[listed(row) for row in rows])
     if not asked.given:
         raise InvalidParameter("Tick the models that are to be changed, or search for them first.", param="ref")
-    return Selection(filters=asked, data=_found(parts, who, asked))
+    return Selection(filters=asked, data=_found(services, principal, asked))
 
 
 @pages.get(addresses.BULK)
-def bulk_page(request: Request, parts: AppParts, who: Writer, asked: Asked, ref: Chosen = None) -> Response:
+def bulk_page(request: Request, services: AppParts, principal: Writer, asked: Asked, ref: Chosen = None) -> Response:
     """The page: what would be changed, and how it can be."""
-    return _page(request, selection(parts, who, asked, ref), {})
+    return _page(request, selection(services, principal, asked, ref), {})
 
 
 @pages.post(addresses.BULK)
 @takes_form(REFS)
-def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+def change(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
     """Change those that the page showed, one by one, and say what became of each."""
     refs = [one for one in dict.fromkeys(form.get("refs", "").split()) if one]
     try:
-        act = _action(form, request, parts, who, count=len(refs))
+        act = _action(form, request, services, principal, count=len(refs))
     except SoupError as error:
-        return _page(request, Selection(filters=Filters(), data=_still(parts, who, refs[:MOST])), form, error=error)
+        return _page(
+            request, Selection(filters=Filters(), data=_still(services, principal, refs[:MOST])), form, error=error
+        )
     outcomes, errors = [], []
     done: Literal["changed", "owner changed"] = "owner changed" if form.get("do") in OF_OWNERS else "changed"
     for one in refs:
@@ -99,10 +101,13 @@ def change(request: Request, form: Form, parts: AppParts, who: Writer) -> Respon
             outcomes.append(Outcome(ref=one, state="refused", problem=problems.body_of(error).error.message))
             errors.append(error)
     return shown(
-        request, "changed.html", outcomes=outcomes, error=errors[0] if len(errors) == len(refs) else None,
+        request,
+        "changed.html",
+        outcomes=outcomes,
+        error=errors[0] if len(errors) == len(refs) else None,
         done=done,
         counts={state: sum(one.state == state for one in outcomes) for state in (done, "as it was", "refused")},
-    )  # fmt: skip
+    )
 
 
 def _page(request: Request, found: Selection, given: Mapping[str, str], *, error: SoupError | None = None) -> Response:
@@ -111,12 +116,14 @@ def _page(request: Request, found: Selection, given: Mapping[str, str], *, error
     return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags, owners=owners)
 
 
-def _found(parts: Parts, who: Principal, asked: Filters) -> list[ListedAdapter]:
+def _found(services: Parts, principal: Principal, asked: Filters) -> list[ListedAdapter]:
     """All live versions that a search finds; raises TooLarge beyond MOST."""
     data: list[ListedAdapter] = []
     cursor: str | None = None
     while True:
-        page = list_adapters(parts, who, **asked.model_dump(), limit=parts.settings.max_page_size, cursor=cursor)
+        page = list_adapters(
+            services, principal, **asked.model_dump(), limit=services.settings.max_page_size, cursor=cursor
+        )
         data += page.data
         if len(data) > MOST:
             raise TooLarge(f"This finds more than {MOST} versions: narrow it down, and change them in several turns.")
@@ -125,12 +132,12 @@ def _found(parts: Parts, who: Principal, asked: Filters) -> list[ListedAdapter]:
         cursor = page.next_cursor
 
 
-def _still(parts: Parts, who: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
+def _still(services: Parts, principal: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
     """Those of some versions that are there: what a form named can be gone by the time it is sent."""
     data = []
     for one in refs:
         with suppress(InvalidName, NotFound, Retired):
-            data.append(listed(adapter_named(parts, who, *_named(one))))
+            data.append(listed(adapter_named(services, principal, *_named(one))))
     return data
 
 
@@ -146,7 +153,7 @@ def _named(ref: str) -> tuple[str, str]:
 
 
 def _action(
-    form: Mapping[str, str], request: Request, parts: Parts, who: Principal, *, count: int
+    form: Mapping[str, str], request: Request, services: Parts, principal: Principal, *, count: int
 ) -> Callable[[str, str], bool]:
     """What is done to a version by its namespace and name, which tells whether it is another now.
 
@@ -157,7 +164,7 @@ def _action(
     if form.get("do") == "retire":
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
-        return lambda ns, name: bool(retire_adapter(request, ns, name, parts, who).data)
+        return lambda ns, name: bool(retire_adapter(request, ns, name, services, principal).data)
     if form.get("do") in OF_OWNERS:
         owner = form.get("owner", "").strip() if form["do"] == "owner" else None
         if owner == "":
@@ -168,7 +175,7 @@ def _action(
 
         def own(ns: str, name: str) -> bool:
             label = (ns, name.partition("@")[0])
-            if _changed(request, parts, who, ns, name, owned):
+            if _changed(request, services, principal, ns, name, owned):
                 given.add(label)
             return label in given  # a version before it in the form may have brought its name the owner
 
@@ -178,7 +185,7 @@ def _action(
         raise InvalidParameter("Name a tag to add or to take away.", param="add")
     for tag in (*add, *remove):
         check_part(tag, "tag")  # said once, and not of each version
-    return lambda ns, name: _changed(request, parts, who, ns, name, lambda row: _tagged(row.card, add, remove))
+    return lambda ns, name: _changed(request, services, principal, ns, name, lambda row: _tagged(row.card, add, remove))
 
 
 def _patch(**said: object) -> AdapterPatch:
@@ -202,18 +209,22 @@ def _owned(owner: str | None) -> Callable[[AdapterRow], AdapterPatch | None]:
 
 
 def _changed(
-    request: Request, parts: Parts, who: Principal, ns: str, name: str,
+    request: Request,
+    services: Parts,
+    principal: Principal,
+    ns: str,
+    name: str,
     wanted: Callable[[AdapterRow], AdapterPatch | None],
-) -> bool:  # fmt: skip
+) -> bool:
     """Change a version as is `wanted` of it, again where somebody else was quicker; False where it is so already."""
     for left in reversed(range(TRIES)):
-        row = adapter_named(parts, who, ns, name)
+        row = adapter_named(services, principal, ns, name)
         patch = wanted(row)
         if patch is None:
-            who.check_write(ns)
+            principal.check_write(ns)
             return False
         try:
-            found: Adapter = change_adapter(request, ns, name, patch, parts, who, if_match=row.etag)
+            found: Adapter = change_adapter(request, ns, name, patch, services, principal, if_match=row.etag)
         except PreconditionFailed:
             if not left:
                 raise

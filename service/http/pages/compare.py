@@ -57,57 +57,61 @@ class Comparison(Wire):
 
 
 @pages.get(addresses.COMPARE + addresses.TWIN)
-def comparison(parts: AppParts, who: Reader, model: NamedModels = None) -> Comparison:
+def comparison(services: AppParts, principal: Reader, model: NamedModels = None) -> Comparison:
     """What the page shows."""
-    resolved = [resolve_model(parts, who, name) for one in model or () if (name := one.strip())]
+    resolved = [resolve_model(services, principal, name) for one in model or () if (name := one.strip())]
     found = {one.digest or one.base_id: one for one in resolved}  # each once, by whatever name it is asked for
-    return Comparison(models=[_compared(parts, who, one) for one in found.values()])
+    return Comparison(models=[_compared(services, principal, one) for one in found.values()])
 
 
 @pages.get(addresses.COMPARE_CSV)
-def comparison_csv(table: str, parts: AppParts, who: Reader, model: NamedModels = None) -> Response:
+def comparison_csv(table: str, services: AppParts, principal: Reader, model: NamedModels = None) -> Response:
     """One of its tables."""
-    return csv_of(tables(comparison(parts, who, model)), table)
+    return csv_of(tables(comparison(services, principal, model)), table)
 
 
 @pages.get(addresses.COMPARE_SVG)
 def compare_svg(
-    who: Reader,  # noqa: ARG001
-    model: NamedModels = None, value: Numbers = (), low: Numbers = (), high: Numbers = (), theme: ThemeQuery = "light",
-) -> Response:  # fmt: skip
+    principal: Reader,  # noqa: ARG001
+    model: NamedModels = None,
+    value: Numbers = (),
+    low: Numbers = (),
+    high: Numbers = (),
+    theme: ThemeQuery = "light",
+) -> Response:
     """The differences that the page measured, which stand in the query: nothing of a text is stored."""
     rows = [Interval(*row, chosen=True) for row in zip(model or (), value, low, high, strict=False)]
     return svg_response({"plot": partial(panels, "", [], [Panel("", rows)], theme=THEMES[theme])})
 
 
 @pages.get(addresses.COMPARE)
-def compare_page(request: Request, parts: AppParts, who: Reader, model: NamedModels = None) -> Response:
+def compare_page(request: Request, services: AppParts, principal: Reader, model: NamedModels = None) -> Response:
     """The page; what is wrong with a name is said above the form that has it."""
     try:
-        return _page(request, parts, who, comparison(parts, who, model))
+        return _page(request, services, principal, comparison(services, principal, model))
     except SoupError as error:
-        return _page(request, parts, who, None, named=[one for one in model or () if one.strip()], error=error)
+        return _page(request, services, principal, None, named=[one for one in model or () if one.strip()], error=error)
 
 
 @pages.post(addresses.COMPARE)
 @takes_form(SAMPLE)
-async def measure(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
+async def measure(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
     """The page, with how well each model predicts a text: all of them against the first."""
-    if not who.has("read"):
+    if not principal.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
     named, text = numbered(form, "model", MOST_MODELS), form.get("text", "")
     found: Comparison | None = None
     try:
-        found = await in_thread(comparison, parts, who, named)
+        found = await in_thread(comparison, services, principal, named)
         texts = await in_thread(_texts, found, text)
-        answers = await against_the_first(request, parts, who, [one.model for one in found.models], texts)
+        answers = await against_the_first(request, services, principal, [one.model for one in found.models], texts)
     except Cancelled:
         raise
     except SoupError as error:
-        return await in_thread(_page, request, parts, who, found, named=named, text=text, error=error)
+        return await in_thread(_page, request, services, principal, found, named=named, text=text, error=error)
     if form.get("as") == "csv":
         return csv_of([_scores(answers)], "scores")
-    return await in_thread(_page, request, parts, who, found, text=text, answers=answers)
+    return await in_thread(_page, request, services, principal, found, text=text, answers=answers)
 
 
 def _texts(found: Comparison, text: str) -> list[str]:
@@ -120,9 +124,16 @@ def _texts(found: Comparison, text: str) -> list[str]:
 
 
 def _page(
-    request: Request, parts: Parts, who: Principal, found: Comparison | None, *, named: Sequence[str] = (),
-    text: str = "", answers: Sequence[PerplexityAnswer] = (), error: SoupError | None = None,
-) -> Response:  # fmt: skip
+    request: Request,
+    services: Parts,
+    principal: Principal,
+    found: Comparison | None,
+    *,
+    named: Sequence[str] = (),
+    text: str = "",
+    answers: Sequence[PerplexityAnswer] = (),
+    error: SoupError | None = None,
+) -> Response:
     """The page; `named` are the models of a form that could not be found."""
     models = [] if found is None else found.models
     intervals = [
@@ -131,31 +142,48 @@ def _page(
         if one.baseline is not None and one.baseline.interval is not None
     ]
     return shown(
-        request, "compare.html", error=error, models=models, named=[one.model for one in models] or list(named),
-        text=text, tables=[] if found is None else tables(found), scores=_scores(answers) if answers else None,
-        intervals=intervals, suggested=suggested(parts, who), most=MOST_MODELS, may_ask=who.has("infer"),
-    )  # fmt: skip
+        request,
+        "compare.html",
+        error=error,
+        models=models,
+        named=[one.model for one in models] or list(named),
+        text=text,
+        tables=[] if found is None else tables(found),
+        scores=_scores(answers) if answers else None,
+        intervals=intervals,
+        suggested=suggested(services, principal),
+        most=MOST_MODELS,
+        may_ask=principal.has("infer"),
+    )
 
 
 # --- what is known of them ----------------------------------------------------------------------------
 
 
-def _compared(parts: Parts, who: Principal, model: ResolvedModel) -> Compared:
+def _compared(services: Parts, principal: Principal, model: ResolvedModel) -> Compared:
     """What is known of one model."""
     if model.row is None:
         facts = {"Kind": "base model", "Base model": model.base_id}
         return Compared(
-            model=f"base/{model.base_id}", base_model=model.base_id, kind="base", facts=facts, recipe=None,
+            model=f"base/{model.base_id}",
+            base_model=model.base_id,
+            kind="base",
+            facts=facts,
+            recipe=None,
             ingredients={},
-        )  # fmt: skip
-    lineage = lineage_of(parts, who.namespaces, model.row)
+        )
+    lineage = lineage_of(services, principal.namespaces, model.row)
     names = {one.digest: one.ref or one.digest for one in lineage.parents}
     recipe = lineage.recipe
     weights = {} if recipe is None else {names.get(one.digest, one.digest): one.weight for one in recipe.ingredients}
     return Compared(
-        model=model.row.ref, base_model=model.base_id, kind=model.row.kind, facts=_facts(model.row, recipe),
-        recipe=recipe, ingredients=weights,
-    )  # fmt: skip
+        model=model.row.ref,
+        base_model=model.base_id,
+        kind=model.row.kind,
+        facts=_facts(model.row, recipe),
+        recipe=recipe,
+        ingredients=weights,
+    )
 
 
 def _facts(row: AdapterRow, recipe: Recipe | None) -> dict[str, str]:
@@ -198,9 +226,12 @@ def tables(found: Comparison) -> list[Table]:
 def _scores(answers: Sequence[PerplexityAnswer]) -> Table:
     """The first model, and the others against it."""
     columns = (
-        Column("Model", "model"), Column("Perplexity", "number"), Column("Against the first", "difference"),
-        Column("From", "difference"), Column("To", "difference"),
-    )  # fmt: skip
+        Column("Model", "model"),
+        Column("Perplexity", "number"),
+        Column("Against the first", "difference"),
+        Column("From", "difference"),
+        Column("To", "difference"),
+    )
     rows: list[tuple[Cell, ...]] = []
     for one in answers:
         first: Any = one.baseline

@@ -54,43 +54,46 @@ class CookForm(Wire):
 
 
 @pages.get(addresses.COOK + addresses.TWIN)
-def cook_form(parts: AppParts, who: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
+def cook_form(services: AppParts, principal: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
     """What the page shows."""
-    sample = parts.registry.limits.sample
+    sample = services.registry.limits.sample
     return CookForm(
-        base_models=sorted(parts.bases), efforts=WHAT, default_effort=parts.settings.default_effort,
-        fewest_passages=min(sample.novel, sample.minimum), good_passages=sample.good,
-    )  # fmt: skip
+        base_models=sorted(services.bases),
+        efforts=WHAT,
+        default_effort=services.settings.default_effort,
+        fewest_passages=min(sample.novel, sample.minimum),
+        good_passages=sample.good,
+    )
 
 
 @pages.get(addresses.COOK)
-def cook_page(request: Request, parts: AppParts, who: Writer) -> Response:
+def cook_page(request: Request, services: AppParts, principal: Writer) -> Response:
     """The form."""
-    return _form(request, parts, who, {})
+    return _form(request, services, principal, {})
 
 
 @pages.post(addresses.COOK)
 @takes_form(SAMPLE)
-def cook(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+def cook(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
     """Begin to cook, and show how it goes on; where that cannot be, the form again, with what is wrong."""
     try:
-        asked, request_id = _asked(form, parts), request.state.request_id
-        check_pool(parts.registry, who.caller(request_id), asked)
-        job = begin_cook(parts, who, asked, request_id)
+        asked, request_id = _asked(form, services), request.state.request_id
+        check_pool(services.registry, principal.caller(request_id), asked)
+        job = begin_cook(services, principal, asked, request_id)
     except SoupError as error:
-        return _form(request, parts, who, form, error)
-    parts.jobs.wake()
+        return _form(request, services, principal, form, error)
+    services.jobs.wake()
     return gone_to(f"/jobs/{job.id}")
 
 
 def _form(
-    request: Request, parts: Parts, who: Principal, given: Mapping[str, str], error: SoupError | None = None
+    request: Request, services: Parts, principal: Principal, given: Mapping[str, str], error: SoupError | None = None
 ) -> Response:
     """The form as it was given, and what is wrong with it."""
-    return shown(request, "cook.html", error=error, form=cook_form(parts, who), given=given)
+    return shown(request, "cook.html", error=error, form=cook_form(services, principal), given=given)
 
 
-def _asked(form: Mapping[str, str], parts: Parts) -> SoupRequest:
+def _asked(form: Mapping[str, str], services: Parts) -> SoupRequest:
     """The request that a form makes; raises InvalidSample, or InvalidParameter for any other field."""
     given = {name: value.strip() for name, value in form.items()}
     if not given.get("sample"):
@@ -100,7 +103,7 @@ def _asked(form: Mapping[str, str], parts: Parts) -> SoupRequest:
             "The sample holds control characters, as a packed or binary file does: unpack it first.", param="sample"
         )
     texts = split_texts(given["sample"], what="The sample")
-    prepare(texts, parts.registry.limits.sample, novel=True)  # to be told at once, and not by a job
+    prepare(texts, services.registry.limits.sample, novel=True)  # to be told at once, and not by a job
     effort = given.get("effort") or None
     try:
         return SoupRequest.model_validate(

@@ -65,9 +65,14 @@ def hold(response: Response, request: Request, name: str, value: str) -> None:
     """Have the browser hold a value until it is closed; an empty one is given up at once."""
     secure = is_secure(request.scope, request.app.state.runtime.settings)
     response.set_cookie(
-        cookie_name(name, secure=secure), value, max_age=None if value else 0, path="/", secure=secure, httponly=True,
+        cookie_name(name, secure=secure),
+        value,
+        max_age=None if value else 0,
+        path="/",
+        secure=secure,
+        httponly=True,
         samesite="strict",
-    )  # fmt: skip
+    )
 
 
 # --- forms ----------------------------------------------------------------------------------------

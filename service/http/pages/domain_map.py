@@ -79,24 +79,28 @@ class Map(Wire):
 
 
 @pages.get(addresses.MAP + addresses.TWIN)
-def whole_map(parts: AppParts, who: Reader, selector: Text = None) -> Map:
+def whole_map(services: AppParts, principal: Reader, selector: Text = None) -> Map:
     """What the page shows; raises NotFound where nothing was fitted yet."""
-    return _map(parts, who, given(selector), _fitted(parts, who))
+    return _map(services, principal, given(selector), _fitted(services, principal))
 
 
 @pages.get(addresses.MAP_CSV)
-def map_csv(table: str, parts: AppParts, who: Reader, selector: Text = None) -> Response:
+def map_csv(table: str, services: AppParts, principal: Reader, selector: Text = None) -> Response:
     """Its table, whole."""
-    return csv_of([places(whole_map(parts, who, selector))], table)
+    return csv_of([places(whole_map(services, principal, selector))], table)
 
 
 @pages.get(addresses.MAP_SVG)
 def map_svg(
-    parts: AppParts, who: Reader, selector: Text = None, x: PlotNumber | None = None, y: PlotNumber | None = None,
+    services: AppParts,
+    principal: Reader,
+    selector: Text = None,
+    x: PlotNumber | None = None,
+    y: PlotNumber | None = None,
     theme: ThemeQuery = "light",
-) -> Response:  # fmt: skip
+) -> Response:
     """The map, and where a text lies on it: the page computed that, and nothing of a text is stored."""
-    places = whole_map(parts, who, selector).places
+    places = whole_map(services, principal, selector).places
     text = None if x is None or y is None else (x, y)
     if text is not None:  # the domains around it are drawn first, and have their names where there is room
         places = sorted(places, key=lambda place: math.dist((place.x, place.y), text))
@@ -105,28 +109,28 @@ def map_svg(
 
 
 @pages.get(addresses.MAP)
-def map_page(request: Request, parts: AppParts, who: Reader, selector: Text = None) -> Response:
+def map_page(request: Request, services: AppParts, principal: Reader, selector: Text = None) -> Response:
     """The page; where nothing was fitted yet, or a selector cannot be read, it says so."""
-    fitted, id = _fitted(parts, who), given(selector)
+    fitted, id = _fitted(services, principal), given(selector)
     if id is None and not fitted:
         return _page(request, fitted, None)
     try:
-        return _page(request, fitted, _map(parts, who, id, fitted))
+        return _page(request, fitted, _map(services, principal, id, fitted))
     except SoupError as error:
         return _page(request, fitted, None, error=error)
 
 
 @pages.post(addresses.MAP)
 @takes_form(SAMPLE)
-def place(request: Request, form: Form, parts: AppParts, who: Reader) -> Response:
+def place(request: Request, form: Form, services: AppParts, principal: Reader) -> Response:
     """The page with a text on it."""
-    fitted, id, text = _fitted(parts, who), given(form.get("selector")), form.get("text", "")
+    fitted, id, text = _fitted(services, principal), given(form.get("selector")), form.get("text", "")
     found: Map | None = None
     try:
-        found = _map(parts, who, id, fitted)
+        found = _map(services, principal, id, fitted)
         if not text.strip():
             raise InvalidSample("Paste some text, or drop a file of it.", param="text")
-        found = _map(parts, who, id, fitted, text.strip())
+        found = _map(services, principal, id, fitted, text.strip())
     except SoupError as error:
         return _page(request, fitted, found, text=text, error=error)
     if form.get("as") == "csv":
@@ -134,27 +138,29 @@ def place(request: Request, form: Form, parts: AppParts, who: Reader) -> Respons
     return _page(request, fitted, found, text=text)
 
 
-def _fitted(parts: Parts, who: Principal) -> list[FittedMap]:
+def _fitted(services: Parts, principal: Principal) -> list[FittedMap]:
     """The posterior selectors that serve the pools which a key sees, newest first."""
-    with parts.registry.database.read() as catalogue:
-        rows = catalogue.selectors.serving(who.namespaces, "posterior")
+    with services.registry.database.read() as catalogue:
+        rows = catalogue.selectors.serving(principal.namespaces, "posterior")
     return [_about(row.id, row.fitted_at, row.domains, row.pool) for row in rows]
 
 
-def _map(parts: Parts, who: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None) -> Map:
+def _map(
+    services: Parts, principal: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None
+) -> Map:
     """The map of a selector, the newest where none is named, and a text on it; raises NotFound."""
     if id is None and not fitted:
         raise NotFound(NEVER)
-    with parts.registry.database.read() as catalogue:
-        row = catalogue.selectors.get(who.namespaces, id or fitted[0].id)
+    with services.registry.database.read() as catalogue:
+        row = catalogue.selectors.get(principal.namespaces, id or fitted[0].id)
     if text is None:
-        return _told(row, domain_map(parts.registry, row))
-    bos = base_of(parts.registry, row).bos
+        return _told(row, domain_map(services.registry, row))
+    bos = base_of(services.registry, row).bos
     sample = prepare(
-        split_texts(text, what="The text"), parts.registry.limits.sample.of_any_number, bos=bos, novel=True
+        split_texts(text, what="The text"), services.registry.limits.sample.of_any_number, bos=bos, novel=True
     )
-    with embedding_place(parts):
-        return _told(row, domain_map(parts.registry, row, sample))
+    with embedding_place(services):
+        return _told(row, domain_map(services.registry, row, sample))
 
 
 def _about(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> FittedMap:
@@ -165,21 +171,28 @@ def _about(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> Fitted
 def _told(row: SelectorRow, found: DomainMap) -> Map:
     said = found.selection
     return Map(
-        selector=_about(row.id, row.fitted_at, len(row.members), row.pool), explained=found.explained,
-        text=found.sample, novelty=None if said is None else said.novelty, reason=None if said is None else said.reason,
+        selector=_about(row.id, row.fitted_at, len(row.members), row.pool),
+        explained=found.explained,
+        text=found.sample,
+        novelty=None if said is None else said.novelty,
+        reason=None if said is None else said.reason,
         places=[
             MapPlace(ref=one.member.ref, domain=one.member.domain, x=one.x, y=one.y, posterior=one.posterior)
             for one in found.places
         ],
-    )  # fmt: skip
+    )
 
 
 def places(found: Map) -> Table:
     """Every adapter and its coordinates, numbered as on the chart."""
     columns = (
-        Column("Number", "number"), Column("Adapter", "model"), Column("Domain"), Column("Posterior", "share"),
-        Column("First direction", "difference"), Column("Second direction", "difference"),
-    )  # fmt: skip
+        Column("Number", "number"),
+        Column("Adapter", "model"),
+        Column("Domain"),
+        Column("Posterior", "share"),
+        Column("First direction", "difference"),
+        Column("Second direction", "difference"),
+    )
     rows = tuple(
         (number, one.ref, one.domain, one.posterior, one.x, one.y) for number, one in enumerate(found.places, 1)
     )
@@ -196,6 +209,14 @@ def _page(
         alike = [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE] or found.places[:1]
         table = places(found.model_copy(update={"places": found.places[:TABLED]}))
     return shown(
-        request, "map.html", error=error, found=found, table=table, most=MAX_POINTS,
-        alike=alike, fitted=fitted, never=NEVER, text=text,
-    )  # fmt: skip
+        request,
+        "map.html",
+        error=error,
+        found=found,
+        table=table,
+        most=MAX_POINTS,
+        alike=alike,
+        fitted=fitted,
+        never=NEVER,
+        text=text,
+    )

@@ -62,9 +62,9 @@ class Door:
         token = held(scope, SESSION, self._settings)
         if token is None:
             raise Unauthenticated("Sign in with a key of this server, or send 'Authorization: Bearer sk-soup-...'.")
-        who = self._sessions.principal(token)
+        principal = self._sessions.principal(token)
         scope.setdefault("state", {})["session"] = token
-        return who
+        return principal
 
     def refused(self, scope: Scope, error: SoupError) -> Response:
         """What whoever may not go on is told: a browser without a session goes to where one signs in."""

@@ -52,30 +52,31 @@ class EngineState(Wire):
 
 
 @pages.get(addresses.ENGINE + addresses.TWIN)
-def engine(parts: AppParts, who: Admin) -> EngineState:
+def engine(services: AppParts, principal: Admin) -> EngineState:
     """What the page shows; raises Forbidden for keys that do not see the whole server."""
-    if who.namespaces is not None:
+    if principal.namespaces is not None:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
     figures = {
-        label: one for label, one in parts.engine.by_adapter().items()
+        label: one
+        for label, one in services.engine.by_adapter().items()
         if one.answers or one.generated_tokens or one.scored_tokens
-    }  # fmt: skip
-    names = NAMED | _names(parts, who, [label for label in figures if label not in NAMED])
+    }
+    names = NAMED | _names(services, principal, [label for label in figures if label not in NAMED])
     found = [_times(names[label], one) for label, one in figures.items()]
     found.sort(key=lambda one: (-one.generated_tokens - one.scored_tokens, one.model))
-    return EngineState(bases=list(parts.engine.bases_held()), counters=parts.engine.counters(), adapters=found)
+    return EngineState(bases=list(services.engine.bases_held()), counters=services.engine.counters(), adapters=found)
 
 
 @pages.get(addresses.ENGINE_CSV)
-def engine_csv(table: str, parts: AppParts, who: Admin) -> Response:
+def engine_csv(table: str, services: AppParts, principal: Admin) -> Response:
     """Its table."""
-    return csv_of([adapters(engine(parts, who))], table)
+    return csv_of([adapters(engine(services, principal))], table)
 
 
 @pages.get(addresses.ENGINE)
-def engine_page(request: Request, parts: AppParts, who: Admin) -> Response:
+def engine_page(request: Request, services: AppParts, principal: Admin) -> Response:
     """The page."""
-    found = engine(parts, who)
+    found = engine(services, principal)
     asked = found.counters["adapter_hits_total"] + found.counters["adapter_loads_total"]
     there = found.counters["adapter_hits_total"] / asked if asked else None
     return shown(request, "engine.html", found=found, table=adapters(found), there=there)
@@ -84,10 +85,13 @@ def engine_page(request: Request, parts: AppParts, who: Admin) -> Response:
 def adapters(found: EngineState) -> Table:
     """How long adapters take."""
     columns = (
-        Column("Model", "model"), Column("Tokens written", "number"), Column("Tokens scored", "number"),
-        Column("Answers", "number"), Column("Seconds to the first token", "number"),
+        Column("Model", "model"),
+        Column("Tokens written", "number"),
+        Column("Tokens scored", "number"),
+        Column("Answers", "number"),
+        Column("Seconds to the first token", "number"),
         Column("Seconds an answer", "number"),
-    )  # fmt: skip
+    )
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (one.model, one.generated_tokens, one.scored_tokens, one.answers, one.first_token_seconds, one.answer_seconds)
         for one in found.adapters
@@ -97,19 +101,22 @@ def adapters(found: EngineState) -> Table:
 
 def _times(model: str, found: Figures) -> AdapterTimes:
     return AdapterTimes(
-        model=model, generated_tokens=found.generated_tokens, scored_tokens=found.scored_tokens, answers=found.answers,
+        model=model,
+        generated_tokens=found.generated_tokens,
+        scored_tokens=found.scored_tokens,
+        answers=found.answers,
         first_token_seconds=found.first_token_seconds / found.first_tokens if found.first_tokens else None,
         answer_seconds=found.seconds / found.answers if found.answers else None,
-    )  # fmt: skip
+    )
 
 
-def _names(parts: Parts, who: Principal, digests: Sequence[str]) -> dict[str, str]:
+def _names(services: Parts, principal: Principal, digests: Sequence[str]) -> dict[str, str]:
     """The newest ref of each digest; the digest, where it has none any more."""
     found = {}
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         for digest in digests:
             try:
-                found[digest] = catalogue.adapters.find(who.namespaces, DigestRef(digest)).ref
+                found[digest] = catalogue.adapters.find(principal.namespaces, DigestRef(digest)).ref
             except (NotFound, Retired):
                 found[digest] = digest
     return found

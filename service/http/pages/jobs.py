@@ -36,19 +36,29 @@ Text = Annotated[str | None, Query(max_length=100)]
 
 @pages.get(addresses.JOBS + addresses.TWIN)
 def jobs(
-    parts: AppParts, who: Reader, kind: Text = None, state: Text = None, limit: Limit = None, cursor: Cursor = None
+    services: AppParts,
+    principal: Reader,
+    kind: Text = None,
+    state: Text = None,
+    limit: Limit = None,
+    cursor: Cursor = None,
 ) -> JobList:
     """What the page shows."""
-    return list_jobs(parts, who, kind=kind or None, state=state or None, limit=limit, cursor=cursor)
+    return list_jobs(services, principal, kind=kind or None, state=state or None, limit=limit, cursor=cursor)
 
 
 @pages.get(addresses.JOBS)
 def jobs_page(
-    request: Request, parts: AppParts, who: Reader, kind: Text = None, state: Text = None, limit: Limit = None,
+    request: Request,
+    services: AppParts,
+    principal: Reader,
+    kind: Text = None,
+    state: Text = None,
+    limit: Limit = None,
     cursor: Cursor = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """The page."""
-    found = jobs(parts, who, kind, state, limit, cursor)
+    found = jobs(services, principal, kind, state, limit, cursor)
     asked = {"kind": kind or "", "state": state or ""}
     return shown(
         request, "jobs.html", found=found, asked=asked, kinds=sorted(KINDS), states=STATES, limit=limit, cursor=cursor
@@ -56,54 +66,61 @@ def jobs_page(
 
 
 @pages.get(addresses.JOB + addresses.TWIN)
-def job(id: str, parts: AppParts, who: Reader) -> Job:
+def job(id: str, services: AppParts, principal: Reader) -> Job:
     """What the page shows."""
-    return get_job(id, parts, who)
+    return get_job(id, services, principal)
 
 
 @pages.get(addresses.JOB_EVENTS, response_class=StreamingResponse)
-async def job_events(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
+async def job_events(id: str, request: Request, services: AppParts, principal: Reader) -> StreamingResponse:
     """How it goes on, as it does."""
-    return await follow_job(id, request, parts, who)
+    return await follow_job(id, request, services, principal)
 
 
 @pages.get(addresses.JOB_CSV)
-def job_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
+def job_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
     """One of the tables of what a cook gave."""
-    return csv_of(tables(_existing_report(id, parts, who)), table)
+    return csv_of(tables(_existing_report(id, services, principal)), table)
 
 
 @pages.get(addresses.JOB_SVG)
-def job_svg(id: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+def job_svg(id: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """One of the plots of what a cook gave."""
-    return svg_response(report_plots(_existing_report(id, parts, who), THEMES[theme]), plot)
+    return svg_response(report_plots(_existing_report(id, services, principal), THEMES[theme]), plot)
 
 
-def _existing_report(id: str, parts: Parts, who: Principal) -> SoupReport:
+def _existing_report(id: str, services: Parts, principal: Principal) -> SoupReport:
     """The report of a job that has cooked; raises NotFound."""
-    report = report_of(get_job(id, parts, who))
+    report = report_of(get_job(id, services, principal))
     if report is None:
         raise NotFound("This job has no report: it did not cook, or has not ended.")
     return report
 
 
 @pages.get(addresses.JOB)
-def job_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
+def job_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
     """The page."""
-    found = get_job(id, parts, who)
+    found = get_job(id, services, principal)
     report = report_of(found)
     values: dict[str, Any] = {} if report is None else report_values(report)
     return shown(
-        request, "job.html", job=found, report=report, is_final=found.state in FINAL, place=f"/jobs/{found.id}",
-        which="", cooks=found.kind in COOKS, **values,
-    )  # fmt: skip
+        request,
+        "job.html",
+        job=found,
+        report=report,
+        is_final=found.state in FINAL,
+        place=f"/jobs/{found.id}",
+        which="",
+        cooks=found.kind in COOKS,
+        **values,
+    )
 
 
 @pages.post(addresses.JOB_CANCEL)
 @takes_form(FEW)
-def cancel(id: str, request: Request, form: Form, parts: AppParts, who: Writer) -> Response:  # noqa: ARG001
+def cancel(id: str, request: Request, form: Form, services: AppParts, principal: Writer) -> Response:  # noqa: ARG001
     """Cancel it."""
-    return gone_to(f"/jobs/{cancel_job(id, request, parts, who).id}")
+    return gone_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
 
 
 def report_of(found: Job) -> SoupReport | None:

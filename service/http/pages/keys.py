@@ -43,69 +43,86 @@ GRACE = timedelta(days=1)
 
 
 @pages.get(addresses.KEYS + addresses.TWIN)
-def keys(parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
+def keys(services: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """What the page shows."""
-    return list_keys(parts, who, page_size(limit, parts), cursor)
+    return list_keys(services, principal, page_size(limit, services), cursor)
 
 
 @pages.get(addresses.KEYS)
-def keys_page(request: Request, parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> Response:
+def keys_page(
+    request: Request, services: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None
+) -> Response:
     """The page."""
-    return _page(request, parts, who, limit=limit, cursor=cursor)
+    return _page(request, services, principal, limit=limit, cursor=cursor)
 
 
 @pages.post(addresses.KEYS)
 @takes_form(NEW)
-def make(request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+def make(request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
     """Make a key, and show its secret once; the form again where that cannot be, with what is wrong."""
     try:
-        made = create_key(request, _new(form), parts, who)
+        made = create_key(request, _new(form), services, principal)
     except SoupError as error:
-        return _page(request, parts, who, given_before=form, error=error)
-    return _page(request, parts, who, made=made)
+        return _page(request, services, principal, given_before=form, error=error)
+    return _page(request, services, principal, made=made)
 
 
 @pages.post(addresses.KEY_ROTATE)
 @takes_form(FEW)
-def rotate(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+def rotate(id: str, request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
     """Give a key another secret, and show it once."""
     grace = GRACE if form.get("grace") else timedelta()
-    made = rotate_key(request, id, parts, who, Rotation(grace_seconds=int(grace.total_seconds())))
-    return _page(request, parts, who, made=made)
+    made = rotate_key(request, id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
+    return _page(request, services, principal, made=made)
 
 
 @pages.post(addresses.KEY_REVOKE)
 @takes_form(FEW)
-def revoke(id: str, request: Request, form: Form, parts: AppParts, who: Admin) -> Response:
+def revoke(id: str, request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
     """Revoke a key, whose name has to be said as well."""
     try:
-        if given(form.get("name")) != given(managed_key(parts, who, id).name):
+        if given(form.get("name")) != given(managed_key(services, principal, id).name):
             raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
-        revoke_key(request, id, parts, who)
+        revoke_key(request, id, services, principal)
     except (Conflict, InvalidParameter) as error:
-        return _page(request, parts, who, error=error)
+        return _page(request, services, principal, error=error)
     return gone_to(addresses.KEYS)
 
 
 def _page(
-    request: Request, parts: Parts, who: Principal, *, made: CreatedKey | None = None,
-    given_before: Mapping[str, str] | None = None, error: SoupError | None = None, limit: int | None = None,
+    request: Request,
+    services: Parts,
+    principal: Principal,
+    *,
+    made: CreatedKey | None = None,
+    given_before: Mapping[str, str] | None = None,
+    error: SoupError | None = None,
+    limit: int | None = None,
     cursor: str | None = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """The page, with a key that was just made, or with what is wrong with the form as it was given.
 
     A secret that was just made is shown also where the list cannot be read: there is no other place to find it.
     """
     listed: KeyList | None = None
     try:
-        listed = keys(parts, who, limit, cursor)
+        listed = keys(services, principal, limit, cursor)
     except SoupError:
         if made is None:
             raise
     return shown(
-        request, "keys.html", error=error, found=listed, made=made, given=given_before or {}, scopes=SCOPES,
-        now=present(), own=who.key_id, limit=limit, cursor=cursor,
-    )  # fmt: skip
+        request,
+        "keys.html",
+        error=error,
+        found=listed,
+        made=made,
+        given=given_before or {},
+        scopes=SCOPES,
+        now=present(),
+        own=principal.key_id,
+        limit=limit,
+        cursor=cursor,
+    )
 
 
 def _new(form: Mapping[str, str]) -> NewKey:
@@ -119,11 +136,13 @@ def _new(form: Mapping[str, str]) -> NewKey:
         raise InvalidParameter("Name namespaces or take all of them, not both.", param="namespaces")
     end = begin_of(form.get("expires"), "expires")
     try:
-        return NewKey.model_validate({
-            "name": given(form.get("name")) or "",
-            "namespaces": named or None,
-            "scopes": [scope for scope in get_args(KeyScope) if f"scope-{scope}" in form],
-            "expires_at": None if end is None else end.isoformat(),
-        })  # fmt: skip
+        return NewKey.model_validate(
+            {
+                "name": given(form.get("name")) or "",
+                "namespaces": named or None,
+                "scopes": [scope for scope in get_args(KeyScope) if f"scope-{scope}" in form],
+                "expires_at": None if end is None else end.isoformat(),
+            }
+        )
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None

@@ -50,19 +50,26 @@ def of_tuning(evidence: Sequence[Mapping[str, Any]]) -> Losses | None:
     if report is None:
         return None
     return Losses(
-        by="pass", best=report["kept"], training=list(enumerate(report.get("trained_losses", ()), 1)),
+        by="pass",
+        best=report["kept"],
+        training=list(enumerate(report.get("trained_losses", ()), 1)),
         held_out=list(enumerate(report["losses"])),
-    )  # fmt: skip
+    )
 
 
 def _points(value: object) -> list[Point]:
     """(step, loss) by ascending steps; nothing where any of it is another thing, or too large to be drawn."""
     pairs = value if isinstance(value, list) else []
     good = [
-        (one[0], float(one[1])) for one in pairs
-        if isinstance(one, list) and len(one) == 2 and type(one[0]) is int and 0 <= one[0] < 2**53
-        and type(one[1]) in {int, float} and abs(one[1]) < 1e6
-    ]  # fmt: skip
+        (one[0], float(one[1]))
+        for one in pairs
+        if isinstance(one, list)
+        and len(one) == 2
+        and type(one[0]) is int
+        and 0 <= one[0] < 2**53
+        and type(one[1]) in {int, float}
+        and abs(one[1]) < 1e6
+    ]
     steps = [step for step, _ in good]
     return good if len(good) == len(pairs) and steps == sorted(set(steps)) else []
 
@@ -76,9 +83,11 @@ def losses_table(found: Losses, *, most: int | None = None) -> Table:
         kept = {*steps[::every], steps[-1], found.best}
         steps = [step for step in steps if step in kept]
     columns = (
-        Column(found.by.capitalize(), "number"), Column("Loss in training", "number"),
-        Column("Loss on what was held out", "number"), Column("Kept"),
-    )  # fmt: skip
+        Column(found.by.capitalize(), "number"),
+        Column("Loss in training", "number"),
+        Column("Loss on what was held out", "number"),
+        Column("Kept"),
+    )
     rows = tuple((step, training.get(step), held_out.get(step), "✓" if step == found.best else None) for step in steps)
     return Table("losses", f"Mean loss by {found.by}", columns, rows)
 

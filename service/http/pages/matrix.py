@@ -74,36 +74,38 @@ class Matrix(Wire):
 
 
 @pages.get(addresses.MATRIX + addresses.TWIN)
-def matrix(parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
+def matrix(services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
     """What the page shows."""
-    return _matrix(parts, who, given(base_model), given(namespace))
+    return _matrix(services, principal, given(base_model), given(namespace))
 
 
 @pages.get(addresses.MATRIX_CSV)
-def matrix_csv(table: str, parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None) -> Response:
+def matrix_csv(
+    table: str, services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None
+) -> Response:
     """Its table: a row for each pair."""
-    return csv_of([_table(_matrix(parts, who, given(base_model), given(namespace), whole=True))], table)
+    return csv_of([_table(_matrix(services, principal, given(base_model), given(namespace), whole=True))], table)
 
 
 @pages.get(addresses.MATRIX)
 def matrix_page(
-    request: Request, parts: AppParts, who: Reader, base_model: Text = None, namespace: Text = None
+    request: Request, services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
     """The page."""
-    return _page(request, _matrix(parts, who, given(base_model), given(namespace)))
+    return _page(request, _matrix(services, principal, given(base_model), given(namespace)))
 
 
 @pages.post(addresses.MATRIX)
 @takes_form(FEW)
-def evaluate(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+def evaluate(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
     """Have what is missing evaluated, and show how that goes on."""
     base_model, namespace = given(form.get("base_model")), given(form.get("namespace"))
     try:
         body = EvaluationRequest(pool=_pool(base_model, namespace))
-        job = begin_evaluation(parts, who, body, request.state.request_id)
+        job = begin_evaluation(services, principal, body, request.state.request_id)
     except SoupError as error:
-        return _page(request, _matrix(parts, who, base_model, namespace), error=error)
-    parts.jobs.wake()
+        return _page(request, _matrix(services, principal, base_model, namespace), error=error)
+    services.jobs.wake()
     return gone_to(f"/jobs/{job.id}")
 
 
@@ -114,10 +116,10 @@ def _pool(base_model: str | None, namespace: str | None) -> PoolRequest:
 
 
 def _matrix(
-    parts: Parts, who: Principal, base_model: str | None, namespace: str | None, *, whole: bool = False
-) -> Matrix:  # fmt: skip
+    services: Parts, principal: Principal, base_model: str | None, namespace: str | None, *, whole: bool = False
+) -> Matrix:
     """What is known, of the first base model where none is named; raises InvalidParameter for one that is not here."""
-    names = sorted(parts.bases)
+    names = sorted(services.bases)
     if base_model is not None and base_model not in names:
         raise InvalidParameter(f"{base_model[:64]!r} is no base model of this server.", param="base_model")
     base = base_model or (names[0] if names else None)
@@ -125,17 +127,17 @@ def _matrix(
     cursor: str | None = None
     pairs = missing = None
     if base is not None:
-        fingerprint = parts.bases[base].shape.fingerprint
-        with parts.registry.database.read() as catalogue:
+        fingerprint = services.bases[base].shape.fingerprint
+        with services.registry.database.read() as catalogue:
             while not rows or (whole and cursor is not None):
                 page = catalogue.evaluations.list(
-                    who.namespaces, base_fingerprint=fingerprint, namespace=namespace, limit=MOST, cursor=cursor
+                    principal.namespaces, base_fingerprint=fingerprint, namespace=namespace, limit=MOST, cursor=cursor
                 )
                 rows += page.rows
                 cursor = page.next_cursor
                 if cursor is None:
                     break
-        pairs, missing = _left(parts, who, base, namespace)
+        pairs, missing = _left(services, principal, base, namespace)
     found = [evaluation_body(row) for row in rows]
     own = {f"{row.adapter}@{row.adapter_version}": row.own_sample for row in rows if row.own_sample is not None}
     domains = {one.sample_of: Sampled(ref=one.sample_of, domain=one.domain, names=one.sample_names) for one in found}
@@ -144,22 +146,31 @@ def _matrix(
     places = {one.ref: number for number, one in enumerate(listed)}
     adapters = sorted({one.adapter for one in found}, key=lambda ref: (places.get(ref, len(places)), ref))
     return Matrix(
-        base_model=base, base_models=names, namespace=namespace, adapters=adapters, domains=listed, evaluations=found,
-        cut=cursor is not None, names=shared, own=own, missing=missing, pairs=pairs,
-    )  # fmt: skip
+        base_model=base,
+        base_models=names,
+        namespace=namespace,
+        adapters=adapters,
+        domains=listed,
+        evaluations=found,
+        cut=cursor is not None,
+        names=shared,
+        own=own,
+        missing=missing,
+        pairs=pairs,
+    )
 
 
-def _left(parts: Parts, who: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
+def _left(services: Parts, principal: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
     """How many pairs the pool has, and how many of them are not evaluated; None twice where it is none.
 
     So it is of a pool that is too large to be read for a page; whoever asks for it to be evaluated is told.
     """
     try:
-        _, pool = pool_of(parts.registry, who.caller(""), _pool(base, namespace))
-        with parts.registry.database.read() as catalogue:
+        _, pool = pool_of(services.registry, principal.caller(""), _pool(base, namespace))
+        with services.registry.database.read() as catalogue:
             if catalogue.adapters.pool_is_larger(pool, LARGEST_POOL):
                 return None, None
-        found = pairs_of(parts.registry, pool, passages=EvaluationRequest().passages)
+        found = pairs_of(services.registry, pool, passages=EvaluationRequest().passages)
     except SoupError:
         return None, None
     return found.count, len(found.missing)
@@ -189,12 +200,13 @@ def squares(found: Matrix) -> list[list[Square | None]]:
     largest = max((abs(one.difference) for one in found.evaluations), default=0.0)
     return [
         [
-            None if (one := known.get((adapter, of.ref))) is None
+            None
+            if (one := known.get((adapter, of.ref))) is None
             else Square(one, level(one.difference, one.standard_error, largest), found.own.get(adapter) == one.sample)
             for of in found.domains[:DRAWN]
         ]
         for adapter in found.adapters[:DRAWN]
-    ]  # fmt: skip
+    ]
 
 
 def level(difference: float, standard_error: float, largest: float) -> int:
@@ -206,17 +218,30 @@ def level(difference: float, standard_error: float, largest: float) -> int:
 
 def _table(found: Matrix) -> Table:
     columns = (
-        Column("Adapter", "model"), Column("Domain"), Column("Sample of", "model"), Column("Passages", "number"),
-        Column("Tokens", "number"), Column("Mean NLL", "number"), Column("Of the base", "number"),
-        Column("Difference", "difference"), Column("Standard error", "number"),
-    )  # fmt: skip
+        Column("Adapter", "model"),
+        Column("Domain"),
+        Column("Sample of", "model"),
+        Column("Passages", "number"),
+        Column("Tokens", "number"),
+        Column("Mean NLL", "number"),
+        Column("Of the base", "number"),
+        Column("Difference", "difference"),
+        Column("Standard error", "number"),
+    )
     rows: Sequence[tuple[Cell, ...]] = [
         (
-            one.adapter, one.domain, one.sample_of, one.passages, one.tokens, one.mean_nll, one.base_mean_nll,
-            one.difference, one.standard_error,
+            one.adapter,
+            one.domain,
+            one.sample_of,
+            one.passages,
+            one.tokens,
+            one.mean_nll,
+            one.base_mean_nll,
+            one.difference,
+            one.standard_error,
         )
         for one in sorted(found.evaluations, key=lambda one: (one.domain, one.sample_of, one.difference))
-    ]  # fmt: skip
+    ]
     return Table("evaluations", "Adapters on samples", columns, tuple(rows))
 
 

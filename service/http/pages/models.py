@@ -62,17 +62,29 @@ class Filters(Wire):
 
 
 def filters(
-    q: Text = None, base_model: Text = None, method: Text = None, domain: Text = None, owner: Text = None,
-    namespace: Text = None, name: Text = None, tag: Annotated[list[str] | None, Query()] = None, kind: Text = None,
-) -> Filters:  # fmt: skip
+    q: Text = None,
+    base_model: Text = None,
+    method: Text = None,
+    domain: Text = None,
+    owner: Text = None,
+    namespace: Text = None,
+    name: Text = None,
+    tag: Annotated[list[str] | None, Query()] = None,
+    kind: Text = None,
+) -> Filters:
     """The filters of a query; a tag field may have several, with blanks between them."""
     kinds = {one: one for one in get_args(Kind)}
     if kind and kind not in kinds:
         raise InvalidParameter(f"'kind' is one of {', '.join(kinds)}.", param="kind")
     texts = {
-        "q": q, "base_model": base_model, "method": method, "domain": domain, "owner": owner, "namespace": namespace,
+        "q": q,
+        "base_model": base_model,
+        "method": method,
+        "domain": domain,
+        "owner": owner,
+        "namespace": namespace,
         "name": name,
-    }  # fmt: skip
+    }
     given = {field: value.strip() or None for field, value in texts.items() if value is not None}
     return Filters(**given, tag=[one for text in tag or () for one in text.split()], kind=kinds[kind] if kind else None)
 
@@ -109,21 +121,26 @@ class ModelList(Wire):
 
 
 @pages.get(addresses.HOME)
-def home(who: Anybody) -> Response:
+def home(principal: Anybody) -> Response:
     """The first page: models for whoever may see them, else where they can be asked, else what every key may see."""
-    if who.has("read"):
+    if principal.has("read"):
         return gone_to(addresses.MODELS)
-    return gone_to(addresses.PLAYGROUND if who.has("infer") else addresses.USAGE)
+    return gone_to(addresses.PLAYGROUND if principal.has("infer") else addresses.USAGE)
 
 
 @pages.get(addresses.MODELS + addresses.TWIN)
-def models(parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> ModelList:
+def models(
+    services: AppParts, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+) -> ModelList:
     """What the page shows."""
-    found = list_adapters(parts, who, **asked.model_dump(), limit=limit, cursor=cursor)
-    aliases, gains = aliases_of(parts, found.data), gains_of(parts, found.data)
+    found = list_adapters(services, principal, **asked.model_dump(), limit=limit, cursor=cursor)
+    aliases, gains = aliases_of(services, found.data), gains_of(services, found.data)
     listed = [
         ListedModel(
-            adapter=one, aliases=aliases.get(one.ref, []), use=use_of(parts, who, one), gains=gains.get(one.ref, [])
+            adapter=one,
+            aliases=aliases.get(one.ref, []),
+            use=use_of(services, principal, one),
+            gains=gains.get(one.ref, []),
         )
         for one in found.data
     ]
@@ -132,25 +149,31 @@ def models(parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, curs
 
 @pages.get(addresses.MODELS)
 def models_page(
-    request: Request, parts: AppParts, who: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppParts, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
-    found = models(parts, who, asked, limit, cursor)
+    found = models(services, principal, asked, limit, cursor)
     return shown(
-        request, "models.html", found=found, asked=asked, limit=limit, cursor=cursor,
-        bases=sorted(parts.bases),
-        methods=sorted(UNION_MEMBERS["config"]), kinds=get_args(Kind),
-    )  # fmt: skip
+        request,
+        "models.html",
+        found=found,
+        asked=asked,
+        limit=limit,
+        cursor=cursor,
+        bases=sorted(services.bases),
+        methods=sorted(UNION_MEMBERS["config"]),
+        kinds=get_args(Kind),
+    )
 
 
 # --- what is found out for a row ------------------------------------------------------------------
 
 
-def aliases_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
+def aliases_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
     """The aliases that point at these versions, by ref."""
     found: dict[str, list[AliasChip]] = {}
     names = sorted({(row.namespace, row.name) for row in rows})
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         protected = {
             namespace: catalogue.namespaces.get(namespace).protected_aliases for namespace in {ns for ns, _ in names}
         }
@@ -160,12 +183,12 @@ def aliases_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[Al
     return found
 
 
-def gains_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
+def gains_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
     """What the soups among these versions took off the base's perplexity, by ref."""
     soups = [(row.namespace, row.name, row.version) for row in rows if row.kind == "soup"]
     if not soups:
         return {}
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         found = catalogue.soups.verifications(soups, most=GAINS)
     return {
         f"{namespace}/{name}@{version}": [1 - math.exp(check["difference"]) for check in checks]
@@ -173,17 +196,17 @@ def gains_of(parts: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[floa
     }
 
 
-def use_of(parts: Parts, who: Principal, row: ListedAdapter) -> Use:
+def use_of(services: Parts, principal: Principal, row: ListedAdapter) -> Use:
     """Whether a key may ask for a model."""
-    if row.base_model not in parts.bases:
+    if row.base_model not in services.bases:
         return "base"
-    if not_speaking(parts.bases[row.base_model].shape, row.config) is not None:
+    if not_speaking(services.bases[row.base_model].shape, row.config) is not None:
         return "text"
-    return "yes" if who.has("infer") else "scope"
+    return "yes" if principal.has("infer") else "scope"
 
 
-def suggested(parts: Parts, who: Principal) -> list[str]:
+def suggested(services: Parts, principal: Principal) -> list[str]:
     """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
-    bases = [f"base/{id}" for id, base in sorted(parts.bases.items()) if not_speaking(base.shape, None) is None]
-    newest = list_adapters(parts, who, limit=min(SUGGESTED, parts.settings.max_page_size)).data
-    return bases + [one.ref for one in newest if use_of(parts, who, one) in {"yes", "scope"}]
+    bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if not_speaking(base.shape, None) is None]
+    newest = list_adapters(services, principal, limit=min(SUGGESTED, services.settings.max_page_size)).data
+    return bases + [one.ref for one in newest if use_of(services, principal, one) in {"yes", "scope"}]

@@ -45,9 +45,9 @@ class Entry:
     scopes: tuple[KeyScope, ...]
     whole: bool = False
 
-    def is_for(self, who: Principal) -> bool:
+    def is_for(self, principal: Principal) -> bool:
         """Whether a key sees it."""
-        return any(map(who.has, self.scopes)) and not (self.whole and who.namespaces is not None)
+        return any(map(principal.has, self.scopes)) and not (self.whole and principal.namespaces is not None)
 
 
 NAVIGATION = (
@@ -80,8 +80,8 @@ class PageRoute(CheckedRoute):
         async def handler(request: Request) -> Response:
             try:
                 if limit is not None:
-                    who = allowed(request, scopes) if scopes else None
-                    await forms.read(request, "" if who is None else who.key_id, limit)
+                    principal = allowed(request, scopes) if scopes else None
+                    await forms.read(request, "" if principal is None else principal.key_id, limit)
                 if tokened:
                     allowed(request, scopes)
                     forms.check_header(request)
@@ -108,13 +108,13 @@ def shown(
         values["problem"] = problems.body_of(error).error
         request.state.error_code = values["problem"].code
         status, headers = problems.status_of(error), headers | problems.noticed(request, error)
-    who: Principal | None = getattr(request.state, "principal", None)
+    principal: Principal | None = getattr(request.state, "principal", None)
     frame = {
-        "who": who,
-        "signed_in": who is not None and who is not NOBODY_IN_PARTICULAR,
+        "principal": principal,
+        "signed_in": principal is not None and principal is not NOBODY_IN_PARTICULAR,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": [(one.place, one.name) for one in NAVIGATION if who is not None and one.is_for(who)],
+        "navigation": [(one.place, one.name) for one in NAVIGATION if principal is not None and one.is_for(principal)],
         "request_id": request.state.request_id,
     }
     values.setdefault("problem", None)

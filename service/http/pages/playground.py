@@ -113,12 +113,12 @@ class Answer(Wire):
 
 
 @pages.get(addresses.PLAYGROUND + addresses.TWIN)
-def playground(parts: AppParts, who: ModelUser, model: NamedModels = None, mix: Written = None) -> Playground:
+def playground(services: AppParts, principal: ModelUser, model: NamedModels = None, mix: Written = None) -> Playground:
     """What the page shows."""
-    names = suggested(parts, who)
+    names = suggested(services, principal)
     models = [one for one in model or () if one.strip()] or names[:1]
-    chat = sorted(base.entry.id for base in parts.bases.values() if _converses(base))
-    kind = _kind(parts, who, models, chat)
+    chat = sorted(base.entry.id for base in services.bases.values() if _converses(base))
+    kind = _kind(services, principal, models, chat)
     return Playground(models=models, suggested=names, chat=chat, kind=kind, mix=parts_of_query(mix))
 
 
@@ -130,10 +130,10 @@ def _converses(base: ServedBaseModel) -> bool:
         return False
 
 
-def _kind(parts: Parts, who: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
+def _kind(services: Parts, principal: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
     """How the first model is asked, where nobody has said it."""
     try:
-        first = resolve_model(parts, who, models[0]) if models else None
+        first = resolve_model(services, principal, models[0]) if models else None
     except SoupError:
         first = None
     return "chat" if first is not None and first.base_id in chat else "text"
@@ -141,21 +141,21 @@ def _kind(parts: Parts, who: Principal, models: Sequence[str], chat: Sequence[st
 
 @pages.get(addresses.PLAYGROUND)
 def playground_page(
-    request: Request, parts: AppParts, who: ModelUser, model: NamedModels = None, mix: Written = None
+    request: Request, services: AppParts, principal: ModelUser, model: NamedModels = None, mix: Written = None
 ) -> Response:
     """The page."""
-    return _page(request, parts, who, model, given={}, answers=[], mix=mix)
+    return _page(request, services, principal, model, given={}, answers=[], mix=mix)
 
 
 @pages.post(addresses.PLAYGROUND_MIX)
 @takes_form(FEW)
-async def mix(request: Request, form: Form, parts: AppParts, who: Writer) -> Response:
+async def mix(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
     """Cook the recipe of the sliders, and go on to ask it beside its first ingredients.
 
     Where it takes longer than a request waits, to its job.
     """
     mixed = parts_of_form(form)
-    made = await cook_soup(request, Response(), recipe_of(mixed, who.home), parts, who)
+    made = await cook_soup(request, Response(), recipe_of(mixed, principal.home), services, principal)
     if isinstance(made, Job):
         return gone_to(f"/jobs/{made.id}")
     beside = [one.ref for one in sorted(mixed, key=lambda one: -one.weight) if one.ref != made.model]
@@ -165,48 +165,68 @@ async def mix(request: Request, form: Form, parts: AppParts, who: Writer) -> Res
 
 @pages.post(addresses.PLAYGROUND)
 @takes_form(PROMPT)
-async def ask(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
+async def ask(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
     """The page with the whole answers, one model after the other; where none answered, with the status of the first."""
     try:
-        bodies = await in_thread(_requests, form, parts.settings, stream=False)
+        bodies = await in_thread(_requests, form, services.settings, stream=False)
     except SoupError as error:
         named = numbered(form, "model", MOST_MODELS)
-        return await in_thread(_page, request, parts, who, named, given=form, answers=[], error=error)
-    found = [await _answer(request, body, parts, who) for body in bodies]
+        return await in_thread(_page, request, services, principal, named, given=form, answers=[], error=error)
+    found = [await _answer(request, body, services, principal) for body in bodies]
     errors = [error for _, error in found if error is not None]
     return await in_thread(
-        _page, request, parts, who, [body.model for body in bodies], given=form, answers=[one for one, _ in found],
+        _page,
+        request,
+        services,
+        principal,
+        [body.model for body in bodies],
+        given=form,
+        answers=[one for one, _ in found],
         error=errors[0] if len(errors) == len(found) else None,
-    )  # fmt: skip
+    )
 
 
 @pages.post(addresses.PLAYGROUND_EVENTS)
 @takes_form(PROMPT)
-async def ask_one(request: Request, form: Form, parts: AppParts, who: ModelUser) -> Response:
+async def ask_one(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
     """The answer of the first model as it is written: the events of the API's own stream."""
-    body, *_ = await in_thread(_requests, form, parts.settings, stream=True)
-    return await _asked(request, body, parts, who)
+    body, *_ = await in_thread(_requests, form, services.settings, stream=True)
+    return await _asked(request, body, services, principal)
 
 
 def _page(
-    request: Request, parts: Parts, who: Principal, models: list[str] | None, *, given: Mapping[str, str],
-    answers: Sequence[Answer], error: SoupError | None = None, mix: list[str] | None = None,
-) -> Response:  # fmt: skip
+    request: Request,
+    services: Parts,
+    principal: Principal,
+    models: list[str] | None,
+    *,
+    given: Mapping[str, str],
+    answers: Sequence[Answer],
+    error: SoupError | None = None,
+    mix: list[str] | None = None,
+) -> Response:
     return shown(
-        request, "playground.html", error=error, found=playground(parts, who, models, mix), given=given,
-        answers=answers, most=MOST_MODELS, tabled=TABLED, most_parts=MOST_PARTS,
-    )  # fmt: skip
+        request,
+        "playground.html",
+        error=error,
+        found=playground(services, principal, models, mix),
+        given=given,
+        answers=answers,
+        most=MOST_MODELS,
+        tabled=TABLED,
+        most_parts=MOST_PARTS,
+    )
 
 
 # --- what a form asks -------------------------------------------------------------------------------
 
 
 async def _answer(
-    request: Request, body: ChatRequest | CompletionRequest, parts: Parts, who: Principal
+    request: Request, body: ChatRequest | CompletionRequest, services: Parts, principal: Principal
 ) -> tuple[Answer, SoupError | None]:
     """What one model answers; what it is refused for stands in the place of its answer."""
     try:
-        found = await _asked(request, body, parts, who)
+        found = await _asked(request, body, services, principal)
     except Cancelled:  # nobody is there any more
         raise
     except SoupError as error:
@@ -229,11 +249,13 @@ def _told(model: str, data: bytes) -> Answer:
     )
 
 
-async def _asked(request: Request, body: ChatRequest | CompletionRequest, parts: Parts, who: Principal) -> Response:
+async def _asked(
+    request: Request, body: ChatRequest | CompletionRequest, services: Parts, principal: Principal
+) -> Response:
     """The API's own answer."""
     if isinstance(body, ChatRequest):
-        return await chat_completions(request, body, parts, who)
-    return await completions(request, body, parts, who)
+        return await chat_completions(request, body, services, principal)
+    return await completions(request, body, services, principal)
 
 
 def _requests(form: Mapping[str, str], settings: Settings, *, stream: bool) -> list[ChatRequest | CompletionRequest]:
@@ -283,9 +305,11 @@ def _before(text: str, settings: Settings) -> list[dict[str, str]]:
 
 def _is_turn(value: object) -> bool:
     return (
-        isinstance(value, dict) and value.keys() == {"role", "content"} and isinstance(value["content"], str)
+        isinstance(value, dict)
+        and value.keys() == {"role", "content"}
+        and isinstance(value["content"], str)
         and value["role"] in {"user", "assistant"}
-    )  # fmt: skip
+    )
 
 
 def _drawing(form: Mapping[str, str]) -> Drawing:
@@ -312,8 +336,10 @@ def _tokens(logprobs: Mapping[str, Any] | None, text: str) -> list[Token]:
         parts = [text[begin:end] for begin, end in pairwise([*logprobs["text_offset"], len(text)])]
     return [
         Token(
-            text=word, probability=math.exp(value), part=part,
+            text=word,
+            probability=math.exp(value),
+            part=part,
             others={other: math.exp(one) for other, one in top.items() if other != word},
         )
         for word, value, top, part in zip(words, values, tops, parts, strict=True)
-    ]  # fmt: skip
+    ]

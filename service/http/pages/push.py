@@ -72,56 +72,60 @@ class Held(Wire):
 
 
 @pages.get(addresses.PUSH + addresses.TWIN)
-def push_form(parts: AppParts, who: Writer) -> PushForm:
+def push_form(services: AppParts, principal: Writer) -> PushForm:
     """What the page shows."""
-    namespaces = None if who.namespaces is None else list(who.namespaces)
+    namespaces = None if principal.namespaces is None else list(principal.namespaces)
     return PushForm(
-        namespaces=namespaces, base_models=sorted(parts.bases), part_bytes=PART_BYTES,
-        most_bytes=parts.settings.max_blob_bytes,
-    )  # fmt: skip
+        namespaces=namespaces,
+        base_models=sorted(services.bases),
+        part_bytes=PART_BYTES,
+        most_bytes=services.settings.max_blob_bytes,
+    )
 
 
 @pages.get(addresses.PUSH)
-def push_page(request: Request, parts: AppParts, who: Writer) -> Response:
+def push_page(request: Request, services: AppParts, principal: Writer) -> Response:
     """The page."""
-    return shown(request, "push.html", found=push_form(parts, who))
+    return shown(request, "push.html", found=push_form(services, principal))
 
 
 @pages.get(addresses.PUSH_UPLOADS)
-def held(request: Request, parts: AppParts, who: Writer, digest: Annotated[Digest, Query()]) -> Held:
+def held(request: Request, services: AppParts, principal: Writer, digest: Annotated[Digest, Query()]) -> Held:
     """What the server has of a file that this key is about to send."""
     try:
-        head_blob(request, digest, parts, who)
+        head_blob(request, digest, services, principal)
     except (NotFound, Internal):  # a damaged one is sent again, which repairs it
-        found = list_uploads(request, parts, who, digest=digest).data
+        found = list_uploads(request, services, principal, digest=digest).data
         return Held(there=False, upload=max(found, key=lambda one: one.offset, default=None))
     return Held(there=True, upload=None)
 
 
 @pages.post(addresses.PUSH_UPLOADS)
 @takes_token
-def begin(request: Request, body: NewUpload, parts: AppParts, who: Writer) -> Response:
+def begin(request: Request, body: NewUpload, services: AppParts, principal: Writer) -> Response:
     """Open an upload in parts."""
-    return open_upload(request, parts, who, body)
+    return open_upload(request, services, principal, body)
 
 
 @pages.patch(addresses.PUSH_UPLOAD)
 @takes_token
-async def add(request: Request, id: str, parts: AppParts, who: Writer, content_range: ContentRange = None) -> Response:
+async def add(
+    request: Request, id: str, services: AppParts, principal: Writer, content_range: ContentRange = None
+) -> Response:
     """Add a part."""
-    return await add_part(request, id, parts, who, content_range)
+    return await add_part(request, id, services, principal, content_range)
 
 
 @pages.put(addresses.PUSH_UPLOAD)
 @takes_token
-async def finish(request: Request, id: str, parts: AppParts, who: Writer, digest: str) -> Response:
+async def finish(request: Request, id: str, services: AppParts, principal: Writer, digest: str) -> Response:
     """Finish an upload: it is the blob of this digest then."""
-    return await finish_upload(request, id, parts, who, digest)
+    return await finish_upload(request, id, services, principal, digest)
 
 
 @pages.post(addresses.PUSH_MANIFEST)
 @takes_form(FOLDER)
-def push(request: Request, response: Response, form: Form, parts: AppParts, who: Writer) -> Adapter:
+def push(request: Request, response: Response, form: Form, services: AppParts, principal: Writer) -> Adapter:
     """Push the folder whose large files were uploaded: 201, or 200 where it is known already."""
     try:
         sent = SentDirectory(
@@ -140,4 +144,4 @@ def push(request: Request, response: Response, form: Form, parts: AppParts, who:
         raise InvalidManifest(
             f"{long} has {len(sent.texts[long])} characters and this page takes {LONGEST_TEXT}: use `soup push`."
         )
-    return push_adapter(request, response, sent.manifest(), parts, who)
+    return push_adapter(request, response, sent.manifest(), services, principal)

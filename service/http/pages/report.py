@@ -63,13 +63,26 @@ class SoupReport(Wire):
 def of_job(soup: Soup, at: datetime | None) -> SoupReport:
     """The report of what a cook job gave."""
     evidence = Evidence(
-        selector=soup.selector, fitted_at=soup.fitted_at, not_yet_included=tuple(soup.not_yet_included),
-        sample=soup.sample, selection=soup.selection, verification=soup.verification, search=soup.search,
-    )  # fmt: skip
+        selector=soup.selector,
+        fitted_at=soup.fitted_at,
+        not_yet_included=tuple(soup.not_yet_included),
+        sample=soup.sample,
+        selection=soup.selection,
+        verification=soup.verification,
+        search=soup.search,
+    )
     return SoupReport(
-        model=soup.model, abstained=soup.abstained, reason=soup.reason, cooked_at=at, recipe=soup.recipe,
-        mixing=soup.report, evidence=evidence, spent=soup.spent, beyond=soup.beyond, names=named(evidence),
-    )  # fmt: skip
+        model=soup.model,
+        abstained=soup.abstained,
+        reason=soup.reason,
+        cooked_at=at,
+        recipe=soup.recipe,
+        mixing=soup.report,
+        evidence=evidence,
+        spent=soup.spent,
+        beyond=soup.beyond,
+        names=named(evidence),
+    )
 
 
 def named(evidence: Evidence) -> dict[str, tuple[str, str]]:
@@ -102,16 +115,21 @@ def _weights(report: SoupReport) -> Table | None:
     chosen = {one.digest: one for one in report.evidence.selection.selected} if report.evidence.selection else {}
     rows = [
         (
-            _name(report, one.digest), report.names.get(one.digest, ("", ""))[1], float(one.weight),
+            _name(report, one.digest),
+            report.names.get(one.digest, ("", ""))[1],
+            float(one.weight),
             chosen[one.digest].score if one.digest in chosen else None,
             chosen[one.digest].stability if one.digest in chosen else None,
         )
         for one in sorted(report.recipe.ingredients, key=lambda one: (-float(one.weight), one.digest))
-    ]  # fmt: skip
+    ]
     columns = (
-        Column("Ingredient", "model"), Column("Domain"), Column("Weight", "number"), Column("Score", "number"),
+        Column("Ingredient", "model"),
+        Column("Domain"),
+        Column("Weight", "number"),
+        Column("Score", "number"),
         Column("Chosen again", "share"),
-    )  # fmt: skip
+    )
     by_site = report.recipe.ingredients[0].layers is not None
     caption = "What is in it, heaviest first" + ("; a weight is the mean over the sites" if by_site else "")
     return Table("weights", caption, columns, tuple(rows))
@@ -137,9 +155,11 @@ def measured(report: SoupReport) -> list[Interval]:
 
 def _differences(report: SoupReport) -> Table:
     columns = (
-        Column("What was tried"), Column("Against the base", "difference"), Column("From", "difference"),
+        Column("What was tried"),
+        Column("Against the base", "difference"),
+        Column("From", "difference"),
         Column("To", "difference"),
-    )  # fmt: skip
+    )
     rows = tuple((one.label, one.value, one.low, one.high) for one in measured(report))
     return Table("differences", "Mean NLL per token against the base, with 90 % intervals", columns, rows)
 
@@ -149,9 +169,13 @@ def _candidates(report: SoupReport) -> Table | None:
     if report.evidence.search is None:
         return None
     columns = (
-        Column("Adapter", "model"), Column("Domain"), Column("Takes off at once", "difference"),
-        Column("Standard error", "number"), Column("Mean coefficient", "number"), Column("By itself", "difference"),
-    )  # fmt: skip
+        Column("Adapter", "model"),
+        Column("Domain"),
+        Column("Takes off at once", "difference"),
+        Column("Standard error", "number"),
+        Column("Mean coefficient", "number"),
+        Column("By itself", "difference"),
+    )
     rows = tuple(
         (one.ref, one.domain, one.score, one.standard_error, one.coefficient, one.alone)
         for one in report.evidence.search.candidates

@@ -18,9 +18,15 @@ from service.http.security.auth import Reader
 from service.parts import Parts
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-SHARES = frozenset({
-    "explained_variance", "held_out_accuracy", "held_out_posterior", "training_purity", "domains_passing",
-})  # fmt: skip
+SHARES = frozenset(
+    {
+        "explained_variance",
+        "held_out_accuracy",
+        "held_out_posterior",
+        "training_purity",
+        "domains_passing",
+    }
+)
 """Measurements that are shares of 1."""
 USERS = 50
 """Soups that a page names."""
@@ -38,50 +44,57 @@ class SelectorPage(Wire):
 
 
 @pages.get(addresses.SELECTORS + addresses.TWIN)
-def selectors(parts: AppParts, who: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
+def selectors(services: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
     """What the page shows."""
-    return list_selectors(parts, who, limit=limit, cursor=cursor)
+    return list_selectors(services, principal, limit=limit, cursor=cursor)
 
 
 @pages.get(addresses.SELECTORS)
 def selectors_page(
-    request: Request, parts: AppParts, who: Reader, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
-    found = selectors(parts, who, limit, cursor)
+    found = selectors(services, principal, limit, cursor)
     return shown(request, "selectors.html", found=found, pool=pool_in_words, limit=limit, cursor=cursor)
 
 
 @pages.get(addresses.SELECTOR + addresses.TWIN)
-def selector(id: str, parts: AppParts, who: Reader) -> SelectorPage:
+def selector(id: str, services: AppParts, principal: Reader) -> SelectorPage:
     """What the page shows."""
-    found = get_selector(id, parts, who)
-    with parts.registry.database.read() as catalogue:
-        return SelectorPage(selector=found, used_by=catalogue.soups.chosen_by(id, who.namespaces, most=USERS))
+    found = get_selector(id, services, principal)
+    with services.registry.database.read() as catalogue:
+        return SelectorPage(selector=found, used_by=catalogue.soups.chosen_by(id, principal.namespaces, most=USERS))
 
 
 @pages.get(addresses.SELECTOR_CSV)
-def selector_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
+def selector_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
     """One of its tables."""
-    return csv_of([members(get_selector(id, parts, who))], table)
+    return csv_of([members(get_selector(id, services, principal))], table)
 
 
 @pages.get(addresses.SELECTOR)
-def selector_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
+def selector_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
     """The page."""
-    found = selector(id, parts, who)
+    found = selector(id, services, principal)
     one = found.selector
     return shown(
-        request, "selector.html", found=found, pool=pool_in_words(one, parts), measured=measurements(one),
-        shares=SHARES, warnings=one.report.get("warnings", []), spec=one.selector.model_dump(mode="json"),
-        table=members(one.model_copy(update={"members": one.members[:LISTED]})), listed=LISTED,
-    )  # fmt: skip
+        request,
+        "selector.html",
+        found=found,
+        pool=pool_in_words(one, services),
+        measured=measurements(one),
+        shares=SHARES,
+        warnings=one.report.get("warnings", []),
+        spec=one.selector.model_dump(mode="json"),
+        table=members(one.model_copy(update={"members": one.members[:LISTED]})),
+        listed=LISTED,
+    )
 
 
-def pool_in_words(found: Selector, parts: Parts | None = None) -> str:
+def pool_in_words(found: Selector, services: Parts | None = None) -> str:
     """The pool of a selector as people read it: all namespaces, or which; of which base, method and tag."""
     pool = found.pool
-    bases = {} if parts is None else {base.shape.fingerprint: id for id, base in parts.bases.items()}
+    bases = {} if services is None else {base.shape.fingerprint: id for id, base in services.bases.items()}
     told = ["all namespaces" if pool.namespaces is None else ", ".join(pool.namespaces)]
     told += [f"base {bases[pool.base_fingerprint]}"] if pool.base_fingerprint in bases else []
     told += [f"method {pool.method}"] if pool.method else []

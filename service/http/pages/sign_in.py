@@ -45,12 +45,12 @@ def sign_in(request: Request, form: Form) -> Response:
 
 @pages.post(addresses.SIGN_OUT)
 @takes_form(FEW)
-def sign_out(request: Request, form: Form, who: Anybody) -> Response:  # noqa: ARG001  # its token was looked at
+def sign_out(request: Request, form: Form, principal: Anybody) -> Response:  # noqa: ARG001  # its token was looked at
     """Sign out: the session is ended here, and forgotten by the browser."""
     sessions: Sessions = request.app.state.sessions
     token: str | None = getattr(request.state, "session", None)
     if token is not None:
-        sessions.end(token, who, request.state.request_id)
+        sessions.end(token, principal, request.state.request_id)
     answer = gone_to(addresses.SIGN_IN)
     hold(answer, request, SESSION, "")
     return answer

@@ -28,48 +28,63 @@ Which = Annotated[int | None, Query(ge=1, description="Of several, which evidenc
 
 
 @pages.get(addresses.SOUP_CSV)
-def soup_csv(ns: str, name: str, table: str, parts: AppParts, who: Reader, evidence: Which = None) -> Response:
+def soup_csv(ns: str, name: str, table: str, services: AppParts, principal: Reader, evidence: Which = None) -> Response:
     """One of its tables."""
-    return csv_of(tables(_report(parts, who, _soup(parts, who, ns, name), evidence)[0]), table)
+    return csv_of(tables(_report(services, principal, _soup(services, principal, ns, name), evidence)[0]), table)
 
 
 @pages.get(addresses.SOUP_SVG)
 def soup_svg(
-    ns: str, name: str, plot: str, parts: AppParts, who: Reader, evidence: Which = None, theme: ThemeQuery = "light"
+    ns: str,
+    name: str,
+    plot: str,
+    services: AppParts,
+    principal: Reader,
+    evidence: Which = None,
+    theme: ThemeQuery = "light",
 ) -> Response:
     """One of its plots."""
-    report, *_ = _report(parts, who, _soup(parts, who, ns, name), evidence)
+    report, *_ = _report(services, principal, _soup(services, principal, ns, name), evidence)
     return svg_response(report_plots(report, THEMES[theme]), plot)
 
 
 @pages.get(addresses.SOUP + addresses.TWIN)
-def soup(ns: str, name: str, parts: AppParts, who: Reader, evidence: Which = None) -> SoupReport:
+def soup(ns: str, name: str, services: AppParts, principal: Reader, evidence: Which = None) -> SoupReport:
     """What the page shows."""
-    return _report(parts, who, _soup(parts, who, ns, name), evidence)[0]
+    return _report(services, principal, _soup(services, principal, ns, name), evidence)[0]
 
 
 @pages.get(addresses.SOUP)
-def soup_page(request: Request, ns: str, name: str, parts: AppParts, who: Reader, evidence: Which = None) -> Response:
+def soup_page(
+    request: Request, ns: str, name: str, services: AppParts, principal: Reader, evidence: Which = None
+) -> Response:
     """The page."""
-    row = _soup(parts, who, ns, name)
-    report, number, count = _report(parts, who, row, evidence)
+    row = _soup(services, principal, ns, name)
+    report, number, count = _report(services, principal, row, evidence)
     return shown(
-        request, "soup.html", report=report, row=row, number=number, count=count, **report_values(report),
-        place=f"/soups/{row.namespace}/{row.name}@{row.version}", which=f"?evidence={number}" if count > 1 else "",
-    )  # fmt: skip
+        request,
+        "soup.html",
+        report=report,
+        row=row,
+        number=number,
+        count=count,
+        **report_values(report),
+        place=f"/soups/{row.namespace}/{row.name}@{row.version}",
+        which=f"?evidence={number}" if count > 1 else "",
+    )
 
 
-def _soup(parts: Parts, who: Principal, ns: str, name: str) -> AdapterRow:
+def _soup(services: Parts, principal: Principal, ns: str, name: str) -> AdapterRow:
     """The soup of a name; raises NotFound for an adapter, which nobody mixed."""
-    row = adapter_named(parts, who, ns, name)
+    row = adapter_named(services, principal, ns, name)
     if row.recipe_digest is None:
         raise NotFound(f"{row.ref} is an adapter and not a soup: nothing was mixed.", param="name")
     return row
 
 
-def _report(parts: Parts, who: Principal, row: AdapterRow, which: int | None) -> tuple[SoupReport, int, int]:
+def _report(services: Parts, principal: Principal, row: AdapterRow, which: int | None) -> tuple[SoupReport, int, int]:
     """The report by one of the evidence, which it is, and how many there are; raises NotFound for one that is not."""
-    lineage = lineage_of(parts, who.namespaces, row)
+    lineage = lineage_of(services, principal.namespaces, row)
     count = len(lineage.evidence)
     number = count if which is None else which
     if number > count:
@@ -78,11 +93,16 @@ def _report(parts: Parts, who: Principal, row: AdapterRow, which: int | None) ->
     at = told.pop("created_at", None)
     evidence = Evidence.model_validate(told)
     seen = {one.digest: (one.ref, "") for one in lineage.parents if one.ref is not None}
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         found = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
     report = SoupReport(
-        model=row.ref, abstained=False, reason="", recipe=lineage.recipe,
+        model=row.ref,
+        abstained=False,
+        reason="",
+        recipe=lineage.recipe,
         cooked_at=row.created_at if at is None else datetime.fromisoformat(at),
-        mixing=None if found is None else found.report, evidence=evidence, names={**seen, **named(evidence)},
-    )  # fmt: skip
+        mixing=None if found is None else found.report,
+        evidence=evidence,
+        names={**seen, **named(evidence)},
+    )
     return report, number, count

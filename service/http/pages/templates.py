@@ -23,9 +23,13 @@ FILTERS = (
 def environment() -> Environment:
     """Where templates come from, and what they know."""
     found = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, auto_reload=False,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.filters |= {one.__name__: one for one in FILTERS}
     found.filters |= {"part": part, "pretty": pretty}
     found.globals |= {"asset": assets.address, "query": query, "lasted": words.lasted}

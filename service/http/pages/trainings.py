@@ -68,23 +68,28 @@ class TrainingPage(ListedTraining):
 
 @pages.get(addresses.TRAININGS + addresses.TWIN)
 def trainings(
-    parts: AppParts, who: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+    services: AppParts, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
     """What the page shows."""
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
-        page = catalogue.jobs.list(who.namespaces, kind=KIND, state=given(state), limit=size, cursor=cursor)
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
+        page = catalogue.jobs.list(principal.namespaces, kind=KIND, state=given(state), limit=size, cursor=cursor)
     return TrainingList(
-        data=[ListedTraining(**_about(parts, row, who)) for row in page.rows], next_cursor=page.next_cursor
+        data=[ListedTraining(**_about(services, row, principal)) for row in page.rows], next_cursor=page.next_cursor
     )
 
 
 @pages.get(addresses.TRAININGS)
 def trainings_page(
-    request: Request, parts: AppParts, who: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+    request: Request,
+    services: AppParts,
+    principal: Reader,
+    state: Text = None,
+    limit: Limit = None,
+    cursor: Cursor = None,
 ) -> Response:
     """The page."""
-    found = trainings(parts, who, state, limit, cursor)
+    found = trainings(services, principal, state, limit, cursor)
     return shown(
         request,
         "trainings.html",
@@ -97,63 +102,69 @@ def trainings_page(
 
 
 @pages.get(addresses.TRAINING + addresses.TWIN)
-def training(id: str, parts: AppParts, who: Reader) -> TrainingPage:
+def training(id: str, services: AppParts, principal: Reader) -> TrainingPage:
     """What the page shows; raises NotFound for a job that trains nothing."""
-    row = job_row(parts, who.namespaces, id)
+    row = job_row(services, principal.namespaces, id)
     if row.kind != KIND:
         raise NotFound(f"There is no training {id[:80]!r}, or this key does not see it.", param="id")
-    about = _about(parts, row, who)
-    made = _made(parts, who, about["job"].result)
+    about = _about(services, row, principal)
+    made = _made(services, principal, about["job"].result)
     records = [one.provenance.training for one in made.values()]
-    if not made and sees_all_of(row, who.namespaces):
-        with parts.registry.database.read() as catalogue:
+    if not made and sees_all_of(row, principal.namespaces):
+        with services.registry.database.read() as catalogue:
             records = [catalogue.curves.of(row.id) or {}]
     read = map(of_record, records)
     live = {name for name, one in made.items() if one.retired_at is None}
     return TrainingPage(
-        **about, asked=row.arguments["request"] if sees_all_of(row, who.namespaces) else None,
+        **about,
+        asked=row.arguments["request"] if sees_all_of(row, principal.namespaces) else None,
         losses=next((one for one in read if one is not None), None),
         gone=about["adapter"] is not None and "adapter" not in live,
-    )  # fmt: skip
+    )
 
 
 @pages.get(addresses.TRAINING_CSV)
-def training_csv(id: str, table: str, parts: AppParts, who: Reader) -> Response:
+def training_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
     """Its losses, all of them."""
-    losses = training(id, parts, who).losses
+    losses = training(id, services, principal).losses
     return csv_of([] if losses is None else [losses_table(losses)], table)
 
 
 @pages.get(addresses.TRAINING_SVG)
-def training_svg(id: str, plot: str, parts: AppParts, who: Reader, theme: ThemeQuery = "light") -> Response:
+def training_svg(id: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """Its losses as a plot."""
-    return svg_response(losses_plots(training(id, parts, who).losses, THEMES[theme]), plot)
+    return svg_response(losses_plots(training(id, services, principal).losses, THEMES[theme]), plot)
 
 
 @pages.get(addresses.TRAINING)
-def training_page(request: Request, id: str, parts: AppParts, who: Reader) -> Response:
+def training_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
     """The page."""
-    found = training(id, parts, who)
+    found = training(id, services, principal)
     return shown(
-        request, "training.html", found=found, job=found.job, is_final=found.job.state in FINAL,
-        place=f"/trainings/{found.job.id}", **losses_values(found.losses),
-    )  # fmt: skip
+        request,
+        "training.html",
+        found=found,
+        job=found.job,
+        is_final=found.job.state in FINAL,
+        place=f"/trainings/{found.job.id}",
+        **losses_values(found.losses),
+    )
 
 
-def _about(parts: Parts, row: JobRow, who: Principal) -> dict[str, Any]:
+def _about(services: Parts, row: JobRow, principal: Principal) -> dict[str, Any]:
     """The fields of a listed training."""
-    asked = row.arguments["request"] if sees_all_of(row, who.namespaces) else {}
-    job = job_shown(parts, row, who)
+    asked = row.arguments["request"] if sees_all_of(row, principal.namespaces) else {}
+    job = job_shown(services, row, principal)
     fields = {name: asked.get(name) for name in ("name", "domain", "base_model")}
     return {"job": job, "adapter": None if job.result is None else job.result.get("adapter"), **fields}
 
 
-def _made(parts: Parts, who: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
+def _made(services: Parts, principal: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
     """What a training pushed, retired or not: of AdaMix the `bank`, and the `adapter` that it was merged to."""
     told, found = result or {}, {}
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         for name in ("bank", "adapter"):
             with suppress(NotFound, Retired):  # purged: there is nothing left to show
                 if name in told:
-                    found[name] = catalogue.adapters.find(who.namespaces, parse_ref(told[name]))
+                    found[name] = catalogue.adapters.find(principal.namespaces, parse_ref(told[name]))
     return found

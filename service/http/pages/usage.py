@@ -27,21 +27,34 @@ MAX_BARS = 25
 
 
 @pages.get(addresses.USAGE + addresses.CSV)
-def usage_csv(parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None) -> Response:
+def usage_csv(services: AppParts, principal: Anyone, since: Text = None, until: Text = None, by: By = None) -> Response:
     """All of it, as a file."""
-    found = get_usage(parts, who, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], format="csv")
+    found = get_usage(
+        services, principal, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], format="csv"
+    )
     assert isinstance(found, Response)
     return found
 
 
 @pages.get(addresses.USAGE + addresses.TWIN)
 def usage(
-    parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None, limit: Limit = None,
+    services: AppParts,
+    principal: Anyone,
+    since: Text = None,
+    until: Text = None,
+    by: By = None,
+    limit: Limit = None,
     cursor: Cursor = None,
-) -> UsageList:  # fmt: skip
+) -> UsageList:
     """What the page shows."""
     found = get_usage(
-        parts, who, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], limit=limit, cursor=cursor
+        services,
+        principal,
+        since=day(since, "since"),
+        until=day(until, "until"),
+        by=[_group(by)],
+        limit=limit,
+        cursor=cursor,
     )
     assert isinstance(found, UsageList)
     return found
@@ -49,11 +62,17 @@ def usage(
 
 @pages.get(addresses.USAGE_SVG)
 def usage_svg(
-    parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None, limit: Limit = None,
-    cursor: Cursor = None, theme: ThemeQuery = "light",
-) -> Response:  # fmt: skip
+    services: AppParts,
+    principal: Anyone,
+    since: Text = None,
+    until: Text = None,
+    by: By = None,
+    limit: Limit = None,
+    cursor: Cursor = None,
+    theme: ThemeQuery = "light",
+) -> Response:
     """Tokens read and written by the first rows of the page."""
-    rows = usage(parts, who, since, until, by, limit, cursor).data[:MAX_BARS]
+    rows = usage(services, principal, since, until, by, limit, cursor).data[:MAX_BARS]
     series = {"tokens read": [row.tokens_in for row in rows], "tokens written": [row.tokens_out for row in rows]}
     labels = [named(row, _group(by)) for row in rows]
     return svg_response({"plot": partial(stacked_bars, labels, series, theme=THEMES[theme])} if rows else {})
@@ -61,17 +80,31 @@ def usage_svg(
 
 @pages.get(addresses.USAGE)
 def usage_page(
-    request: Request, parts: AppParts, who: Anyone, since: Text = None, until: Text = None, by: By = None,
-    limit: Limit = None, cursor: Cursor = None,
-) -> Response:  # fmt: skip
+    request: Request,
+    services: AppParts,
+    principal: Anyone,
+    since: Text = None,
+    until: Text = None,
+    by: By = None,
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response:
     """The page."""
     group = _group(by)
-    found = usage(parts, who, since, until, by, limit, cursor)
+    found = usage(services, principal, since, until, by, limit, cursor)
     asked: dict[str, Any] = {"since": given(since), "until": given(until), "by": group}
     return shown(
-        request, "usage.html", found=found, asked=asked, groups=TOLD_APART, group=group, most=MAX_BARS,
-        rows=[(named(one, group), one) for one in found.data], limit=limit, cursor=cursor,
-    )  # fmt: skip
+        request,
+        "usage.html",
+        found=found,
+        asked=asked,
+        groups=TOLD_APART,
+        group=group,
+        most=MAX_BARS,
+        rows=[(named(one, group), one) for one in found.data],
+        limit=limit,
+        cursor=cursor,
+    )
 
 
 def named(one: UsageEntry, group: Group) -> str:
