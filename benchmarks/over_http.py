@@ -45,7 +45,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.spec import BaseEntry
 from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket
-from service.engine.texts import has_bos, text_windows
+from service.engine.text_calls import has_bos, text_windows
 
 STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
 GOAL, STRETCH = 0.10, 0.05

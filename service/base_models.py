@@ -17,7 +17,7 @@ from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, PassageScore
 from service.engine import Engine
 from service.engine.bases import AllowedBases
-from service.engine.texts import has_bos
+from service.engine.text_calls import has_bos
 
 log = logging.getLogger("soup.base_models")
 

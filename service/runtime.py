@@ -29,7 +29,7 @@ from service.access.key_watch import KeyWatch
 from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
 from service.engine import Engine
-from service.engine.bank import smallest_adapter
+from service.engine.adapter_cache import smallest_adapter_bytes
 from service.engine.bases import AllowedBases
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
@@ -253,7 +253,8 @@ class Runtime:
         """Raises InvalidParameter where no adapter of any base model would ever have room."""
         capacity = self.settings.adapter_bank_bytes
         least = min(
-            (smallest_adapter(base.shape) for base in self.bases.values() if base.entry.kind == "causal"), default=0
+            (smallest_adapter_bytes(base.shape) for base in self.bases.values() if base.entry.kind == "causal"),
+            default=0,
         )
         if capacity < least:
             raise InvalidParameter(

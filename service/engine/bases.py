@@ -16,7 +16,7 @@ import torch
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
 from registry.errors import NotFound
 from registry.spec import BaseEntry, BaseShape
-from service.engine.reordered import reorders
+from service.engine.onednn_linear import can_reorder
 
 Value = TypeVar("Value")
 
@@ -42,7 +42,7 @@ class AllowedBases:
 
     def size(self, base_id: str) -> int:
         """Bytes of a base model's weights, as the engine holds them."""
-        return self._once(self._sizes, base_id, held_bytes)
+        return self._once(self._sizes, base_id, loaded_weight_bytes)
 
     def load(self, base_id: str) -> LoadedBase:
         """A base model, newly loaded."""
@@ -64,6 +64,6 @@ class AllowedBases:
         return entry
 
 
-def held_bytes(entry: BaseEntry) -> int:
+def loaded_weight_bytes(entry: BaseEntry) -> int:
     """Bytes of a base model's weights in the engine, found without loading them."""
-    return weight_bytes(entry, output_apart=reorders(getattr(torch, entry.dtype), entry.device))
+    return weight_bytes(entry, output_apart=can_reorder(getattr(torch, entry.dtype), entry.device))

@@ -44,7 +44,7 @@ class Detokenizer:
         return new
 
 
-class StopCutter:
+class StopChecker:
     """Cuts a stream of text before the first stop string in it; what may be the start of one is held back.
 
     "First" is the one that is complete first (of those the longest), so the cut does not depend on how the text
@@ -84,7 +84,7 @@ class StopCutter:
 
 
 @dataclass(frozen=True)
-class Ending:
+class StopCondition:
     """What ends a choice besides its stop strings: one of some tokens, and a number of tokens."""
 
     ids: frozenset[int]
@@ -95,12 +95,12 @@ class Choice:
     """Choice `index` of a request."""
 
     def __init__(
-        self, index: int, params: SamplingParams, ending: Ending, decode: Callable[[Sequence[int]], str]
+        self, index: int, params: SamplingParams, ending: StopCondition, decode: Callable[[Sequence[int]], str]
     ) -> None:
         self.index = index
         self._ending = ending
         self._detokenizer = Detokenizer(decode)
-        self._cutter = StopCutter(params.stop)
+        self._cutter = StopChecker(params.stop)
         self._ids: list[int] = []
         self._offsets: list[int] = []
         self._log_probs: list[float] = []

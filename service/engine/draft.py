@@ -15,22 +15,22 @@ import numpy as np
 
 from registry.base_model import BaseText
 from registry.errors import Internal, SoupError
-from service.engine.choice import Choice, Ending
-from service.engine.grammars import Walk
+from service.engine.choice import Choice, StopCondition
+from service.engine.grammars import GrammarState
 from service.engine.request import (
     GenerateRequest,
     Generation,
-    Life,
     PromptScores,
+    RequestTimeline,
     ScoreRequest,
     Scores,
     State,
     TopTokens,
-    watching,
+    timeline_observer,
 )
-from service.engine.sampler import Stream
-from service.engine.served import ends_of
-from service.engine.steps import Work
+from service.engine.sampler import RandomStream
+from service.engine.steps import SequenceGroup
+from service.engine.text_support import stop_token_ids
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RequestProgress:
         self.began: float | None = None
         self.first: float | None = None
         """When the first token was drawn."""
-        self.told = watching.get()
+        self.told = timeline_observer.get()
 
     def begin_part(self) -> bool:
         """A step has a part of the request; whether it is the first one."""
@@ -55,26 +55,28 @@ class RequestProgress:
         self.began = time.monotonic()
         return True
 
-    def tell_end(self, work: Work, end: str, counted: tuple[int, int]) -> None:
+    def tell_end(self, group: SequenceGroup, end: str, counted: tuple[int, int]) -> None:
         """Tell who counts and who watches how the request ended, with the tokens read and written."""
-        if work.request.on_end is not None:
-            work.request.on_end(*counted)
+        if group.request.on_end is not None:
+            group.request.on_end(*counted)
         if self.told is not None:
-            base_id, adapter = work.key
-            self.told(Life(base_id, adapter, end, self.came, self.began, self.first, time.monotonic(), *counted))
+            base_id, adapter = group.key
+            self.told(
+                RequestTimeline(base_id, adapter, end, self.came, self.began, self.first, time.monotonic(), *counted)
+            )
 
 
 class GenerationDraft(RequestProgress):
     """The choices of a GenerateRequest, each with its own random stream, and its own walk where there is a grammar."""
 
-    def __init__(self, request: GenerateRequest, ending: Ending, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, request: GenerateRequest, ending: StopCondition, decode: Callable[[Sequence[int]], str]) -> None:
         super().__init__()
         params = request.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.request = request
         self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
-        self.streams = [Stream(seed, index) for index in range(params.n)]
-        self.walks = [None if request.grammar is None else Walk(request.grammar) for _ in range(params.n)]
+        self.streams = [RandomStream(seed, index) for index in range(params.n)]
+        self.walks = [None if request.grammar is None else GrammarState(request.grammar) for _ in range(params.n)]
         self._reused: int | None = None
         self._chosen: list[float | None] = [None]
         self._tops: list[TopTokens | None] = [None]
@@ -82,7 +84,7 @@ class GenerationDraft(RequestProgress):
     @classmethod
     def of(cls, request: GenerateRequest, base: BaseText, limit: int) -> GenerationDraft:
         """The draft of a request to a base model, whose choices end with at most `limit` tokens."""
-        ending = Ending(frozenset(ends_of(base, request.params.end_ids)), limit)
+        ending = StopCondition(frozenset(stop_token_ids(base, request.params.end_ids)), limit)
         return cls(request, ending, lambda ids: _decoded(base, ids))
 
     def begin(self, reused: int) -> int:
@@ -150,18 +152,18 @@ class ScoreDraft(RequestProgress):
 Draft = GenerationDraft | ScoreDraft
 
 
-def answer(work: Work, draft: Draft) -> None:
+def answer(group: SequenceGroup, draft: Draft) -> None:
     """Give an ended request's ticket its answer or error; a cancelled one has none. What it took is told before."""
-    draft.tell_end(work, work.state.value, draft.counted())
-    if not work.ticket.set_running_or_notify_cancel():
+    draft.tell_end(group, group.state.value, draft.counted())
+    if not group.ticket.set_running_or_notify_cancel():
         return
-    if work.state is not State.FINISHED:
-        work.ticket.set_exception(work.error)
+    if group.state is not State.FINISHED:
+        group.ticket.set_exception(group.error)
         return
     try:
-        work.ticket.set_result(draft.result())
+        group.ticket.set_result(draft.result())
     except Exception as error:
-        work.ticket.set_exception(as_soup(error))
+        group.ticket.set_exception(as_soup(error))
 
 
 def as_soup(error: Exception) -> SoupError:

@@ -16,21 +16,21 @@ from concurrent.futures import Future
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, SoupError, Unavailable
-from service.engine.bank import Bank
+from service.engine.adapter_cache import AdapterCache
+from service.engine.adapter_metrics import AdapterMetrics, AdapterTotals
+from service.engine.base_cache import BaseCache, BaseSource
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft, answer, as_soup, without_frames
-from service.engine.execute import Executor
-from service.engine.kept_texts import KeptTexts, Sharing
+from service.engine.eviction import Evictor
+from service.engine.executor import Executor
+from service.engine.key_quotas import AdmissionControl
+from service.engine.kv_budget import KVBudget
+from service.engine.prefix_cache import PrefixCache, PrefixSharing
 from service.engine.request import GenerateRequest, Request, State, tokens_before
-from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
+from service.engine.runner_check import checked_runner
 from service.engine.scheduler import Scheduler
-from service.engine.shares import Queue
-from service.engine.space import Space
-from service.engine.steps import Owner, Step, Ticket, Work, bases_wanted
-from service.engine.tally import Figures, Tally
-from service.engine.texts import TextCalls
-from service.engine.trial import tried
-from service.engine.upkeep import Upkeep
+from service.engine.steps import Owner, SequenceGroup, Step, Ticket, requested_bases
+from service.engine.text_calls import TextCalls
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ STOPPING = "The server is shutting down; try again when it is back."
 
 
 class Engine(TextCalls):
-    """Scores and generates for the base models of `bases`, which are loaded when requests want them.
+    """Scores and generates for the base models of `bases`, which are loaded on demand.
 
-    `max_queue` requests are held at once, of `max_queue_tokens` tokens (`Queue` has the rules); `memory_bytes` limits
-    the weights of base models and adapters together, `kv_bytes` the keys and values of all sequences (None: no limit),
-    those included that are kept of ended ones for requests that `share_prompts` lets take them over (none without a
-    limit); the other limits are the scheduler's and the bank's. An engine that was not started loads where it is
-    stepped, one with a thread of its own loads beside it.
+    Limits: `max_queue` requests of `max_queue_tokens` tokens are admitted at once (`AdmissionControl`); `memory_bytes`
+    is for the weights of base models and adapters together, `kv_bytes` for keys and values of running sequences and of
+    cached prefixes (None: no limit, and no prefix is cached); the others are the scheduler's and the adapter cache's.
+    `share_prompts` says between which keys cached prefixes are shared. A started engine loads weights in background
+    threads, one that is only stepped loads them within the step.
     """
 
     def __init__(
@@ -64,25 +64,25 @@ class Engine(TextCalls):
         max_rows: int = 16,
         bank_bytes: int = 512 * 2**20,
         kv_bytes: int | None = None,
-        share_prompts: Sharing = "namespace",
+        share_prompts: PrefixSharing = "namespace",
         memory_bytes: int | None = None,
     ) -> None:
         self._bases = bases
-        self._space = Space(kv_bytes, self._position_bytes)
-        self._queue = Queue(max_queue, max_queue_tokens)
+        self._space = KVBudget(kv_bytes, self._position_bytes)
+        self._queue = AdmissionControl(max_queue, max_queue_tokens)
         self._scheduler = Scheduler(
             queue=self._queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
-            kept=KeptTexts(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
+            kept=PrefixCache(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
         self._packed: dict[str, bool] = {}  # of each base model that was loaded
-        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, self._try)
-        self._bank = Bank(bank_bytes, lambda *of: self._upkeep.room_for_adapters(*of))
-        self._drafts: dict[Work, Draft] = {}
-        self._tally = Tally()
+        self._residence: BaseCache[Runner] = BaseCache(bases, memory_bytes, self._tell, self._try)
+        self._bank = AdapterCache(bank_bytes, lambda *of: self._upkeep.room_for_adapters(*of))
+        self._drafts: dict[SequenceGroup, Draft] = {}
+        self._tally = AdapterMetrics()
         self._executor = Executor(self._bank, self._drafts, self._tally)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
-        self._upkeep = Upkeep(
+        self._upkeep = Evictor(
             self._space, self._scheduler.kept, self._bank, self._residence, self._changed, self._position_bytes
         )
         self._residence.forget = self._upkeep.forget
@@ -116,11 +116,11 @@ class Engine(TextCalls):
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
-            works = self._scheduler.add(requests, retry_after=self._retry_after)
-            self._drafts.update(zip(works, drafts, strict=True))
+            groups = self._scheduler.add(requests, retry_after=self._retry_after)
+            self._drafts.update(zip(groups, drafts, strict=True))
             self._news += 1
             self._changed.notify_all()
-        return [work.ticket for work in works]
+        return [group.ticket for group in groups]
 
     def check_place(self, owner: Owner, *, here: bool = False) -> None:  # noqa: ARG002
         """Raises Busy where there is no place for a key, and Unavailable while stopping.
@@ -181,7 +181,7 @@ class Engine(TextCalls):
         """Seconds since a pass of this base model ended (None: of any, or since there was nothing to do)."""
         return time.monotonic() - self._passed_at.get(base_id, -math.inf)
 
-    def by_adapter(self) -> dict[str, Figures]:
+    def by_adapter(self) -> dict[str, AdapterTotals]:
         """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
         return self._tally.figures()
 
@@ -277,7 +277,7 @@ class Engine(TextCalls):
 
     def _try(self, base: LoadedBase) -> Runner:
         """The runner of a base model that was loaded. Called by the thread that loaded it."""
-        runner = tried(base)
+        runner = checked_runner(base)
         self._upkeep.watch(runner)
         self._packed[base.entry.id] = runner.packed
         return runner
@@ -303,7 +303,7 @@ class Engine(TextCalls):
         try:
             done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
         except Exception as error:
-            done, failures = [], [(work, error) for work in step.works]
+            done, failures = [], [(group, error) for group in step.groups]
         self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
         seconds = time.perf_counter() - began
         speed = step.tokens / max(seconds, 1e-6)
@@ -312,15 +312,15 @@ class Engine(TextCalls):
         errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
             self._scheduler.pace.took(step.base_id, seconds, newest=newest, others=step.tokens - newest)
-            ended = [work for culprit, error in errors for work in self._scheduler.fail([culprit], error)]
+            ended = [group for culprit, error in errors for group in self._scheduler.fail([culprit], error)]
             ended += self._scheduler.finish(done)
         self._settle(ended)
         return True
 
-    def _adapter_is_there(self, work: Work) -> bool:
+    def _adapter_is_there(self, group: SequenceGroup) -> bool:
         """Whether a request whose turn it is has its adapter; if not, it is loaded now."""
-        adapter = work.request.adapter
-        return adapter is None or self._bank.ready(self._residence.peek(work.key[0]), adapter)
+        adapter = group.request.adapter
+        return adapter is None or self._bank.ready(self._residence.peek(group.key[0]), adapter)
 
     def _computed(self, part: Step) -> None:
         """Keys and values of a part of the running step are kept."""
@@ -331,22 +331,22 @@ class Engine(TextCalls):
         """End what was cancelled, then see to it that the base models are there for what is wanted."""
         with self._changed:
             ended = self._scheduler.drop_cancelled()
-            wanted, alive = bases_wanted(self._scheduler.live()), self._scheduler.alive()
-            digests = {work.key[1] for work in self._scheduler.live() if work.key[1] is not None}
+            wanted, alive = requested_bases(self._scheduler.live()), self._scheduler.alive()
+            digests = {group.key[1] for group in self._scheduler.live() if group.key[1] is not None}
             self._seen = self._news
         self._settle(ended)
         self._upkeep.tidy(alive)
         failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
         self._upkeep.trim(
-            digests, {one.work.key[1] for of in alive.values() for one in of if one.work.key[1] is not None}
+            digests, {one.group.key[1] for of in alive.values() for one in of if one.group.key[1] is not None}
         )
         if failed:
             with self._changed:
                 live = self._scheduler.live()
                 ended = [
-                    work
+                    group
                     for base_id, error in failed.items()
-                    for work in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
+                    for group in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
                 ]
             self._settle(ended)
 
@@ -376,14 +376,14 @@ class Engine(TextCalls):
     def _position_bytes(self, base_id: str) -> int:
         return self._bases.text(base_id).position_bytes
 
-    def _settle(self, ended: Iterable[Work]) -> None:
+    def _settle(self, ended: Iterable[SequenceGroup]) -> None:
         """Answer requests that have ended, outside of the lock: what waits for a ticket may submit again."""
-        for work in ended:
-            draft = self._drafts.pop(work)
-            self._ends[work.state.value] += 1
-            if work.state is State.FINISHED:
-                self._tally.answered(work.key[1], time.monotonic() - draft.came)
-            answer(work, draft)
+        for group in ended:
+            draft = self._drafts.pop(group)
+            self._ends[group.state.value] += 1
+            if group.state is State.FINISHED:
+                self._tally.answered(group.key[1], time.monotonic() - draft.came)
+            answer(group, draft)
         with self._changed:
             self._changed.notify_all()
 

@@ -1,9 +1,9 @@
-"""JSON mode: which tokens may follow, so that an answer is JSON, and JSON of the schema that was asked for.
+"""JSON mode: constrain sampling to tokens that keep an answer valid JSON of the requested schema.
 
-A `Grammar` is a schema compiled for the tokenizer of one base model, by llguidance; `Grammars` keeps those in use. A
-`Walk` is the place of one answer in it. Grammars are made in the threads that serve requests; walks are the engine's
-thread's. How long a step may look for its tokens, and how much memory it may take for that, is bounded (`LIMITS`): a
-schema for which that does not suffice ends its own request. Reasons: docs/decisions/0055-json-mode.md.
+A `Grammar` is a schema compiled by llguidance for the tokenizer of one base model; `Grammars` compiles them, in the
+threads that serve requests. A `GrammarState` is the position of one answer in a grammar, used by the engine's thread.
+The work and memory of each step are bounded (`LIMITS`): a schema that needs more ends its own request with an error.
+Reasons: docs/decisions/0055-json-mode.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from registry.base_model import BaseText
 from registry.errors import InvalidParameter, Unavailable
-from service.engine.json_schema import PARAM, refusal
+from service.engine.json_schema import PARAM, schema_error
 
 Made = TypeVar("Made")
-KEPT_TOKENIZERS = 16
-COMPILED_AT_ONCE = 4
+MAX_TOKENIZERS = 16
+MAX_COMPILATIONS = 4
 """Schemas; one takes milliseconds, a hostile one up to some hundred megabytes and seconds."""
 ANY_OBJECT = '{"type":"object"}'
 """The schema of `json_object`."""
@@ -33,7 +33,7 @@ nothing else would be one, and small models give it."""
 ESCAPES = 'nrtbf\\"'
 """What may follow a backslash. With `\\u` the name of a property could be written in a way that the compiler does not
 know for it, and its value be of another type than its schema says."""
-COMPILED_BY: Any = {
+COMPILER_OPTIONS: Any = {
     "whitespace_pattern": WHITESPACE,
     "json_allowed_escapes": ESCAPES,
     "lenient": False,
@@ -64,13 +64,13 @@ class Grammar:
         self.schema = schema
         self._vocabulary = vocabulary
         try:
-            source = LLMatcher.grammar_from_json_schema(schema, overrides=COMPILED_BY)
+            source = LLMatcher.grammar_from_json_schema(schema, overrides=COMPILER_OPTIONS)
         except ValueError as error:  # a number beyond any that it knows, or schemas too deep inside of each other
-            raise refusal(_first_line(str(error))) from error
+            raise schema_error(_first_line(str(error))) from error
         limits: dict[str, Any] = {**LIMITS, "verbose_errors": False}
         self._start = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**limits))
         if self._start.is_error():
-            raise refusal(_problem(self._start.get_error()))
+            raise schema_error(_problem(self._start.get_error()))
         self.first = self.allowed(self._start, 0)
 
     def begin(self) -> LLMatcher:
@@ -88,7 +88,7 @@ class Grammar:
         return found
 
 
-class Walk:
+class GrammarState:
     """The place of one answer in a grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
@@ -130,7 +130,7 @@ class Grammars:
 
     def __init__(self) -> None:
         self._building = threading.Lock()  # of a tokenizer, which holds up every thread
-        self._compiling = threading.Semaphore(COMPILED_AT_ONCE)
+        self._compiling = threading.Semaphore(MAX_COMPILATIONS)
         self._tokenizers: OrderedDict[Any, LLTokenizer] = OrderedDict()
 
     def grammar(self, base: BaseText, ends: tuple[int, ...], schema: str) -> Grammar:
@@ -148,7 +148,7 @@ class Grammars:
             if of not in held:
                 held[of] = tokenizer_of(base, ends)
             held.move_to_end(of)
-            if len(held) > KEPT_TOKENIZERS:
+            if len(held) > MAX_TOKENIZERS:
                 held.popitem(last=False)
             tokenizer = held[of]
         with self._compiling:
@@ -170,13 +170,13 @@ def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:
 
 
 def _no_way_on(position: int) -> InvalidParameter:
-    return refusal(f"after {position} tokens of the answer nothing may follow, and it is not complete")
+    return schema_error(f"after {position} tokens of the answer nothing may follow, and it is not complete")
 
 
 def _stuck(matcher: LLMatcher, position: int) -> InvalidParameter:
     """The error of a matcher in its state of error."""
     said = _first_line(matcher.get_error())
-    return _no_way_on(position) if said.startswith("NoExtension") else refusal(f"after {position} tokens, {said}")
+    return _no_way_on(position) if said.startswith("NoExtension") else schema_error(f"after {position} tokens, {said}")
 
 
 def _problem(message: str) -> str:

@@ -49,7 +49,7 @@ CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]|\x7f")
 """A control character in JSON that has no short escape."""
 
 
-def checked_schema(schema: dict[str, Any]) -> str:
+def validate_schema(schema: dict[str, Any]) -> str:
     """The schema as JSON, its properties in their order, which is that of the answer.
 
     Raises InvalidParameter for what is not supported, TooLarge for what is too large.
@@ -62,7 +62,7 @@ def checked_schema(schema: dict[str, Any]) -> str:
         levels = _levels(schema)
         levels += sum(_levels(one) for named in definitions if isinstance(named, dict) for one in named.values())
     except RecursionError:
-        raise refusal("its schemas stand too deep inside of each other") from None
+        raise schema_error("its schemas stand too deep inside of each other") from None
     if len(text) > MAX_CHARS:
         raise TooLarge(f"The JSON schema has {len(text)} characters; at most {MAX_CHARS} are taken.", param=PARAM)
     if levels > MAX_LEVELS:
@@ -71,11 +71,11 @@ def checked_schema(schema: dict[str, Any]) -> str:
             param=PARAM,
         )
     if CONTROL.search(text):
-        raise refusal("a control character is not supported")
+        raise schema_error("a control character is not supported")
     return text
 
 
-def refusal(problem: str) -> InvalidParameter:
+def schema_error(problem: str) -> InvalidParameter:
     """The error of a schema that cannot be followed, for what `problem` says."""
     return InvalidParameter(f"The JSON schema cannot be followed: {problem}.", param=PARAM)
 
@@ -83,14 +83,14 @@ def refusal(problem: str) -> InvalidParameter:
 def _check(schema: dict[str, Any]) -> None:
     for word in REFUSED:
         if word in schema:
-            raise refusal(f"'{word}' is not supported")
+            raise schema_error(f"'{word}' is not supported")
     alone = next((word for word in ALONE if word in schema), None)
     other = next((word for word in schema if alone is not None and word != alone and word not in NOTES), None)
     if other is not None:
-        raise refusal(f"'{other[:80]}' beside '{alone}' is not supported")
+        raise schema_error(f"'{other[:80]}' beside '{alone}' is not supported")
     target = schema.get("$ref", "#")
     if not (isinstance(target, str) and REFERENCE.fullmatch(target)):
-        raise refusal("'$ref' names no schema of this one: it is '#', '#/$defs/NAME' or '#/definitions/NAME'")
+        raise schema_error("'$ref' names no schema of this one: it is '#', '#/$defs/NAME' or '#/definitions/NAME'")
 
 
 def _schemas(value: Any) -> Iterator[dict[str, Any]]:

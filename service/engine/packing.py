@@ -24,13 +24,13 @@ IMPLEMENTATION = "adaptersoup_packed"
 """The name of our attention in transformers' interface. It has no mask function there, so no mask is made."""
 
 
-UNKNOWN = ("softcap", "s_aux", "position_bias")
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 """Arguments of transformers' attention that change what it computes, and that are not computed here."""
-PASS_WIDE = ("longrope", "dynamic")
+PASS_DEPENDENT_ROPE = ("longrope", "dynamic")
 """Rotary embeddings whose frequencies depend on the longest position of a pass, and so on other sequences' lengths."""
 
 
-class Memory(Protocol):
+class KVStore(Protocol):
     """Keys and values of rows, kept between passes; one of a layer at a time is asked for."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,15 +38,15 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Consecutive tokens of one sequence. `memory` has what came before them, and keeps theirs; None is neither."""
 
     start: int
     length: int
-    memory: Memory | None = None
+    memory: KVStore | None = None
 
 
-class Newest(Protocol):
+class DecodeGroup(Protocol):
     """The newest token of many sequences at once, whose keys and values lie in one tensor."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
@@ -63,8 +63,8 @@ class Packing:
     Pieces attend causally unless `causal` is false (encoders).
     """
 
-    pieces: Sequence[Piece] = ()
-    newest: Sequence[Newest] = ()
+    pieces: Sequence[Chunk] = ()
+    newest: Sequence[DecodeGroup] = ()
     causal: bool = True
 
     @cached_property
@@ -156,7 +156,7 @@ def _packed_attention(
 
     Raises Internal for what another attention is asked for: caps, sinks, biases, windows that look both ways.
     """
-    other = next((name for name in UNKNOWN if given.get(name) is not None), None)
+    other = next((name for name in UNSUPPORTED_ARGUMENTS if given.get(name) is not None), None)
     if packing is not None and not packing.causal and sliding_window is not None:
         other = "sliding_window"
     if other is not None:
@@ -182,8 +182,10 @@ def check_packable(model: nn.Module) -> None:
     config = cast(Any, model.config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)]
-    if any(kind in PASS_WIDE for kind in kinds):
-        raise Internal(f"rotary embeddings of type {next(k for k in kinds if k in PASS_WIDE)!r} depend on the pass")
+    if any(kind in PASS_DEPENDENT_ROPE for kind in kinds):
+        raise Internal(
+            f"rotary embeddings of type {next(k for k in kinds if k in PASS_DEPENDENT_ROPE)!r} depend on the pass"
+        )
 
 
 def packed_states(model: nn.Module, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from registry.adapters.loadable import LoadableAdapter
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import AdapterConfig, BaseShape
-from service.engine.served import check_speaks, room
+from service.engine.text_support import check_supports_text, text_capacity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,8 +51,8 @@ class SamplingParams:
     `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
     the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
     no log-probabilities at all); `prompt_logprobs` also scores the prompt. `end_ids` are tokens that end a choice
-    besides those of the base model. How the others change the draw says `sampler.choose`; log-probabilities are those
-    of the model, whatever is drawn from.
+    besides those of the base model. How the others change the draw says `sampler.sample_tokens`;
+    log-probabilities are those of the model, whatever is drawn from.
     """
 
     max_tokens: int | None = 16
@@ -98,7 +98,7 @@ class GenerateRequest:
 
     def check(self, shape: BaseShape) -> None:
         """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
-        check_speaks(shape, _config(self.adapter), _named(self.base_id, self.adapter))
+        check_supports_text(shape, _config(self.adapter), _named(self.base_id, self.adapter))
         check_tokens(self.prompt, shape, self.adapter)
         wrong = next((token for token, _ in self.params.logit_bias if not 0 <= token < shape.vocab_size), None)
         if wrong is not None:
@@ -107,7 +107,7 @@ class GenerateRequest:
                 f"{shape.vocab_size - 1}).",
                 param="logit_bias",
             )
-        wanted, left = self.params.max_tokens or 0, room(shape, _config(self.adapter)) - len(self.prompt)
+        wanted, left = self.params.max_tokens or 0, text_capacity(shape, _config(self.adapter)) - len(self.prompt)
         if wanted > left:
             raise InvalidParameter(
                 f"The prompt has {len(self.prompt)} tokens and max_tokens is {wanted}: together "
@@ -118,7 +118,7 @@ class GenerateRequest:
     def length_limit(self, shape: BaseShape) -> int:
         """The most tokens a choice may get."""
         limit = self.params.max_tokens
-        return room(shape, _config(self.adapter)) - len(self.prompt) if limit is None else limit
+        return text_capacity(shape, _config(self.adapter)) - len(self.prompt) if limit is None else limit
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ScoreRequest:
         if not self.windows:
             raise InvalidPrompt("There is nothing to score: send at least one token.", param="prompt")
         if not self.embeds(shape):
-            check_speaks(shape, _config(self.adapter), _named(self.base_id, self.adapter))
+            check_supports_text(shape, _config(self.adapter), _named(self.base_id, self.adapter))
         for window in self.windows:
             check_tokens(window, shape, self.adapter)
 
@@ -174,7 +174,7 @@ def _named(base_id: str, adapter: LoadableAdapter | None) -> str:
 
 def _context(shape: BaseShape, adapter: LoadableAdapter | None) -> str:
     """How much fits, as the end of a sentence."""
-    left = room(shape, _config(adapter))
+    left = text_capacity(shape, _config(adapter))
     taken = "" if left == shape.context else f", of which the adapter's prefix takes {shape.context - left}"
     return f"the context of the base model is {shape.context}{taken}"
 
@@ -183,7 +183,7 @@ def check_tokens(ids: tuple[int, ...], shape: BaseShape, adapter: LoadableAdapte
     """Raises InvalidPrompt for no tokens, too many, or ids beyond the vocabulary."""
     if not ids:
         raise InvalidPrompt("The prompt is empty: send at least one token.", param="prompt")
-    if len(ids) > room(shape, _config(adapter)):
+    if len(ids) > text_capacity(shape, _config(adapter)):
         raise InvalidPrompt(
             f"The prompt has {len(ids)} tokens and {_context(shape, adapter)}: shorten it.", param="prompt"
         )
@@ -258,7 +258,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Life:
+class RequestTimeline:
     """When one request came, began, gave its first token and ended, without its text. Moments are monotonic seconds."""
 
     base_id: str
@@ -276,5 +276,5 @@ class Life:
     written: int
 
 
-watching: ContextVar[Callable[[Life], None] | None] = ContextVar("watching", default=None)
+timeline_observer: ContextVar[Callable[[RequestTimeline], None] | None] = ContextVar("watching", default=None)
 """Called once for each request that is submitted in the same context, in the engine's thread: it only hands over."""

@@ -21,14 +21,14 @@ from transformers import DynamicCache
 from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
-from service.engine.kv import Copied, KeyValues, NewestOfSlab, Row, Slab
-from service.engine.packing import Packing, Piece, first_position, packed_states
+from service.engine.kv_cache import KVCache, KVCopy, Row, Slab, SlabDecodes
+from service.engine.packing import Chunk, Packing, first_position, packed_states
 from service.engine.request import TopTokens
 from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
 
 
 @dataclass(frozen=True)
-class Task:
+class ForwardTask:
     """Tokens of one sequence in a pass: those of `ids` from `start` on that are computed now.
 
     `follows` is the token behind them, where there is one. `owner` names the row that their keys and values are kept
@@ -59,7 +59,7 @@ class Task:
 
 
 @dataclass
-class Found:
+class ForwardResult:
     """What came of a task: logits (vocabulary,), the sum of log-likelihoods, scores of tokens, a sum of states."""
 
     logits: Tensor | None = None
@@ -78,8 +78,8 @@ class Runner:
         self.base = base
         self.together = Together(base.model)
         self.packed = packed
-        self._memory = KeyValues()
-        self._kept: dict[object, Copied] = {}
+        self._memory = KVCache()
+        self._kept: dict[object, KVCopy] = {}
         self._caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
         self._first = first_position(base.model)
 
@@ -127,21 +127,21 @@ class Runner:
         return sum(one.buffer.numel() * one.buffer.element_size() for one in self._kept.values())
 
     @torch.inference_mode()
-    def run(self, tasks: Sequence[Task]) -> list[Found]:
+    def run(self, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
         """One forward pass over all of them; gives what came of each, in their order."""
         order = self._order(tasks)
         placed = [tasks[number] for number in order]
         runs, starts = self._runs(placed), _starts(placed)
         hidden = self._packed(placed, runs, starts) if self.packed else self._one_by_one(placed)
         answers = _Answers(self.base, self.together, placed, starts, hidden).of_all()
-        found: list[Found] = [Found()] * len(tasks)
+        found: list[ForwardResult] = [ForwardResult()] * len(tasks)
         for number, answer in zip(order, answers, strict=True):
             found[number] = answer
         return found
 
     # --- the pass -------------------------------------------------------------------------------
 
-    def _order(self, tasks: Sequence[Task]) -> list[int]:
+    def _order(self, tasks: Sequence[ForwardTask]) -> list[int]:
         """Numbers of the tasks in the order of their tokens, which is by adapter.
 
         The base's own come first, then adapters with few tokens by form, as their stacks have them, then the others.
@@ -164,7 +164,7 @@ class Runner:
                 stacked += by_adapter[adapter]
         return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
 
-    def _runs(self, tasks: Sequence[Task]) -> list[Run]:
+    def _runs(self, tasks: Sequence[ForwardTask]) -> list[Run]:
         """What of the pass is whose: neighbouring adapters that are stacked are one run."""
         runs: list[Run] = []
         at = 0
@@ -179,11 +179,11 @@ class Runner:
             at += count
         return runs
 
-    def _packed(self, tasks: Sequence[Task], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
+    def _packed(self, tasks: Sequence[ForwardTask], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
         """Hidden states (tokens, hidden) of a pass over all tasks."""
         device = self.base.model.device
         newest: dict[Slab, list[tuple[Row, int]]] = {}
-        pieces: list[Piece] = []
+        pieces: list[Chunk] = []
         kept: list[tuple[Row, int]] = []
         positions: list[int] = []
         for task, start in zip(tasks, starts, strict=True):
@@ -196,9 +196,9 @@ class Runner:
             if row is not None and length == 1 and row.length:
                 newest.setdefault(row.slab, []).append((row, start))
             else:
-                pieces.append(Piece(start, length, row))
+                pieces.append(Chunk(start, length, row))
         groups = [
-            NewestOfSlab(slab, [row for row, _ in rows], [start for _, start in rows], device)
+            SlabDecodes(slab, [row for row, _ in rows], [start for _, start in rows], device)
             for slab, rows in newest.items()
         ]
         packing = Packing(pieces, groups, causal=self.base.shape.kind == "causal")
@@ -209,7 +209,7 @@ class Runner:
             row.length += length
         return hidden
 
-    def _row(self, task: Task) -> Row:
+    def _row(self, task: ForwardTask) -> Row:
         """The row of a task's sequence, with what stands before its tokens."""
         owner, before = task.owner, task.before
         states = None if task.adapter is None else task.adapter.before
@@ -226,11 +226,11 @@ class Runner:
 
     # --- a base model that cannot be packed -----------------------------------------------------
 
-    def _one_by_one(self, tasks: Sequence[Task]) -> Tensor:
+    def _one_by_one(self, tasks: Sequence[ForwardTask]) -> Tensor:
         """The same hidden states, one sequence after the other, with transformers' own caches."""
         return torch.cat([self._alone(task) for task in tasks])
 
-    def _alone(self, task: Task) -> Tensor:
+    def _alone(self, task: ForwardTask) -> Tensor:
         """Hidden states (tokens, hidden) of one task."""
         if self.base.shape.kind == "encoder":
             row = torch.tensor([list(task.ids)], device=self.base.model.device)
@@ -252,7 +252,7 @@ class Runner:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _cache(self, task: Task) -> DynamicCache:
+    def _cache(self, task: ForwardTask) -> DynamicCache:
         before = task.before
         if task.copied is not None or (task.start == 0 and task.owner in self._caches):
             self._caches.pop(task.owner, None)
@@ -281,7 +281,7 @@ def _layers(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def _starts(tasks: Sequence[Task]) -> list[int]:
+def _starts(tasks: Sequence[ForwardTask]) -> list[int]:
     """The place of each task's first token in the pass."""
     starts, at = [], 0
     for task in tasks:
@@ -294,16 +294,16 @@ class _Answers:
     """What the tasks of a pass want of its hidden states (tokens, hidden)."""
 
     def __init__(
-        self, base: LoadedBase, together: Together, tasks: Sequence[Task], starts: Sequence[int], hidden: Tensor
+        self, base: LoadedBase, together: Together, tasks: Sequence[ForwardTask], starts: Sequence[int], hidden: Tensor
     ) -> None:
         self._base = base
         self._together = together
         self._tasks = tasks
         self._starts = starts
         self._hidden = hidden
-        self._found = [Found() for _ in tasks]
+        self._found = [ForwardResult() for _ in tasks]
 
-    def of_all(self) -> list[Found]:
+    def of_all(self) -> list[ForwardResult]:
         """What came of each."""
         self._by_head(self._logits, [n for n, task in enumerate(self._tasks) if task.logits])
         self._by_head(self._nll, [n for n, task in enumerate(self._tasks) if task.nll])

@@ -24,7 +24,7 @@ FIRST_SORTED = 256
 
 
 @dataclass(frozen=True)
-class Stream:
+class RandomStream:
     """Random numbers in [0, 1) of one choice, addressed by position."""
 
     seed: int
@@ -51,24 +51,24 @@ class Draw:
     """
 
     params: SamplingParams
-    stream: Stream
+    stream: RandomStream
     position: int
     before: Sequence[int] = ()
     prompt: int = 0
     allowed: Tensor | None = None
 
 
-def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+def sample_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     """The next token for each row of logits (rows, vocabulary): the most likely at temperature 0, else one drawn.
 
     None for a row with a NaN, or with an infinity that no softmax survives.
 
-    First `logit_bias` is added and what was said before is penalised (`penalised`), and what a grammar does not allow
-    is left out, whatever its bias; then the temperature divides. It is drawn from the `top_k` most likely tokens, of
-    these from the nucleus of `top_p`, and of these from those at least `min_p` times as likely as the likeliest.
+    First come bias and penalties (`apply_penalties`), then tokens that a grammar does not allow are excluded, then the
+    temperature divides. Tokens are drawn from the `top_k` most likely ones, of these from the nucleus of `top_p`, and
+    of these from those at least `min_p` times as likely as the likeliest.
     """
     rows = list(logits)
-    steered = [_only_allowed(penalised(row, draw), draw) for row, draw in zip(rows, draws, strict=True)]
+    steered = [_only_allowed(apply_penalties(row, draw), draw) for row, draw in zip(rows, draws, strict=True)]
     if any(new is not old for new, old in zip(steered, rows, strict=True)):
         logits = torch.stack(steered)
     highest, best = logits.max(dim=-1)
@@ -93,7 +93,7 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     probabilities = torch.softmax(logits, dim=-1)
     for row, draw in zip(probabilities, draws, strict=True):
         if draw.params.top_p < 1:
-            row.copy_(nucleus(row, draw.params.top_p))
+            row.copy_(keep_nucleus(row, draw.params.top_p))
         if draw.params.min_p > 0:
             row.masked_fill_(row < draw.params.min_p * row.max(), 0)
     cumulative = probabilities.cumsum(dim=-1)
@@ -104,7 +104,7 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     ]
 
 
-def penalised(logits: Tensor, draw: Draw) -> Tensor:
+def apply_penalties(logits: Tensor, draw: Draw) -> Tensor:
     """Logits (vocabulary,) with a bias, and with tokens that were there before made less likely.
 
     `repetition_penalty` divides the logits of tokens in prompt and answer where they are positive and multiplies them
@@ -146,7 +146,7 @@ def _only_best(logits: Tensor, count: int) -> Tensor:
     return logits.masked_fill(~kept, -torch.inf)
 
 
-def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     """Keep the fewest most likely tokens that together reach `top_p` (Holtzman et al. 2020), zero the others.
 
     Of equally likely ones the first in the vocabulary are kept. Only as many are sorted as it takes: a whole

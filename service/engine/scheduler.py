@@ -14,13 +14,23 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
 
-from service.engine.kept_texts import KeptTexts
-from service.engine.pace import Pace
+from service.engine.key_quotas import AdmissionControl, KeyTurns, SequenceQuotas
+from service.engine.kv_budget import KVBudget
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, Request, State
-from service.engine.shares import Queue, Rows, TextTurns
-from service.engine.space import Space
-from service.engine.steps import Claims, KeptText, Room, Segment, Sequence, Step, Wants, Work, work_of
-from service.engine.waiting import Saving, Waiting
+from service.engine.steps import (
+    AdapterBudget,
+    CachedPrefix,
+    Segment,
+    SegmentOutput,
+    Sequence,
+    SequenceGroup,
+    Step,
+    StepBuilder,
+    new_group,
+)
+from service.engine.token_budget import TokenBudget
+from service.engine.waiting_queue import MemoryReservation, WaitingQueue
 
 
 class Scheduler:
@@ -33,52 +43,54 @@ class Scheduler:
     """
 
     def __init__(
-        self, *, queue: Queue, max_step_tokens: int, max_rows: int, space: Space | None = None,
-        kept: KeptTexts | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
+        self, *, queue: AdmissionControl, max_step_tokens: int, max_rows: int, space: KVBudget | None = None,
+        kept: PrefixCache | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
     ) -> None:  # fmt: skip
         self._queue = queue
         self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
-        self.pace = Pace()
-        self._space = space or Space(None)
-        self.kept = KeptTexts(self._space) if kept is None else kept
+        self.pace = TokenBudget()
+        self._space = space or KVBudget(None)
+        self.kept = PrefixCache(self._space) if kept is None else kept
         self._in_pieces = in_pieces
         self._ids = itertools.count()
-        self._waiting = Waiting()
-        self._saving = Saving()
-        self._scores: deque[Work] = deque()
-        self._text_turns = TextTurns()
+        self._waiting = WaitingQueue()
+        self._saving = MemoryReservation()
+        self._scores: deque[SequenceGroup] = deque()
+        self._text_turns = KeyTurns()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
         self._scores_first: set[str] = set()  # base models where they have the first choice next
-        self._live: dict[Work, None] = {}  # ordered
-        self._claims = Claims(None, ())
-        self._rows = Rows((), (), max_rows)
-        self._room = Room()
+        self._live: dict[SequenceGroup, None] = {}  # ordered
+        self._claims = AdapterBudget(None, ())
+        self._rows = SequenceQuotas((), (), max_rows)
+        self._room = StepBuilder()
         self._sent_away: set[Sequence] = set()  # in the making of this step
-        self._loaded: Callable[[Work], bool] = lambda _work: True
+        self._loaded: Callable[[SequenceGroup], bool] = lambda _work: True
 
     # --- coming in ------------------------------------------------------------------------------
 
-    def add(self, requests: Many[Request], *, retry_after: Callable[[int], int] = lambda _tokens: 1) -> list[Work]:
-        """Take all of these requests of one key, or none; raises Busy where there is no place for it (`Queue`).
+    def add(
+        self, requests: Many[Request], *, retry_after: Callable[[int], int] = lambda _tokens: 1
+    ) -> list[SequenceGroup]:
+        """Admit all of these requests of one key, or raise Busy and admit none (`AdmissionControl`).
 
         `retry_after` gives the seconds in which so many tokens are computed.
         """
         self._queue.check(self._live, requests[0].owner if requests else None, retry_after)
         return [self._admit(request) for request in requests]
 
-    def _admit(self, request: Request) -> Work:
-        work = work_of(request, self._ids)
-        self._live[work] = None
-        self.pace.company.asked(work.owner)
+    def _admit(self, request: Request) -> SequenceGroup:
+        group = new_group(request, self._ids)
+        self._live[group] = None
+        self.pace.company.asked(group.owner)
         if request.base_id not in self._turns:
             self._turns.append(request.base_id)
         if isinstance(request, GenerateRequest):
-            self._waiting.add(work)
+            self._waiting.add(group)
         else:
-            self._scores.append(work)
-        return work
+            self._scores.append(group)
+        return group
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -95,9 +107,9 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests of which nothing has run."""
-        return sum(work.state is State.WAITING for work in self._live)
+        return sum(group.state is State.WAITING for group in self._live)
 
-    def live(self) -> list[Work]:
+    def live(self) -> list[SequenceGroup]:
         """Every request held, oldest first."""
         return list(self._live)
 
@@ -106,14 +118,14 @@ class Scheduler:
         found: dict[str, list[Sequence]] = {}
         for sequence in self._running:
             if sequence.holds:
-                found.setdefault(sequence.work.key[0], []).append(sequence)
+                found.setdefault(sequence.group.key[0], []).append(sequence)
         return found
 
     # --- what runs next -------------------------------------------------------------------------
 
     def next(
         self, ready: Container[str] | None = None, *, adapter_bytes: int | None = None,
-        loaded: Callable[[Work], bool] = lambda _work: True,
+        loaded: Callable[[SequenceGroup], bool] = lambda _work: True,
     ) -> Step | None:  # fmt: skip
         """The step whose turn it is, None when there is nothing to run.
 
@@ -122,7 +134,7 @@ class Scheduler:
         whose adapter has room: where it is not there yet, the request waits, and others go on.
         """
         self._loaded = loaded
-        self._claims = Claims(adapter_bytes, self._running)
+        self._claims = AdapterBudget(adapter_bytes, self._running)
         self._sent_away.clear()
         self.kept.pin_only(())
         saved = self._saving.one
@@ -131,9 +143,9 @@ class Scheduler:
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
-            room = self._room = Room()
+            room = self._room = StepBuilder()
             room.newest = self._newest(base_id)
-            others = {one.work.key[0] for one in self._running if one.newest} - {base_id}
+            others = {one.group.key[0] for one in self._running if one.newest} - {base_id}
             room.streams_elsewhere = bool(others)
             room.left = self.pace.between(base_id, others, self.max_step_tokens)
             if room.newest:
@@ -153,14 +165,16 @@ class Scheduler:
 
     def _newest(self, base_id: str) -> list[Segment]:
         """The newest token of every sequence that generates; the youngest start again later where memory is short."""
-        for sequence in [one for one in self._running if one.newest and one.work.key[0] == base_id]:
+        for sequence in [one for one in self._running if one.newest and one.group.key[0] == base_id]:
             while sequence in self._running and not self._reserve(sequence, len(sequence.ids)):
                 self._preempt(next(one for one in reversed(self._running) if one.holds))
-        return [Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.work.key[0] == base_id]
+        return [
+            Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.group.key[0] == base_id
+        ]
 
-    def _of_prompts(self, base_id: str, room: Room, starts: bool) -> None:
+    def _of_prompts(self, base_id: str, room: StepBuilder, starts: bool) -> None:
         """Prompts that have begun, then others; these first where somebody has waited long."""
-        begun = [one for one in self._running if one.generates and not one.newest and one.work.key[0] == base_id]
+        begun = [one for one in self._running if one.generates and not one.newest and one.group.key[0] == base_id]
         if starts and self._waiting.any_long(base_id):
             self._start_prompts(base_id, room)
         for one in begun:
@@ -169,50 +183,50 @@ class Scheduler:
         if starts:
             self._start_prompts(base_id, room)
         self._waiting.count(
-            base_id, served={one.work.turn for one in self._running}, texts=(work.turn for work in self._scores)
+            base_id, served={one.group.turn for one in self._running}, texts=(group.turn for group in self._scores)
         )
 
     def _see_rows(self) -> None:
-        self._rows = Rows(self._running, self._waiting.works(), self.max_rows)
+        self._rows = SequenceQuotas(self._running, self._waiting.groups(), self.max_rows)
         self._waiting.see(self._rows)
 
-    def _start_prompts(self, base_id: str, room: Room) -> None:
+    def _start_prompts(self, base_id: str, room: StepBuilder) -> None:
         """Prompts that wait: one of each key and adapter in turn."""
         while room.left > 0:
             if not self._place_for(base_id):
                 break
             firsts = self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-            sequence = next((one for one in firsts if self._claim(one.work)), None)
+            sequence = next((one for one in firsts if self._claim(one.group)), None)
             if sequence is None:
                 break
             self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
             if not self._room_for(sequence):
                 break
-            self._waiting.had_turn(sequence.work.turn)
+            self._waiting.had_turn(sequence.group.turn)
             self._start(sequence)
             self._piece(sequence, room)
 
-    def _claim(self, work: Work) -> bool:
+    def _claim(self, group: SequenceGroup) -> bool:
         """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
-        if not self._loaded(work):
+        if not self._loaded(group):
             return False
         texts = [one.sequence for one in self._room.beside if one.sequence not in self._running]  # they run whole
-        if self._waiting.long(work.turn) and Claims(self._claims.limit, texts).add(work):
-            while not self._claims.add(work):
-                others = [one for one in self._running if one.work.key[1] is not None]
-                for one in [other for other in others if other.work.key[1] == others[-1].work.key[1]]:
+        if self._waiting.long(group.turn) and AdapterBudget(self._claims.limit, texts).add(group):
+            while not self._claims.add(group):
+                others = [one for one in self._running if one.group.key[1] is not None]
+                for one in [other for other in others if other.group.key[1] == others[-1].group.key[1]]:
                     self._preempt(one)
-                self._claims = Claims(self._claims.limit, [*self._running, *texts])
-        return self._claims.add(work)
+                self._claims = AdapterBudget(self._claims.limit, [*self._running, *texts])
+        return self._claims.add(group)
 
     def _place_for(self, base_id: str) -> bool:
         """Whether another sequence may generate; who waited long takes a place of a key or adapter that has several."""
         if self.generating < self.max_rows:
             return True
         waiting = [
-            one.work
+            one.group
             for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-            if self._waiting.long(one.work.turn)
+            if self._waiting.long(one.group.turn)
         ]
         patient = next(filter(self._loaded, waiting), None)
         giving = [] if patient is None else self._rows.giving(patient)
@@ -227,59 +241,59 @@ class Scheduler:
         An adapter that waited long takes it from the one with most rows, a request that it was saved for in vain from
         all that came later.
         """
-        work = sequence.work
-        if not self._saving.allows(work):
+        group = sequence.group
+        if not self._saving.allows(group):
             return False
         if self._reserve(sequence, len(sequence.ids)):
             return True
-        others, long = self._rows.giving(work)[:0:-1], self._waiting.long(work.turn)
-        if self._saving.takes(work):
+        others, long = self._rows.giving(group)[:0:-1], self._waiting.long(group.turn)
+        if self._saving.takes(group):
             others = [one for one in reversed(self._running) if one.holds and one.id > sequence.id]
         positions = sequence.before + len(sequence.ids)
-        if long or self._saving.takes(work):
-            for one in self._space.enough_of(others, work.key[0], positions, besides=self.kept.bytes):
+        if long or self._saving.takes(group):
+            for one in self._space.enough_of(others, group.key[0], positions, besides=self.kept.bytes):
                 self._preempt(one)
         found = self._reserve(sequence, len(sequence.ids))
         if not found and (long or not sequence.generates):
-            self._saving.refused(work, waited=long)
+            self._saving.refused(group, waited=long)
         return found
 
-    def _piece(self, sequence: Sequence, room: Room) -> None:
+    def _piece(self, sequence: Sequence, room: StepBuilder) -> None:
         """As much of a sequence's tokens as there is room for."""
         source = None
         if sequence.generates and sequence.done == 0:
             source, sequence.done = self._source(sequence)
-            if isinstance(source, KeptText):
+            if isinstance(source, CachedPrefix):
                 self.kept.pin(source)
         length = min(len(sequence.ids) - sequence.done, room.left)
         whole = sequence.done + length == len(sequence.ids)
-        wants: Wants = "score" if not sequence.generates else "next" if whole else "nothing"
+        wants: SegmentOutput = "score" if not sequence.generates else "next" if whole else "nothing"
         room.take(Segment(sequence, sequence.done, length, wants, copied=source))
 
-    def _source(self, sequence: Sequence) -> tuple[Sequence | KeptText | None, int]:
+    def _source(self, sequence: Sequence) -> tuple[Sequence | CachedPrefix | None, int]:
         """What a sequence takes over as it starts, another choice's or a kept text's, and of how many tokens."""
-        choice = next((one for one in sequence.work.running if one.done >= sequence.prompt > 1), None)
+        choice = next((one for one in sequence.group.running if one.done >= sequence.prompt > 1), None)
         return self.kept.find(sequence) if choice is None else (choice, sequence.prompt - 1)
 
-    def _of_scores(self, base_id: str, room: Room, starts: bool) -> None:
+    def _of_scores(self, base_id: str, room: StepBuilder, starts: bool) -> None:
         """Texts that have begun, then those of each request in turn, of one length together."""
         for sequence in list(self._running):
-            if not sequence.generates and sequence.work.key[0] == base_id and room.left > 0:
+            if not sequence.generates and sequence.group.key[0] == base_id and room.left > 0:
                 self._piece(sequence, room)
-        works = self._text_turns.order(work for work in self._scores if work.key[0] == base_id) if starts else []
-        for work in works:
-            if room.left < 1 or not self._claim(work):
+        groups = self._text_turns.order(group for group in self._scores if group.key[0] == base_id) if starts else []
+        for group in groups:
+            if room.left < 1 or not self._claim(group):
                 continue
             taken = len(room.beside)
-            while work.waiting and self._score(work.waiting[0], room, work):
-                self._waiting.started(work.turn)
+            while group.waiting and self._score(group.waiting[0], room, group):
+                self._waiting.started(group.turn)
             if len(room.beside) > taken:
-                self._text_turns.had(work)
-                self._scores.remove(work)
-                self._scores.append(work)
-        self._scores = deque(work for work in self._scores if work.waiting)
+                self._text_turns.had(group)
+                self._scores.remove(group)
+                self._scores.append(group)
+        self._scores = deque(group for group in self._scores if group.waiting)
 
-    def _score(self, sequence: Sequence, room: Room, work: Work) -> bool:
+    def _score(self, sequence: Sequence, room: StepBuilder, group: SequenceGroup) -> bool:
         """Take a text into the step; False where there is no room for it now."""
         if sequence in self._sent_away:
             return False
@@ -288,58 +302,58 @@ class Scheduler:
         if not fits and room.beside:
             return False
         in_pieces = (not fits and not room.alone) or sequence.before > 0
-        in_pieces = in_pieces and self._in_pieces(work.key[0])
+        in_pieces = in_pieces and self._in_pieces(group.key[0])
         if in_pieces and self._room_for(sequence):
             self._start(sequence)
             self._piece(sequence, room)
             return True
-        if sequence.before > 0 or (in_pieces and self._space.fits(work.key[0], length)):
+        if sequence.before > 0 or (in_pieces and self._space.fits(group.key[0], length)):
             return False  # it goes in pieces once there is memory for it
-        work.waiting.popleft()
-        work.running[sequence] = None
-        work.begin()
-        self._saving.done(work)
+        group.waiting.popleft()
+        group.running[sequence] = None
+        group.begin()
+        self._saving.done(group)
         room.take(Segment(sequence, 0, length, "score", kept=False))
         return True
 
     # --- places ---------------------------------------------------------------------------------
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        base_id, positions = sequence.work.key[0], sequence.before + tokens
+        base_id, positions = sequence.group.key[0], sequence.before + tokens
         missing = self._space.missing(sequence, base_id, positions)
         found = self.kept.make_room(missing) and self._space.reserve(sequence, base_id, positions)
         sequence.holds = sequence.holds or found
         return found
 
     def _start(self, sequence: Sequence) -> None:
-        work = sequence.work
-        work.waiting.remove(sequence)
-        work.running[sequence] = None
+        group = sequence.group
+        group.waiting.remove(sequence)
+        group.running[sequence] = None
         self._running[sequence] = None
         self._see_rows()
-        self._waiting.started(work.turn)
-        self._saving.done(work)
-        work.begin()
-        if sequence.generates and not work.waiting:
-            self._waiting.remove(work)
+        self._waiting.started(group.turn)
+        self._saving.done(group)
+        group.begin()
+        if sequence.generates and not group.waiting:
+            self._waiting.remove(group)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up a sequence's row; it starts again with the tokens it has."""
-        work = sequence.work
+        group = sequence.group
         self._sent_away.add(sequence)
         self._room.give_back(sequence)
         self.kept.pin_only(one.copied for one in self._room.beside)
         self._leave(sequence)
         sequence.done = 0
-        work.waiting.appendleft(sequence)
+        group.waiting.appendleft(sequence)
         if sequence.generates:
-            self._waiting.again(work)
-        elif work not in self._scores:
-            self._scores.appendleft(work)
+            self._waiting.again(group)
+        elif group not in self._scores:
+            self._scores.appendleft(group)
         self._see_rows()
 
     def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
-        sequence.work.running.pop(sequence, None)
+        sequence.group.running.pop(sequence, None)
         self._running.pop(sequence, None)
         if sequence.holds:
             self._space.release(sequence)
@@ -355,44 +369,44 @@ class Scheduler:
             if segment.kept and segment.sequence in self._running:
                 segment.sequence.done = segment.start + segment.length
 
-    def finish(self, sequences: Iterable[Sequence]) -> list[Work]:
+    def finish(self, sequences: Iterable[Sequence]) -> list[SequenceGroup]:
         """These are computed. Gives the requests that are finished by it; those of ended requests are ignored."""
         ended = []
         for sequence in sequences:
-            work = sequence.work
-            if work.state.final:
+            group = sequence.group
+            if group.state.final:
                 continue
             self._leave(sequence, keep=True)
-            work.ticket.rows_done += 1
-            if not work.running and not work.waiting:
-                self._end(work, State.FINISHED)
-                ended.append(work)
+            group.ticket.rows_done += 1
+            if not group.running and not group.waiting:
+                self._end(group, State.FINISHED)
+                ended.append(group)
         return ended
 
-    def fail(self, works: Iterable[Work], error: BaseException) -> list[Work]:
+    def fail(self, groups: Iterable[SequenceGroup], error: BaseException) -> list[SequenceGroup]:
         """These requests end with `error`, all their sequences with them. Gives those that had not ended."""
-        ended = [work for work in dict.fromkeys(works) if not work.state.final]
-        for work in ended:
-            work.error = error
-            self._end(work, State.FAILED)
+        ended = [group for group in dict.fromkeys(groups) if not group.state.final]
+        for group in ended:
+            group.error = error
+            self._end(group, State.FAILED)
         return ended
 
-    def drop_cancelled(self) -> list[Work]:
+    def drop_cancelled(self) -> list[SequenceGroup]:
         """Requests whose ticket was cancelled end, all their sequences with them."""
-        ended = [work for work in self._live if work.ticket.cancelled()]
-        for work in ended:
-            self._end(work, State.CANCELLED)
+        ended = [group for group in self._live if group.ticket.cancelled()]
+        for group in ended:
+            self._end(group, State.CANCELLED)
         return ended
 
-    def _end(self, work: Work, state: State) -> None:
-        work.move(state)
-        for sequence in list(work.running):
+    def _end(self, group: SequenceGroup, state: State) -> None:
+        group.move(state)
+        for sequence in list(group.running):
             self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
-        self._waiting.remove(work)
-        self._saving.done(work)
-        if work in self._scores:
-            self._scores.remove(work)
-        work.waiting.clear()
-        del self._live[work]
-        if not any(other.key[0] == work.key[0] for other in self._live):
-            self._turns.remove(work.key[0])
+        self._waiting.remove(group)
+        self._saving.done(group)
+        if group in self._scores:
+            self._scores.remove(group)
+        group.waiting.clear()
+        del self._live[group]
+        if not any(other.key[0] == group.key[0] for other in self._live):
+            self._turns.remove(group.key[0])

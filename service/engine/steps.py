@@ -14,16 +14,16 @@ from typing import Any, Literal
 from registry.errors import Internal
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 
-Key = tuple[str, str | None]
+ModelKey = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
 
 Owner = str | None
 """The key that asked, by its id; None is the server itself."""
 
-Turn = tuple[str, str | None, Owner]
+QueueKey = tuple[str, str | None, Owner]
 """Base id, adapter digest and owner: whose requests wait in one line."""
 
-Scope = tuple[str, str | None, str]
+PrefixScope = tuple[str, str | None, str]
 """Base id, adapter digest, and the namespaces of the key that asked: of equal ones keys and values are shared."""
 
 MOVES = {
@@ -31,7 +31,7 @@ MOVES = {
     State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
 }
 
-Wants = Literal["nothing", "next", "score"]
+SegmentOutput = Literal["nothing", "next", "score"]
 """Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
 
 
@@ -53,7 +53,7 @@ class Sequence:
     """
 
     id: int
-    work: Work
+    group: SequenceGroup
     index: int
     ids: list[int]
     before: int
@@ -65,7 +65,7 @@ class Sequence:
     @property
     def generates(self) -> bool:
         """Whether it is continued, and not scored."""
-        return isinstance(self.work.request, GenerateRequest)
+        return isinstance(self.group.request, GenerateRequest)
 
     @property
     def newest(self) -> bool:
@@ -74,12 +74,12 @@ class Sequence:
 
 
 @dataclass(eq=False)
-class Work:
+class SequenceGroup:
     """A request on its way: its state, its ticket and the sequences that are not finished."""
 
     request: Request
     ticket: Ticket
-    key: Key
+    key: ModelKey
     state: State = State.WAITING
     waiting: deque[Sequence] = field(default_factory=deque)
     running: dict[Sequence, None] = field(default_factory=dict)  # ordered
@@ -91,7 +91,7 @@ class Work:
         return self.request.owner
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> QueueKey:
         """The line in which it waits."""
         return (*self.key, self.owner)
 
@@ -107,37 +107,37 @@ class Work:
             self.move(State.RUNNING)
 
 
-def work_of(request: Request, ids: Iterator[int]) -> Work:
+def new_group(request: Request, ids: Iterator[int]) -> SequenceGroup:
     """A request that comes in, with its sequences, whose ids are the next of `ids`."""
     generating = isinstance(request, GenerateRequest)
     texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
     digest, before = None if request.adapter is None else request.adapter.digest, tokens_before(request)
-    work = Work(request, Ticket(len(texts)), (request.base_id, digest))
-    sequences = [Sequence(next(ids), work, index, list(text), before, len(text)) for index, text in enumerate(texts)]
+    group = SequenceGroup(request, Ticket(len(texts)), (request.base_id, digest))
+    sequences = [Sequence(next(ids), group, index, list(text), before, len(text)) for index, text in enumerate(texts)]
     if not generating:  # those of one length are computed together
         sequences.sort(key=lambda one: -len(one.ids))
-    work.waiting.extend(sequences)
-    return work
+    group.waiting.extend(sequences)
+    return group
 
 
-def bases_wanted(works: Iterable[Work]) -> dict[str, int]:
+def requested_bases(groups: Iterable[SequenceGroup]) -> dict[str, int]:
     """The base models that requests want, in their order, each with the bytes of its largest adapter."""
     found: dict[str, int] = {}
-    for work in works:
-        adapter = work.request.adapter
-        found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.size_bytes)
+    for group in groups:
+        adapter = group.request.adapter
+        found[group.key[0]] = max(found.get(group.key[0], 0), 0 if adapter is None else adapter.size_bytes)
     return found
 
 
 @dataclass(eq=False)
-class KeptText:
+class CachedPrefix:
     """Tokens of a sequence that has ended, with their keys and values, for prompts of its scope that begin alike.
 
     `before` is the length of the prefix that stands before them. They lie in the row of `source` until they are copied
     out of it.
     """
 
-    scope: Scope
+    scope: PrefixScope
     ids: tuple[int, ...]
     before: int
     source: Sequence | None = field(repr=False)
@@ -159,9 +159,9 @@ class Segment:
     sequence: Sequence
     start: int
     length: int
-    wants: Wants
+    wants: SegmentOutput
     kept: bool = True
-    copied: Sequence | KeptText | None = None
+    copied: Sequence | CachedPrefix | None = None
 
 
 @dataclass(frozen=True)
@@ -177,32 +177,32 @@ class Step:
         return sum(segment.length for segment in self.segments)
 
     @property
-    def works(self) -> list[Work]:
+    def groups(self) -> list[SequenceGroup]:
         """The requests that have a part in it."""
-        return list(dict.fromkeys(segment.sequence.work for segment in self.segments))
+        return list(dict.fromkeys(segment.sequence.group for segment in self.segments))
 
-    def of(self, work: Work) -> Step:
+    def of(self, group: SequenceGroup) -> Step:
         """The part of one request."""
-        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work is work))
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.group is group))
 
-    def without(self, works: Container[Work]) -> Step:
+    def without(self, groups: Container[SequenceGroup]) -> Step:
         """The parts of all other requests."""
-        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.group not in groups))
 
 
-class Claims:
+class AdapterBudget:
     """The adapters that run together, and the bytes that they take."""
 
     def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
         self.limit = limit
         self._sizes: dict[str, int] = {}
-        for work in dict.fromkeys(one.work for one in running):
-            if work.request.adapter is not None:
-                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
+        for group in dict.fromkeys(one.group for one in running):
+            if group.request.adapter is not None:
+                self._sizes[group.request.adapter.digest] = group.request.adapter.size_bytes
 
-    def add(self, work: Work) -> bool:
+    def add(self, group: SequenceGroup) -> bool:
         """Whether a request's adapter is among them, or has room beside them; it is then."""
-        adapter = work.request.adapter
+        adapter = group.request.adapter
         if adapter is None or adapter.digest in self._sizes:
             return True
         if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
@@ -211,7 +211,7 @@ class Claims:
         return True
 
 
-class Room:
+class StepBuilder:
     """What a step takes: the newest tokens of streams, and as many tokens beside them as are `left`."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.errors import Unavailable
-from service.engine.tally import Figures
+from service.engine.adapter_metrics import AdapterTotals
 from service.http import problems
 from service.observability.logs import describe, request_id_now
 
@@ -83,7 +83,7 @@ class Metrics:
         self.registry.register(_Part(part, collect, self.failures.labels(part)))
 
     def watch_engine(
-        self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, Figures]]
+        self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, AdapterTotals]]
     ) -> None:
         """Read the engine's plain counters and its figures by adapter whenever the metrics are asked for."""
         self.watch("engine", lambda: _of_engine(counters()))
@@ -126,7 +126,7 @@ def _of_engine(counters: Mapping[str, float]) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
 
 
-def _of_adapters(found: Mapping[str, Figures]) -> Iterator[Metric]:
+def _of_adapters(found: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
     """The engine's figures by adapter: counters of tokens, and sums of seconds with how many they are of."""
     name, labels = "soup_engine_adapter", ("adapter",)
     generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator as W3C
 
-from service.engine.request import Life, watching
+from service.engine.request import RequestTimeline, timeline_observer
 
 ALLOWED = {
     "db.system", "db.system.name", "error.type", "http.method", "http.request.method", "http.status_code",
@@ -73,7 +73,7 @@ class Tracing:
         )  # fmt: skip
 
     def _watch_request(self, *_: Any) -> None:
-        watching.set(partial(self._record, get_current()))
+        timeline_observer.set(partial(self._record, get_current()))
 
     def instrument_database(self, engine: Any) -> None:
         """Trace the statements of an SQLAlchemy engine."""
@@ -92,10 +92,10 @@ class Tracing:
         asking = get_current_span(W3C().extract({"traceparent": traceparent or ""}, Context())).get_span_context()
         about, links = {"soup.job": id, "soup.job.kind": kind}, [Link(asking)] if asking.is_valid else []
         with self._tracer.start_as_current_span(f"job {kind}", Context(), SpanKind.CONSUMER, about, links):
-            watching.set(partial(self._record, get_current()))
+            timeline_observer.set(partial(self._record, get_current()))
             yield
 
-    def _record(self, context: Context, life: Life) -> None:
+    def _record(self, context: Context, life: RequestTimeline) -> None:
         """Record a request to the engine when it has ended, with what Life says of it."""
         behind = time.time_ns() - time.monotonic_ns()
         about = {

@@ -17,10 +17,10 @@ from service.settings import calm_variables
 
 if TYPE_CHECKING:  # torch, which those who only look or remove do without
     from service.ray_serving.plan import ReplicaPlan
-    from service.ray_serving.wire import Asked, Piece
+    from service.ray_serving.wire import ReplicaMessage, ReplicaRequest
 
 DEPLOYMENT = "replica"
-KNOWN_ADAPTERS = 256
+REPORTED_ADAPTERS = 256
 """Digests that a replica says it has had last: of two that are free, a request goes to one that has had its own."""
 
 
@@ -144,7 +144,7 @@ def _served() -> Any:
             configure_logging("info")
             self._replica = Replica(ReplicaPlan.model_validate_json(plan))
 
-        async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
+        async def generate(self, asked: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
             """See `Replica`."""
             if asked.digest is not None:
                 await self.adapter(asked.digest)
@@ -152,7 +152,7 @@ def _served() -> Any:
             async for piece in self._replica.generate(asked):
                 yield piece
 
-        @serve.multiplexed(max_num_models_per_replica=KNOWN_ADAPTERS)  # type: ignore[untyped-decorator]
+        @serve.multiplexed(max_num_models_per_replica=REPORTED_ADAPTERS)  # type: ignore[untyped-decorator]
         async def adapter(self, digest: str) -> str:
             """Note that a digest is used; its weights are the engine's to load and to drop."""
             return digest

@@ -21,12 +21,19 @@ from typing import TYPE_CHECKING, Any
 from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.tasks.ray_connection import ray_connection
 from service.engine import Engine, GenerateRequest, Generation, Ticket
+from service.engine.base_cache import BaseSource
 from service.engine.draft import RequestProgress
 from service.engine.engine import STOPPING
-from service.engine.residence import BaseSource
-from service.engine.steps import Owner, Work, work_of
+from service.engine.steps import Owner, SequenceGroup, new_group
 from service.ray_serving.deployment import DEPLOYMENT
-from service.ray_serving.wire import Asked, Ended, Piece, asked_of, can_travel, outcome_of
+from service.ray_serving.wire import (
+    ReplicaMessage,
+    ReplicaRequest,
+    ReplicaResult,
+    can_send,
+    replica_request,
+    result_or_error,
+)
 
 if TYPE_CHECKING:
     from service.engine.request import Request
@@ -66,7 +73,7 @@ class RayEngine(Engine):
     def __init__(self, bases: BaseSource, *, address: str, app: str, seconds: float, **limits: Any) -> None:
         super().__init__(bases, **limits)
         self._address, self._app, self._seconds = address, app, seconds
-        self._away: dict[Work, _Told] = {}
+        self._away: dict[SequenceGroup, _Told] = {}
         """Requests that are with replicas, under the engine's lock."""
         self._numbers = count()
         self._loop_away = asyncio.new_event_loop()
@@ -94,18 +101,18 @@ class RayEngine(Engine):
         with self._changed:
             self._changed.wait_for(lambda: not self._away, max(0.0, drained - time.monotonic()))
             left = list(self._away.items())
-        for work, told in left:
-            self._end(work, told.counted, Unavailable(STOPPING))
+        for group, told in left:
+            self._end(group, told.counted, Unavailable(STOPPING))
         last = None if patience is None else drained + patience
         if self._thread_away.is_alive():
             asyncio.run_coroutine_threadsafe(self._end_tasks(min(END_SECONDS, _left(last))), self._loop_away).result()
             self._loop_away.call_soon_threadsafe(self._loop_away.stop)
             self._thread_away.join()
             self._loop_away.close()
-        closing = threading.Thread(target=self._connection.close, name="ray-end", daemon=True)
-        closing.start()
-        closing.join(None if last is None else _left(last))
-        return ended and not closing.is_alive()
+        closing_tokens = threading.Thread(target=self._connection.close, name="ray-end", daemon=True)
+        closing_tokens.start()
+        closing_tokens.join(None if last is None else _left(last))
+        return ended and not closing_tokens.is_alive()
 
     def check_place(self, owner: Owner, *, here: bool = False) -> None:
         """See `Engine`. What goes away has a queue of its own, of requests that no replica has taken yet."""
@@ -122,7 +129,7 @@ class RayEngine(Engine):
             return {**found, "requests": found["requests"] + len(self._away)}
 
     def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
-        if not all(map(can_travel, requests)):
+        if not all(map(can_send, requests)):
             return super()._queued(requests)
         owner = requests[0].owner if requests else None
         for request in requests:
@@ -131,19 +138,19 @@ class RayEngine(Engine):
             self._check_away(owner)
             if not self._away:
                 self._passed_at[None] = time.monotonic()
-            works = [work_of(request, self._numbers) for request in requests]
-            told = {work: _Told(work, self._passed_at) for work in works}
+            groups = [new_group(request, self._numbers) for request in requests]
+            told = {group: _Told(group, self._passed_at) for group in groups}
             self._away |= told
-            for work in works:  # under the lock: a stop that comes between finds none that has not begun
-                self._loop_away.call_soon_threadsafe(self._begin, work, told[work])
-        return [work.ticket for work in works]
+            for group in groups:  # under the lock: a stop that comes between finds none that has not begun
+                self._loop_away.call_soon_threadsafe(self._begin, group, told[group])
+        return [group.ticket for group in groups]
 
     def _check_away(self, owner: Owner) -> None:
         """Under the lock; raises as `check_place`. What replicas have taken is theirs to limit, so that more of them
         take more."""
         if self._stop_at is not None:
             raise Unavailable(STOPPING)
-        self._queue.check([work for work, told in self._away.items() if not told.taken], owner, self._moment)
+        self._queue.check([group for group, told in self._away.items() if not told.taken], owner, self._moment)
 
     # --- on the event loop ------------------------------------------------------------------------
 
@@ -167,34 +174,34 @@ class RayEngine(Engine):
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
-    def _begin(self, work: Work, told: _Told) -> None:
-        task = self._loop_away.create_task(self._answered(work, told))
+    def _begin(self, group: SequenceGroup, told: _Told) -> None:
+        task = self._loop_away.create_task(self._answered(group, told))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        work.ticket.add_done_callback(lambda _: self._loop_away.call_soon_threadsafe(task.cancel))
+        group.ticket.add_done_callback(lambda _: self._loop_away.call_soon_threadsafe(task.cancel))
 
-    async def _answered(self, work: Work, told: _Told) -> None:
+    async def _answered(self, group: SequenceGroup, told: _Told) -> None:
         """Have a request answered by a replica, however it ends."""
         try:
             async with asyncio.timeout(None) as patience:
-                ended = await self._tried(work, told, patience)
+                ended = await self._tried(group, told, patience)
         except asyncio.CancelledError:  # by the client, whose ticket has no answer, or by a stop
-            self._end(work, told.counted, Unavailable(STOPPING))
+            self._end(group, told.counted, Unavailable(STOPPING))
         except SoupError as error:
-            self._end(work, told.counted, error)
+            self._end(group, told.counted, error)
         except TimeoutError:
             message = NONE_TOOK.format(self._seconds)
-            self._end(work, told.counted, Unavailable(message, retry_after=RETRY_SECONDS))
+            self._end(group, told.counted, Unavailable(message, retry_after=RETRY_SECONDS))
         except Exception:
             log.exception("a request to Ray failed")
-            self._end(work, told.counted, Internal("The request to Ray failed; the server's log says why."))
+            self._end(group, told.counted, Internal("The request to Ray failed; the server's log says why."))
         else:
-            self._end(work, (ended.read, ended.written), outcome_of(ended))
+            self._end(group, (ended.read, ended.written), result_or_error(ended))
 
-    async def _tried(self, work: Work, told: _Told, patience: asyncio.Timeout) -> Ended:
+    async def _tried(self, group: SequenceGroup, told: _Told, patience: asyncio.Timeout) -> ReplicaResult:
         """Try one replica after the other; raises Busy and Unavailable."""
-        assert isinstance(work.request, GenerateRequest)
-        asked = asked_of(work.request, self._bases.text(work.request.base_id).shape.fingerprint)
+        assert isinstance(group.request, GenerateRequest)
+        asked = replica_request(group.request, self._bases.text(group.request.base_id).shape.fingerprint)
         lost_with = 0
         known_by = asked.digest or ""
         patience.reschedule(self._loop_away.time() + self._seconds)
@@ -218,7 +225,9 @@ class RayEngine(Engine):
                 patience.reschedule(self._loop_away.time() + self._seconds)
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
-    async def _one_try(self, asked: Asked, known_by: str, told: _Told, patience: asyncio.Timeout) -> Ended:
+    async def _one_try(
+        self, asked: ReplicaRequest, known_by: str, told: _Told, patience: asyncio.Timeout
+    ) -> ReplicaResult:
         """What one replica answers, rather one that knows this digest; raises _Lost, and Busy where all have enough."""
         from grpc import RpcError
         from ray.exceptions import RayError
@@ -241,21 +250,21 @@ class RayEngine(Engine):
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, work: Work, counted: tuple[int, int], outcome: Generation | SoupError) -> None:
+    def _end(self, group: SequenceGroup, counted: tuple[int, int], outcome: Generation | SoupError) -> None:
         """Settle a request, once."""
         with self._changed:
-            if work not in self._away:
+            if group not in self._away:
                 return
-            told = self._away.pop(work)
+            told = self._away.pop(group)
             settled = "failed" if isinstance(outcome, SoupError) else "finished"
-            how = "cancelled" if work.ticket.cancelled() else settled
+            how = "cancelled" if group.ticket.cancelled() else settled
             self._ends[how] += 1
-        told.tell_end(work, how, counted)
-        if work.ticket.set_running_or_notify_cancel():
+        told.tell_end(group, how, counted)
+        if group.ticket.set_running_or_notify_cancel():
             if isinstance(outcome, SoupError):
-                work.ticket.set_exception(outcome)
+                group.ticket.set_exception(outcome)
             else:
-                work.ticket.set_result(outcome)
+                group.ticket.set_result(outcome)
         with self._changed:
             self._changed.notify_all()
 
@@ -272,9 +281,9 @@ def _left(last: float | None) -> float:
 class _Told(RequestProgress):
     """What a request's client has been told so far."""
 
-    def __init__(self, work: Work, passed_at: dict[str | None, float]) -> None:
+    def __init__(self, group: SequenceGroup, passed_at: dict[str | None, float]) -> None:
         super().__init__()
-        self._request = work.request
+        self._request = group.request
         self._passed_at = passed_at
         """When a token last came, by base model, and under None of any: by this /readyz knows what is stuck."""
         self.taken = False
@@ -307,11 +316,11 @@ class _Told(RequestProgress):
             self._request.on_step()
 
 
-async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.Timeout) -> Ended:
+async def _all_of(answer: AsyncIterator[ReplicaMessage], told: _Told, patience: asyncio.Timeout) -> ReplicaResult:
     """Pass an answer on as it comes; raises _Lost where it has no end."""
     async for piece in answer:
         patience.reschedule(None)  # it was taken: how long it computes is the replica's affair
-        if isinstance(piece, Ended):
+        if isinstance(piece, ReplicaResult):
             await _rest(answer)
             return piece
         told.take()
@@ -319,7 +328,7 @@ async def _all_of(answer: AsyncIterator[Piece], told: _Told, patience: asyncio.T
     raise _Lost("no end")
 
 
-async def _rest(answer: AsyncIterator[Piece]) -> None:
+async def _rest(answer: AsyncIterator[ReplicaMessage]) -> None:
     """Hear that an answer is over, so that Ray does not take it for one that was given up."""
     from grpc import RpcError
     from ray.exceptions import RayError
@@ -333,7 +342,7 @@ async def _rest(answer: AsyncIterator[Piece]) -> None:
             raise
 
 
-def _is_full(ended: Ended) -> bool:
+def _is_full(ended: ReplicaResult) -> bool:
     """Whether a replica had no place for a request; others may have one."""
     return ended.error is not None and ended.error["code"] == Busy.code
 

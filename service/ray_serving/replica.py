@@ -20,9 +20,9 @@ from registry.stored_files import from_store
 from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Ticket
 from service.engine.bases import AllowedBases
 from service.engine.grammars import Grammars
-from service.engine.served import ends_of
+from service.engine.text_support import stop_token_ids
 from service.ray_serving.plan import ReplicaPlan
-from service.ray_serving.wire import Asked, Ended, Piece, sent_error
+from service.ray_serving.wire import ReplicaMessage, ReplicaRequest, ReplicaResult, sent_error
 
 PIECES_A_SECOND = 400
 """Of all answers together: each takes Ray some hundred microseconds, and the engine's thread waits for its turn."""
@@ -59,7 +59,7 @@ class Replica:
         self._streams = 0
         self._outbox = _Outbox(asyncio.get_running_loop())
 
-    async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
+    async def generate(self, asked: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
         """An answer, piece by piece; what is wrong with a request is its end. Whoever stops listening cancels it."""
         stream = _Stream(self._gap)
         submitting = asyncio.create_task(asyncio.to_thread(self._submit, asked, stream))
@@ -69,7 +69,7 @@ class Replica:
             submitting.add_done_callback(_give_up)
             raise
         except SoupError as error:
-            yield Ended(0, 0, error=sent_error(error))
+            yield ReplicaResult(0, 0, error=sent_error(error))
             return
         ticket.add_done_callback(lambda _: self._outbox.end(stream))
         self._streams += 1
@@ -91,7 +91,7 @@ class Replica:
         """End what is under way, as Ray takes the replica away."""
         self._engine.stop(drain=0.0, patience=5.0)
 
-    def _submit(self, asked: Asked, stream: _Stream) -> Ticket:
+    def _submit(self, asked: ReplicaRequest, stream: _Stream) -> Ticket:
         """Have the engine begin; raises what it raises, and Incompatible for another state of the base model."""
         base = self._bases.text(asked.base_id)
         if base.shape.fingerprint != asked.fingerprint:
@@ -99,7 +99,7 @@ class Replica:
                 f"A replica on Ray has another state of base model '{asked.base_id}' "
                 f"({base.shape.fingerprint[:19]} and not {asked.fingerprint[:19]}): deploy the replicas again."
             )
-        ends = ends_of(base, asked.params.end_ids)
+        ends = stop_token_ids(base, asked.params.end_ids)
         request = GenerateRequest(
             asked.base_id, asked.prompt, self._adapter(asked), asked.params,
             on_token=partial(self._outbox.put, stream), on_step=self._outbox.flush, on_end=stream.count,
@@ -108,7 +108,7 @@ class Replica:
         )  # fmt: skip
         return self._engine.submit(request)
 
-    def _adapter(self, asked: Asked) -> LoadableAdapter | None:
+    def _adapter(self, asked: ReplicaRequest) -> LoadableAdapter | None:
         if asked.digest is None:
             return None
         assert asked.config is not None
@@ -124,14 +124,14 @@ def _give_up(submitted: asyncio.Task[Ticket]) -> None:
         submitted.result().cancel()
 
 
-def _ended(ticket: Ticket, stream: _Stream) -> Ended:
+def _ended(ticket: Ticket, stream: _Stream) -> ReplicaResult:
     """How a request ended whose ticket is done."""
     try:
-        return Ended(*stream.counted, generation=ticket.result(0))
+        return ReplicaResult(*stream.counted, generation=ticket.result(0))
     except TicketCancelled:
-        return Ended(*stream.counted, error=sent_error(Unavailable(GIVEN_UP)))
+        return ReplicaResult(*stream.counted, error=sent_error(Unavailable(GIVEN_UP)))
     except SoupError as error:
-        return Ended(*stream.counted, error=sent_error(error))
+        return ReplicaResult(*stream.counted, error=sent_error(error))
 
 
 class _Stream:

@@ -16,7 +16,7 @@ from service.engine import Delta, GenerateRequest, Generation, SamplingParams
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplicaRequest:
     """A GenerateRequest without what stays at the server: its callbacks, and how its adapter is read there."""
 
     base_id: str
@@ -35,7 +35,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ReplicaResult:
     """The last of an answer: what came of it or the error, and the tokens that were read and written."""
 
     read: int
@@ -44,14 +44,14 @@ class Ended:
     error: dict[str, Any] | None = None
 
 
-Piece = list[Delta] | Ended
+ReplicaMessage = list[Delta] | ReplicaResult
 """What a replica sends: an empty list once it has taken the request, then the tokens of some steps, then the end."""
 
 
-def asked_of(request: GenerateRequest, fingerprint: str) -> Asked:
+def replica_request(request: GenerateRequest, fingerprint: str) -> ReplicaRequest:
     """What is sent of a request; its adapter, where it has one, is stored."""
     adapter = request.adapter
-    found = Asked(
+    found = ReplicaRequest(
         request.base_id, fingerprint, request.prompt, request.params, request.namespace, request.owner,
         schema=None if request.grammar is None else request.grammar.schema,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def asked_of(request: GenerateRequest, fingerprint: str) -> Asked:
     )
 
 
-def can_travel(request: object) -> bool:
+def can_send(request: object) -> bool:
     """Whether a replica can do this: it generates, with an adapter that lies in the store or with none."""
     if not isinstance(request, GenerateRequest):
         return False
@@ -83,7 +83,7 @@ def received_error(sent: dict[str, Any]) -> SoupError:
     return error
 
 
-def outcome_of(ended: Ended) -> Generation | SoupError:
+def result_or_error(ended: ReplicaResult) -> Generation | SoupError:
     """What came of a request that was answered to its end."""
     if ended.error is not None:
         return received_error(ended.error)

@@ -30,7 +30,7 @@ from registry.spec import AdapterConfig, Card, LoraConfig, LoraModule, PrefixCon
 from registry.stored_files import loadable
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
-from service.engine.bank import smallest_adapter
+from service.engine.adapter_cache import smallest_adapter_bytes
 from service.http.app import create_app
 from service.operations.storage import check_schema, migrate, owned
 from service.runtime import Runtime
@@ -209,7 +209,7 @@ class TestStart:
         ]
         configs += [LoraConfig.of({path: LoraModule(1, 1.0)}) for path in paths]
         sizes = [ReadyAdapter(create(one, base.shape, seed=0, base=base.model), base.model).bytes for one in configs]
-        assert min(sizes) == smallest_adapter(base.shape) == 4 * sum(paths[smallest])
+        assert min(sizes) == smallest_adapter_bytes(base.shape) == 4 * sum(paths[smallest])
         settings = settings_of(tmp_path, tiny_base_dir, adapter_bank_bytes=min(sizes) - 1)
         words = rf"SOUP_ADAPTER_BANK_BYTES is {min(sizes) - 1}, .* takes {min(sizes)} bytes"
         with pytest.raises(InvalidParameter, match=words):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from service.engine import GenerateRequest
 from service.engine.grammars import ANY_OBJECT
-from service.engine.json_schema import checked_schema
-from service.engine.served import ends_of
+from service.engine.json_schema import validate_schema
+from service.engine.text_support import stop_token_ids
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
 from service.parts import Parts
@@ -21,7 +21,7 @@ def schema_of(asked: ResponseFormat | None) -> str | None:
     """
     if asked is None or isinstance(asked, TextFormat):
         return None
-    return checked_schema(asked.json_schema.schema_) if isinstance(asked, JsonSchemaFormat) else ANY_OBJECT
+    return validate_schema(asked.json_schema.schema_) if isinstance(asked, JsonSchemaFormat) else ANY_OBJECT
 
 
 def following(
@@ -40,7 +40,7 @@ def following(
     if schema is None:
         return list(admitted)
     try:
-        grammar = parts.grammars.grammar(model.base, ends_of(model.base, ends), schema)
+        grammar = parts.grammars.grammar(model.base, stop_token_ids(model.base, ends), schema)
     except BaseException:
         for one in admitted:
             if one.on_end is not None:

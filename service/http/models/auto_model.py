@@ -14,7 +14,7 @@ from registry.samples.sample import prepare
 from registry.select.select import likeliest
 from registry.spec import PoolRequest
 from service.access.keys import Principal
-from service.engine.served import not_speaking
+from service.engine.text_support import why_no_text
 from service.http.models.embedding_places import embedding_place
 from service.http.models.named_models import ResolvedModel, language_model, resolve_model, sole_base
 from service.parts import Parts
@@ -51,6 +51,6 @@ def model_for(parts: Parts, principal: Principal, model: str, texts: Sequence[st
     with embedding_place(parts):
         best = likeliest(parts.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))
     chosen = None if best is None else resolve_model(parts, principal, best.member.ref)
-    if chosen is None or chosen.row is None or not_speaking(base.shape, chosen.row.config) is not None:
+    if chosen is None or chosen.row is None or why_no_text(base.shape, chosen.row.config) is not None:
         return replace(language_model(parts, principal, f"base/{base_id}"), chosen=True)
     return replace(chosen, chosen=True)

@@ -20,7 +20,7 @@ from registry.quotas import in_force, named
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
-from service.engine.shares import UNSAID
+from service.engine.key_quotas import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
 from service.parts import Parts
 from service.rates import Measure, Rates, SharedRates, Want
@@ -85,7 +85,7 @@ def tokens_needed(model: ResolvedModel, asked: GenerateRequest | ScoreRequest) -
         return sum(map(len, asked.windows))
     most = asked.params.max_tokens
     if most is None:
-        most = max(0, min(UNSAID, asked.length_limit(model.base.shape)))
+        most = max(0, min(ASSUMED_TOKENS, asked.length_limit(model.base.shape)))
     return len(asked.prompt) + asked.params.n * most
 
 

@@ -16,7 +16,7 @@ from registry.names import BaseRef, NameRef, check_part, parse_ref
 from registry.stored_files import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
-from service.engine.served import check_speaks
+from service.engine.text_support import check_supports_text
 from service.parts import Parts
 
 
@@ -99,7 +99,7 @@ def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedMod
     experts, and encoders.
     """
     model = resolve_model(parts, principal, text)
-    check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
+    check_supports_text(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
     return model
 
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from registry.errors import Forbidden, NotFound, Retired
 from registry.names import DigestRef
 from service.access.keys import Principal
-from service.engine.tally import BASE, OTHER, Figures
+from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
 from service.http.app_parts import AppParts
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
@@ -99,7 +99,7 @@ def adapters(found: EngineState) -> Table:
     return Table("adapters", "Models by their tokens, since the server began", columns, rows)
 
 
-def _times(model: str, found: Figures) -> AdapterTimes:
+def _times(model: str, found: AdapterTotals) -> AdapterTimes:
     return AdapterTimes(
         model=model,
         generated_tokens=found.generated_tokens,

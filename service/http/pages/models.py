@@ -14,7 +14,7 @@ from registry.errors import InvalidParameter
 from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
-from service.engine.served import not_speaking
+from service.engine.text_support import why_no_text
 from service.http.app_parts import AppParts
 from service.http.pages import addresses
 from service.http.pages.fields import Text
@@ -200,13 +200,13 @@ def use_of(services: Parts, principal: Principal, row: ListedAdapter) -> Use:
     """Whether a key may ask for a model."""
     if row.base_model not in services.bases:
         return "base"
-    if not_speaking(services.bases[row.base_model].shape, row.config) is not None:
+    if why_no_text(services.bases[row.base_model].shape, row.config) is not None:
         return "text"
     return "yes" if principal.has("infer") else "scope"
 
 
 def suggested(services: Parts, principal: Principal) -> list[str]:
     """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
-    bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if not_speaking(base.shape, None) is None]
+    bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if why_no_text(base.shape, None) is None]
     newest = list_adapters(services, principal, limit=min(SUGGESTED, services.settings.max_page_size)).data
     return bases + [one.ref for one in newest if use_of(services, principal, one) in {"yes", "scope"}]

@@ -20,7 +20,7 @@ from registry.errors import Cancelled, InvalidParameter, InvalidPrompt, SoupErro
 from registry.files import loads_strict
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
-from service.engine.served import not_speaking
+from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_parts import AppParts
 from service.http.models.named_models import resolve_model
@@ -125,7 +125,7 @@ def playground(services: AppParts, principal: ModelUser, model: NamedModels = No
 def _converses(base: ServedBaseModel) -> bool:
     """Whether a base model has a chat template; one that cannot be read has none."""
     try:
-        return not_speaking(base.shape, None) is None and template_of(base.text.tokenizer) is not None
+        return why_no_text(base.shape, None) is None and template_of(base.text.tokenizer) is not None
     except SoupError:
         return False
 

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
-from service.engine.texts import closing, has_bos, nothing_to_embed
+from service.engine.text_calls import closing_tokens, empty_text_error, has_bos
 from service.http.answers.streaming import finish
 from service.http.app_parts import AppParts
 from service.http.models.inference_limits import check_ids, check_texts
@@ -87,9 +87,9 @@ def _row(model: ResolvedModel, given: str | list[int], number: int) -> Row:
     """A text or token ids as they are embedded; raises InvalidPrompt and InvalidParameter."""
     base, context = model.base, model.base.shape.context
     if isinstance(given, str):
-        row = Row((*base.tokenize(given), *closing(base)), has_bos(base))
-        if len(row.ids) <= row.front + len(closing(base)):
-            raise nothing_to_embed(base, number, given)
+        row = Row((*base.tokenize(given), *closing_tokens(base)), has_bos(base))
+        if len(row.ids) <= row.front + len(closing_tokens(base)):
+            raise empty_text_error(base, number, given)
     else:
         check_ids(given, model, param=f"input.{number}")
         row = Row(tuple(given), has_bos(base) and given[0] == base.bos_id)

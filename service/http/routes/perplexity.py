@@ -17,7 +17,7 @@ from registry.evaluate import perplexity as evaluate
 from registry.spec import PerplexityReport
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
-from service.engine.texts import Windows, has_bos, text_windows
+from service.engine.text_calls import Windows, has_bos, text_windows
 from service.http.answers.streaming import finish
 from service.http.app_parts import AppParts
 from service.http.models.inference_limits import check_texts

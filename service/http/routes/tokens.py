@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from registry.base_model import BaseText
 from registry.base_model.chat_template import template_of
-from service.engine.texts import has_bos
+from service.engine.text_calls import has_bos
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.models.inference_limits import check_ids, check_text

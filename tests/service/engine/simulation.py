@@ -7,13 +7,13 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from registry.spec import BottleneckConfig
-from service.engine.kept_texts import KeptTexts
-from service.engine.pace import LEAST
+from service.engine.key_quotas import AdmissionControl
+from service.engine.kv_budget import KVBudget
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Scheduler
-from service.engine.shares import Queue
-from service.engine.space import Space
-from service.engine.steps import KeptText, Segment, Sequence, Step, Work
+from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
+from service.engine.token_budget import MIN_TOKENS
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 
@@ -38,9 +38,13 @@ def scheduler_of(
     *, max_queue: int = 99, tokens: int = 100, rows: int = 4, kv: int | None = None, pace: int | None = None
 ) -> Scheduler:
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
-    space = Space(kv, lambda _base_id: 1)
+    space = KVBudget(kv, lambda _base_id: 1)
     found = Scheduler(
-        queue=Queue(max_queue), max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
+        queue=AdmissionControl(max_queue),
+        max_step_tokens=tokens,
+        max_rows=rows,
+        space=space,
+        kept=PrefixCache(space, "namespace"),
     )
     if pace is not None:
         found.pace.beside("b", tokens)
@@ -54,7 +58,7 @@ class Simulation:
 
     def __init__(
         self, scheduler: Scheduler, *, adapter_bytes: int | None = None,
-        loaded: Callable[[Work], bool] = lambda _work: True,
+        loaded: Callable[[SequenceGroup], bool] = lambda _work: True,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
         self.adapter_bytes = adapter_bytes
@@ -62,9 +66,9 @@ class Simulation:
         self.made: dict[Sequence, int] = {}
         self.scored: dict[Sequence, int] = {}
         self.kept: dict[Sequence, int] = {}
-        self.texts: set[KeptText] = set()
+        self.texts: set[CachedPrefix] = set()
         self.reused = 0
-        self.ended: list[Work] = []
+        self.ended: list[SequenceGroup] = []
 
     def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
@@ -88,7 +92,7 @@ class Simulation:
     def is_done(self, segment: Segment) -> bool:
         """What the engine does with a segment: keep, score, or draw a token."""
         sequence, end = segment.sequence, segment.start + segment.length
-        request = sequence.work.request
+        request = sequence.group.request
         if segment.kept:
             self.kept[sequence] = end
         if isinstance(request, ScoreRequest):
@@ -108,28 +112,28 @@ class Simulation:
         sequences = [segment.sequence for segment in step.segments]
         assert sequences
         assert len(set(sequences)) == len(sequences)
-        assert {one.work.key[0] for one in sequences} == {step.base_id}
-        assert all(one.work.state is State.RUNNING for one in sequences)
+        assert {one.group.key[0] for one in sequences} == {step.base_id}
+        assert all(one.group.state is State.RUNNING for one in sequences)
         assert scheduler.generating <= scheduler.max_rows
         if len(step.segments) > 1 and not any(one.newest for one in sequences):
-            beside = LEAST if scheduler._sent_away else 0  # of streams that have given way since
+            beside = MIN_TOKENS if scheduler._sent_away else 0  # of streams that have given way since
             assert step.tokens <= max(scheduler.max_step_tokens, beside)
         space = scheduler._space
         assert space.limit is None or space.bytes <= space.limit
-        sizes = {one.work.key[1]: 1 for one in sequences if one.work.key[1]}
+        sizes = {one.group.key[1]: 1 for one in sequences if one.group.key[1]}
         assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
         for segment in step.segments:
             assert segment.length >= 1
-            if isinstance(segment.copied, KeptText):
+            if isinstance(segment.copied, CachedPrefix):
                 assert segment.copied in self.texts
                 assert segment.copied.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
-                request = segment.sequence.work.request
+                request = segment.sequence.group.request
                 assert isinstance(request, GenerateRequest)
-                assert segment.copied.scope == (*segment.sequence.work.key, request.namespace)
+                assert segment.copied.scope == (*segment.sequence.group.key, request.namespace)
                 self.reused += segment.start
             elif segment.copied is not None:
                 assert self.kept[segment.copied] >= segment.start
-                assert segment.copied.work is segment.sequence.work
+                assert segment.copied.group is segment.sequence.group
             elif segment.start:
                 assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
 
@@ -142,9 +146,9 @@ def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
     return steps
 
 
-def works_of(step: Step | None) -> list[Work]:
+def works_of(step: Step | None) -> list[SequenceGroup]:
     assert step is not None
-    return step.works
+    return step.groups
 
 
 def works_segments(step: Step | None) -> tuple[Segment, ...]:

@@ -27,7 +27,7 @@ from registry.base_model import BaseText, LoadedBase, load_base, load_text, weig
 from registry.errors import NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
-from service.engine.trial import tried
+from service.engine.runner_check import checked_runner
 from tests.service.engine.stepping import run
 from tests.tiny_models import build_tiny_base
 
@@ -488,7 +488,7 @@ def test_memory_of_what_is_dropped_goes_back_to_the_system() -> None:
 import torch
 from pathlib import Path
 from types import SimpleNamespace
-from service.engine.residence import Residence
+from service.engine.base_cache import Residence
 
 def mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
@@ -526,13 +526,13 @@ class TestTheTrial:
         folder = build_tiny_base(tmp_path / family, model_type=family, **RECURRENT[family])
         base = load_base(BaseEntry(id="r", source=str(folder)))
         with pytest.raises(Unavailable, match=rf"'r' \(family '{family}'\) cannot generate here"):
-            tried(base)
+            checked_runner(base)
 
     def test_weights_that_are_no_numbers_are_named_as_such(self, entries: dict[str, BaseEntry]) -> None:
         base = load_base(next(iter(entries.values())))
         base.model.get_input_embeddings().weight.data.fill_(float("nan"))
         with pytest.raises(Unavailable, match="not finite numbers: look at its weights"):
-            tried(base)
+            checked_runner(base)
 
 
 def test_models_are_built_one_at_a_time(entries: dict[str, BaseEntry]) -> None:

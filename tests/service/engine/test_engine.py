@@ -39,8 +39,8 @@ from service.engine import (
     ScoreRequest,
     Ticket,
 )
-from service.engine.bank import Bank
-from service.engine.runner import Found, Runner, Task
+from service.engine.adapter_cache import AdapterCache
+from service.engine.runner import ForwardResult, ForwardTask, Runner
 from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -674,7 +674,7 @@ class TestTrouble:
         engine.preload(["tiny"])
         real = Runner.run
 
-        def run_pass(self: Runner, tasks: Sequence[Task]) -> list[Found]:
+        def run_pass(self: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
             found = real(self, tasks)
             for one in found:
                 one.logits = None if one.logits is None else one.logits.clone().index_fill(0, torch.tensor([7]), value)
@@ -693,7 +693,7 @@ class TestTrouble:
         engine.preload(["tiny"])
         real = Runner.run
 
-        def fail(self: Runner, tasks: Sequence[Task]) -> list[Found]:
+        def fail(self: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
             if step == "decode" and tasks[0].start == 0:
                 return real(self, tasks)
             monkeypatch.setattr(Runner, "run", real)
@@ -834,12 +834,12 @@ class TestStop:
 
 class TestBank:
     def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
-        module = Bank(2**20).get(Runner(base), handle_of(base, 0)).module
+        module = AdapterCache(2**20).get(Runner(base), handle_of(base, 0)).module
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
 
     def test_a_name_is_no_key(self, base: LoadedBase) -> None:
-        bank, runner = Bank(2**20), Runner(base)
+        bank, runner = AdapterCache(2**20), Runner(base)
         first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
         again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
         assert bank.get(runner, first) is bank.get(runner, again)

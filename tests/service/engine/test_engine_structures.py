@@ -24,7 +24,7 @@ from registry.spec import (
     UnionConfig,
 )
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
-from service.engine.texts import text_windows
+from service.engine.text_calls import text_windows
 from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
 

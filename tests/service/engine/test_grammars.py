@@ -20,10 +20,10 @@ from registry.base_model import BaseText, LoadedBase, load_base, load_text
 from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, SamplingParams
-from service.engine.grammars import ANY_OBJECT, LIMITS, Grammar, Grammars, Walk
-from service.engine.json_schema import MAX_CHARS, checked_schema
-from service.engine.sampler import Draw, Stream, choose
-from service.engine.served import ends_of
+from service.engine.grammars import ANY_OBJECT, LIMITS, Grammar, Grammars, GrammarState
+from service.engine.json_schema import MAX_CHARS, validate_schema
+from service.engine.sampler import Draw, RandomStream, sample_tokens
+from service.engine.text_support import stop_token_ids
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
@@ -47,7 +47,7 @@ def grammars() -> Grammars:
 
 
 def compiled(grammars: Grammars, base: BaseText, schema: dict[str, Any]) -> Grammar:
-    return grammars.grammar(base, ends_of(base), checked_schema(schema))
+    return grammars.grammar(base, stop_token_ids(base), validate_schema(schema))
 
 
 # --- schemas that can be followed, of everything that is supported -----------------------------------
@@ -140,12 +140,12 @@ ONE_OF = {
 
 def written(base: BaseText, grammar: Grammar, seed: int, *, free: int = 25, most: int = 400) -> str:
     """The text of an answer whose tokens are drawn at random from those allowed; after `free` those that end it."""
-    draw, walk, ids = random.Random(seed), Walk(grammar), list[int]()
-    ends = ends_of(base)
-    closing = [base.tokenize(sign, bos=False)[0] for sign in '"}],:']
+    draw, walk, ids = random.Random(seed), GrammarState(grammar), list[int]()
+    ends = stop_token_ids(base)
+    closing_tokens = [base.tokenize(sign, bos=False)[0] for sign in '"}],:']
     while len(ids) < most:
         allowed = walk.allowed.nonzero()[:, 0].tolist()
-        quick = [token for token in (*ends, *closing) if token in allowed] if len(ids) >= free else []
+        quick = [token for token in (*ends, *closing_tokens) if token in allowed] if len(ids) >= free else []
         token = quick[0] if quick else draw.choice(allowed)
         if token in ends:
             break
@@ -313,12 +313,14 @@ class TestChoose:
         allowed = torch.zeros(40, dtype=torch.bool)
         allowed[list(kept)] = True
         params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        [token] = choose(logits, [Draw(params, Stream(seed, 0), 0, allowed=allowed)])
+        [token] = sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)])
         assert token in kept
         everything = torch.ones(40, dtype=torch.bool)
-        plain, same = (choose(logits, [Draw(params, Stream(seed, 0), 0, allowed=mask)]) for mask in (None, everything))
+        plain, same = (
+            sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=mask)]) for mask in (None, everything)
+        )
         assert plain == same
-        assert choose(logits * torch.nan, [Draw(params, Stream(seed, 0), 0, allowed=allowed)]) == [None]
+        assert sample_tokens(logits * torch.nan, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)]) == [None]
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -399,19 +401,19 @@ class TestRefusals:
 
     def test_names_and_values_are_no_keywords(self) -> None:
         properties = {"allOf": {"const": {"multipleOf": 2}}, "anyOf": {"type": "string", "default": "\\u0001"}}
-        checked_schema({"properties": properties, "required": ["allOf"]})
+        validate_schema({"properties": properties, "required": ["allOf"]})
 
     def test_the_bounds_of_a_schema(self) -> None:
         fits = {"enum": ["a" * (MAX_CHARS - len('{"enum":[""]}'))]}
-        assert len(checked_schema(fits)) == MAX_CHARS
+        assert len(validate_schema(fits)) == MAX_CHARS
         with pytest.raises(TooLarge, match="at most 65536 are taken"):
-            checked_schema({"enum": [fits["enum"][0] + "a"]})
+            validate_schema({"enum": [fits["enum"][0] + "a"]})
 
     @pytest.mark.parametrize(("length", "deep"), [(1300, 0), (60, 30), (500, 1)])
     def test_references_that_would_overflow_the_compilers_stack_are_refused(self, length: int, deep: int) -> None:
         """Compiled, these end the process: llguidance 1.9.1 follows references on its stack."""
         with pytest.raises(TooLarge, match=r"levels may stand inside of each other; at most 1000 are taken"):
-            checked_schema(chained(length, deep))
+            validate_schema(chained(length, deep))
 
     @pytest.mark.parametrize(
         "schema",
@@ -437,7 +439,7 @@ class TestRefusals:
         self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any]
     ) -> None:
         try:
-            walk, draw = Walk(compiled(grammars, base, schema)), random.Random(1)
+            walk, draw = GrammarState(compiled(grammars, base, schema)), random.Random(1)
             for _ in range(60):
                 if walk.take(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
                     break
@@ -466,14 +468,14 @@ class TestGrammars:
         assert [written(base, grammar, seed, free=9000, most=9000) for seed in range(4)] == alone
 
     def test_bases_and_ends_have_grammars_of_their_own(self, base: LoadedBase, tmp_path: Path) -> None:
-        grammars, schema = Grammars(), checked_schema({"type": "integer"})
+        grammars, schema = Grammars(), validate_schema({"type": "integer"})
         other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
         one, two, three = (
             grammars.grammar(base, (0,), schema), grammars.grammar(base, (0, 5), schema),
             grammars.grammar(other, (0,), schema),
         )  # fmt: skip
         assert (len(one.first), len(three.first)) == (300, 290)
-        walk, ends = Walk(two), Walk(one)
+        walk, ends = GrammarState(two), GrammarState(one)
         digit = base.tokenize("7", bos=False)[0]
         for one_walk in (walk, ends):
             one_walk.take(digit)

@@ -9,8 +9,8 @@ from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, LoadableAdapter
+from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.runner import Runner
-from service.engine.space import SMALLEST
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
@@ -47,7 +47,7 @@ def row_bytes(engine: Engine) -> int:
 def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: int) -> None:
     """Many short rows come and go, long ones take their place; a slab's spare rows are counted."""
     draw = np.random.default_rng(rows)
-    each = SMALLEST * Engine(LoadedBases(base))._position_bytes("base")
+    each = MIN_ROW_POSITIONS * Engine(LoadedBases(base))._position_bytes("base")
     engine = Engine(LoadedBases(base), kv_bytes=rows * each, max_rows=64)
     spare = 0
     for number in range(120):

@@ -27,9 +27,9 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from service.engine.kv import KeyValues
-from service.engine.runner import Runner, Task
-from service.engine.space import SMALLEST
+from service.engine.kv_budget import MIN_ROW_POSITIONS
+from service.engine.kv_cache import KVCache
+from service.engine.runner import ForwardTask, Runner
 from tests.tiny_models import VARIANTS, build_tiny
 
 TOLERANCE = 1e-5
@@ -115,9 +115,9 @@ class Text:
     nll: float = 0.0
     logits: dict[int, Tensor] = field(default_factory=dict)
 
-    def task(self, world: World, length: int, *, kept: bool = True) -> Task:
+    def task(self, world: World, length: int, *, kept: bool = True) -> ForwardTask:
         end = self.done + length
-        return Task(
+        return ForwardTask(
             self.ids[self.done : end], self.done, adapter=world.ready[self.adapter], owner=self if kept else None,
             follows=self.ids[end] if end < len(self.ids) else None, logits=True, nll=True, reserve=end,
         )  # fmt: skip
@@ -200,7 +200,7 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     others = [Text(0, list(range(1, 20))) for _ in range(3)]
     bad = object()
     for _ in range(2):
-        tasks = [Task([1, 2, 3], 0, adapter=ready, owner=bad, logits=True, reserve=9)]
+        tasks = [ForwardTask([1, 2, 3], 0, adapter=ready, owner=bad, logits=True, reserve=9)]
         assert not bool(world.runner.run(tasks)[0].logits.isfinite().all())  # type: ignore[union-attr]
         world.runner.retain(others)
         step(world, [(text, 4, True) for text in others])
@@ -309,31 +309,31 @@ class TestStacks:
 
 
 class TestMemory:
-    states = torch.arange(2 * 3 * SMALLEST, dtype=torch.float32).reshape(2, SMALLEST, 3)
+    states = torch.arange(2 * 3 * MIN_ROW_POSITIONS, dtype=torch.float32).reshape(2, MIN_ROW_POSITIONS, 3)
 
-    def fill(self, memory: KeyValues, owner: str, positions: int, factor: float) -> None:
+    def fill(self, memory: KVCache, owner: str, positions: int, factor: float) -> None:
         row = memory.reserve(owner, positions)
         keys = factor * self.states.repeat(1, 4, 1)[:, :positions]
         row.write(0, keys, -keys)
         row.length = positions
 
-    def held(self, memory: KeyValues, owner: str) -> Tensor:
+    def held(self, memory: KVCache, owner: str) -> Tensor:
         row = memory.reserve(owner, 1)
         return row.slab.layers[0][0][row.place, :, : row.length]
 
     def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold(self) -> None:
-        memory = KeyValues()
+        memory = KVCache()
         for number, owner in enumerate("abcde"):
             self.fill(memory, owner, 10 + number, 1.0 + number)
         memory.release("b")
-        memory.reserve("c", 3 * SMALLEST)
+        memory.reserve("c", 3 * MIN_ROW_POSITIONS)
         memory.copy("a", "f", 7, room=20)
         for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
             assert torch.equal(self.held(memory, owner), factor * self.states[:, :length])
-        assert memory.reserve("c", 1).slab.capacity == 4 * SMALLEST
+        assert memory.reserve("c", 1).slab.capacity == 4 * MIN_ROW_POSITIONS
 
     def test_what_is_given_up_is_wiped(self) -> None:
-        memory = KeyValues()
+        memory = KVCache()
         self.fill(memory, "a", 10, float("nan"))
         self.fill(memory, "b", 5, 1.0)
         slab = memory.reserve("b", 1).slab

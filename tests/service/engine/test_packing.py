@@ -7,7 +7,7 @@ import torch
 
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import hidden_states
-from service.engine.packing import IMPLEMENTATION, Packing, Piece, first_position, packed_states
+from service.engine.packing import IMPLEMENTATION, Chunk, Packing, first_position, packed_states
 from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
 
 LENGTHS = (7, 20, 20, 20, 3, 1)
@@ -24,7 +24,7 @@ def test_a_sequence_computes_what_it_computes_alone(base: LoadedBase) -> None:
     rows = [torch.randint(5, 290, (length,), generator=generator) for length in LENGTHS]
     starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
     packing = Packing(
-        [Piece(start, length) for start, length in zip(starts, LENGTHS, strict=True)],
+        [Chunk(start, length) for start, length in zip(starts, LENGTHS, strict=True)],
         causal=base.shape.kind == "causal",
     )
     positions = torch.cat([torch.arange(length) for length in LENGTHS]) + first_position(base.model)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from registry.base_model import LoadedBase, load_base
 from registry.spec import PrefixConfig
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
-from service.engine.kept_texts import BLOCK
-from service.engine.kv import KeyValues
-from service.engine.runner import Found, Runner, Task
-from service.engine.space import capacity_for
+from service.engine.kv_budget import row_capacity
+from service.engine.kv_cache import KVCache
+from service.engine.prefix_cache import BLOCK_SIZE
+from service.engine.runner import ForwardResult, ForwardTask, Runner
 from tests.service.engine.stepping import greedy, run
 from tests.service.engine.test_mixed import PARALLEL, configs_of, module_of
 from tests.service.loaded_bases import LoadedBases
@@ -97,7 +97,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every pass: what is kept is what is counted, and all of it is within the limit."""
     real, limit = Runner.run, engine._space.limit
 
-    def checked(runner: Runner, tasks: Sequence[Task]) -> list[Found]:
+    def checked(runner: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
         if runner.base is engine.base("tiny"):
             assert runner.kept_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
             assert limit is None or engine.counters()["kv_bytes"] <= limit
@@ -111,7 +111,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world: World, seed: int, rows: int) -> None:
     draw = np.random.default_rng(seed)
     each = world.alone._position_bytes("tiny")
-    engine = engine_of(world.base, kv_bytes=rows * capacity_for(1) * each, max_rows=3, max_step_tokens=40)
+    engine = engine_of(world.base, kv_bytes=rows * row_capacity(1) * each, max_rows=3, max_step_tokens=40)
     asked: list[tuple[GenerateRequest, Ticket]] = []
     talk = Conversations(world, draw)
     with pytest.MonkeyPatch.context() as patch:
@@ -140,13 +140,13 @@ def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world
 def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[GenerateRequest]) -> None:
     """Nothing was taken over without anybody of the same base model, adapter and namespace who asked alike."""
     reused = ticket.result(0).reused
-    assert reused == 0 or BLOCK <= reused < len(request.prompt)
+    assert reused == 0 or BLOCK_SIZE <= reused < len(request.prompt)
     if reused:
         assert request.namespace is not None
         assert not request.params.prompt_logprobs
         assert any(
             other is not request and other.namespace == request.namespace and other.adapter is request.adapter
-            and other.prompt[:BLOCK] == request.prompt[:BLOCK]
+            and other.prompt[:BLOCK_SIZE] == request.prompt[:BLOCK_SIZE]
             for other in others
         )  # fmt: skip
 
@@ -189,7 +189,7 @@ class TestWhoShares:
     def test_a_base_model_that_runs_one_by_one_keeps_nothing(
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.engine.engine.tried", lambda loaded: Runner(loaded, packed=False))
+        monkeypatch.setattr("service.engine.engine.checked_runner", lambda loaded: Runner(loaded, packed=False))
         engine = engine_of(base)
         answers = [ask(engine, self.prompt) for _ in range(2)]
         assert answers[0] == answers[1]
@@ -238,7 +238,7 @@ class TestWhatStays:
     def test_what_gives_its_room_to_a_pass_is_gone_before_it(
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine = engine_of(base, kv_bytes=capacity_for(1) * engine_of(base)._position_bytes("tiny"))
+        engine = engine_of(base, kv_bytes=row_capacity(1) * engine_of(base)._position_bytes("tiny"))
         assert ask(engine, self.prompt)[1] == 0
         assert engine.counters()["kept_texts"] == 1
         watch(engine, monkeypatch)
@@ -275,7 +275,7 @@ class TestWhatStays:
         engine = engine_of(base)
         answer = ask(engine, self.prompt)[0]
 
-        def fails(_runner: Runner, _tasks: Sequence[Task]) -> list[Found]:
+        def fails(_runner: Runner, _tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
             raise RuntimeError("no memory")
 
         with monkeypatch.context() as patch:
@@ -290,8 +290,8 @@ class TestWhatStays:
 class TestCopies:
     states = torch.arange(2 * 9 * 3, dtype=torch.float32).reshape(2, 9, 3)
 
-    def filled(self, states: torch.Tensor) -> KeyValues:
-        memory = KeyValues()
+    def filled(self, states: torch.Tensor) -> KVCache:
+        memory = KVCache()
         row = memory.reserve("a", states.shape[1])
         for layer in range(2):
             row.write(layer, states + layer, -states)

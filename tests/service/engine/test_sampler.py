@@ -21,9 +21,18 @@ from transformers import (
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
-from service.engine.choice import REPLACEMENT, Choice, Detokenizer, Ending, StopCutter
+from service.engine.choice import REPLACEMENT, Choice, Detokenizer, StopChecker, StopCondition
 from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
-from service.engine.sampler import Draw, Stream, choose, chosen_log_probs, log_probs, nucleus, penalised, top_tokens
+from service.engine.sampler import (
+    Draw,
+    RandomStream,
+    apply_penalties,
+    chosen_log_probs,
+    keep_nucleus,
+    log_probs,
+    sample_tokens,
+    top_tokens,
+)
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=1, context=10, vocab_size=300
@@ -37,21 +46,27 @@ def lossy(ids: Sequence[int]) -> str:
 
 class TestStream:
     def test_a_number_depends_on_seed_choice_and_position_alone(self) -> None:
-        assert Stream(7, 0).at(3) == Stream(7, 0).at(3)
+        assert RandomStream(7, 0).at(3) == RandomStream(7, 0).at(3)
         numbers = {
-            Stream(seed, index).at(position) for seed in (0, 7, -1, 2**63) for index in (0, 1) for position in (0, 1)
+            RandomStream(seed, index).at(position)
+            for seed in (0, 7, -1, 2**63)
+            for index in (0, 1)
+            for position in (0, 1)
         }
         assert len(numbers) == 16
         assert all(0 <= number < 1 for number in numbers)
 
     def test_numbers_are_uniform_over_positions_and_over_seeds(self) -> None:
-        for numbers in ([Stream(1, 0).at(i) for i in range(4000)], [Stream(i, 1).at(0) for i in range(4000)]):
+        for numbers in (
+            [RandomStream(1, 0).at(i) for i in range(4000)],
+            [RandomStream(i, 1).at(0) for i in range(4000)],
+        ):
             assert abs(sum(numbers) / 4000 - 0.5) < 0.02
             assert min(Counter(int(number * 10) for number in numbers).values()) > 320
 
 
-def drawn_alone(logits: torch.Tensor, params: SamplingParams, stream: Stream, position: int) -> int:
-    [token] = choose(logits[None], [Draw(params, stream, position)])
+def drawn_alone(logits: torch.Tensor, params: SamplingParams, stream: RandomStream, position: int) -> int:
+    [token] = sample_tokens(logits[None], [Draw(params, stream, position)])
     assert token is not None
     return token
 
@@ -72,23 +87,23 @@ class TestChoose:
         self, params: list[SamplingParams], seed: int, data: st.DataObject
     ) -> None:
         logits = torch.randn(len(params), 40, generator=torch.Generator().manual_seed(seed)) * 3
-        draws = [Draw(one, Stream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
+        draws = [Draw(one, RandomStream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
         broken = data.draw(st.sets(st.integers(0, len(params) - 1), max_size=2))
         for number in broken:
             logits[number, 7] = data.draw(st.sampled_from([math.nan, math.inf]))
         given_logits = logits.clone()
-        together = choose(logits, draws)
-        assert together == [choose(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
+        together = sample_tokens(logits, draws)
+        assert together == [sample_tokens(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
         assert {n for n, token in enumerate(together) if token is None} == broken
         assert torch.equal(logits.nan_to_num(0), given_logits.nan_to_num(0)), "the caller's logits stay"
 
     def test_temperature_zero_is_the_most_likely_whatever_the_seed(self) -> None:
         logits = torch.tensor([0.0, 3.0, 2.9])
-        assert {drawn_alone(logits, SamplingParams(temperature=0), Stream(s, 0), s) for s in range(20)} == {1}
+        assert {drawn_alone(logits, SamplingParams(temperature=0), RandomStream(s, 0), s) for s in range(20)} == {1}
 
     def test_frequencies_follow_the_distribution(self) -> None:
         wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
-        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), Stream(5, 0), i) for i in range(6000))
+        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(6000))
         assert drawn[1] == 0
         for token, probability in enumerate(wanted.tolist()):
             assert abs(drawn[token] / 6000 - probability) < 0.025
@@ -98,7 +113,7 @@ class TestChoose:
 
         def share(temperature: float) -> float:
             params = SamplingParams(temperature=temperature)
-            return sum(drawn_alone(logits, params, Stream(1, 0), i) == 0 for i in range(2000)) / 2000
+            return sum(drawn_alone(logits, params, RandomStream(1, 0), i) == 0 for i in range(2000)) / 2000
 
         assert share(0.25) > share(1.0) > share(10.0) > 0.5
         assert share(1e-6) == 1.0, "next to zero does not overflow"
@@ -107,12 +122,12 @@ class TestChoose:
         logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
         for top_p, kept in ((0.39, {0}), (0.5, {0, 1}), (0.71, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
             params = SamplingParams(top_p=top_p)
-            assert {drawn_alone(logits, params, Stream(3, 0), i) for i in range(300)} == kept
+            assert {drawn_alone(logits, params, RandomStream(3, 0), i) for i in range(300)} == kept
 
     @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0.01, 1.0))
     def test_the_nucleus_is_the_smallest_that_reaches_top_p(self, values: list[float], top_p: float) -> None:
         probabilities = torch.softmax(torch.tensor(values, dtype=torch.float64), dim=-1)
-        kept = nucleus(probabilities, top_p)
+        kept = keep_nucleus(probabilities, top_p)
         assert set(kept.tolist()) <= {0.0, *probabilities.tolist()}
         assert kept.sum() >= top_p - 1e-9
         assert kept.sum() - kept[kept > 0].min() < top_p + 1e-9
@@ -123,7 +138,7 @@ class TestChoose:
         """Sums of powers of two are exact: one more token than needed would show."""
         probabilities = torch.tensor([0.0625, 0.25, 0.5, 0.0625, 0.125], dtype=torch.float64)
         best = [2, 1, 4, 0, 3]  # of equals the first
-        assert sorted(nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
+        assert sorted(keep_nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
 
     @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.01, 1.0), st.sampled_from([1, 2, 300]))
     def test_it_is_the_same_however_many_are_sorted_first(self, counts: list[int], top_p: float, first: int) -> None:
@@ -135,7 +150,7 @@ class TestChoose:
         expected[wanted] = probabilities[wanted]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("service.engine.sampler.FIRST_SORTED", first)
-            assert torch.equal(nucleus(probabilities, top_p), expected)
+            assert torch.equal(keep_nucleus(probabilities, top_p), expected)
 
     @given(st.integers(0, 2**32), st.integers(0, 50))
     def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(self, seed: int, position: int) -> None:
@@ -143,19 +158,19 @@ class TestChoose:
         logits = torch.randn(50, generator=generator) * 3
         noisy = logits + torch.randn(50, generator=generator) * 1e-6
         params = SamplingParams(top_p=0.9)
-        one, two = (drawn_alone(x, params, Stream(seed, 0), position) for x in (logits, noisy))
+        one, two = (drawn_alone(x, params, RandomStream(seed, 0), position) for x in (logits, noisy))
         probabilities = torch.softmax(logits.double(), -1)
         between = probabilities[min(one, two) + 1 : max(one, two)]
-        kept = nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
+        kept = keep_nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
         assert one == two or float(torch.where(kept > 0, between, 0).sum()) < 1e-4
 
     def test_the_end_of_the_range_never_draws_an_impossible_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Stream, "at", lambda self, position: 1.0)
-        assert drawn_alone(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), Stream(0, 0), 0) == 1
+        monkeypatch.setattr(RandomStream, "at", lambda self, position: 1.0)
+        assert drawn_alone(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), RandomStream(0, 0), 0) == 1
 
     def test_half_precision_logits_are_taken(self) -> None:
         logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
-        assert drawn_alone(logits, SamplingParams(temperature=0.1), Stream(0, 0), 0) == 1
+        assert drawn_alone(logits, SamplingParams(temperature=0.1), RandomStream(0, 0), 0) == 1
 
 
 class TestSteering:
@@ -165,21 +180,21 @@ class TestSteering:
     before, prompt = (3, 4, 4, 4, 9, 9, 9), 3
 
     def draw(self, **params: Any) -> Draw:
-        return Draw(SamplingParams(**params), Stream(0, 0), 4, self.before, self.prompt)
+        return Draw(SamplingParams(**params), RandomStream(0, 0), 4, self.before, self.prompt)
 
     def test_a_repetition_penalty_is_that_of_transformers(self) -> None:
-        found = penalised(self.logits, self.draw(repetition_penalty=1.7))
+        found = apply_penalties(self.logits, self.draw(repetition_penalty=1.7))
         seen = torch.tensor([self.before])
         assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, self.logits[None].clone())[0])
 
     def test_frequency_and_presence_count_what_was_generated(self) -> None:
-        taken = self.logits - penalised(self.logits, self.draw(frequency_penalty=0.5, presence_penalty=0.25))
+        taken = self.logits - apply_penalties(self.logits, self.draw(frequency_penalty=0.5, presence_penalty=0.25))
         assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
 
     def test_a_bias_is_added(self) -> None:
         params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
-        assert drawn_alone(self.logits, params, Stream(0, 0), 0) == 5
-        taken = penalised(self.logits, Draw(params, Stream(0, 0), 0)) - self.logits
+        assert drawn_alone(self.logits, params, RandomStream(0, 0), 0) == 5
+        taken = apply_penalties(self.logits, Draw(params, RandomStream(0, 0), 0)) - self.logits
         assert {int(i) for i in taken.nonzero()} == {5, 6}
 
     @pytest.mark.parametrize(
@@ -192,19 +207,19 @@ class TestSteering:
     )
     def test_what_may_be_drawn_is_what_transformers_leaves(self, params: SamplingParams, warper: Any) -> None:
         left = warper(torch.tensor([[0]]), self.logits[None].clone())[0].isfinite().nonzero().flatten().tolist()
-        drawn = {drawn_alone(self.logits, params, Stream(1, 0), position) for position in range(2000)}
+        drawn = {drawn_alone(self.logits, params, RandomStream(1, 0), position) for position in range(2000)}
         assert drawn <= set(left)
         likely = [i for i in left if torch.softmax(self.logits, 0)[i] > 0.01]
         assert set(likely) <= drawn
 
     def test_of_equals_the_first_stay(self) -> None:
         params = SamplingParams(top_k=2)
-        assert {drawn_alone(torch.ones(5), params, Stream(1, 0), position) for position in range(100)} == {0, 1}
+        assert {drawn_alone(torch.ones(5), params, RandomStream(1, 0), position) for position in range(100)} == {0, 1}
 
     def test_what_changes_nothing_changes_nothing(self) -> None:
-        assert penalised(self.logits, self.draw()) is self.logits
+        assert apply_penalties(self.logits, self.draw()) is self.logits
         before = self.logits.clone()
-        penalised(self.logits, self.draw(repetition_penalty=2, presence_penalty=1))
+        apply_penalties(self.logits, self.draw(repetition_penalty=2, presence_penalty=1))
         assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
 
 
@@ -288,7 +303,7 @@ class TestStopCutter:
     def test_the_cut_does_not_depend_on_the_pieces(self, case: tuple[list[str], list[str]]) -> None:
         pieces, stops = case
         expected = first_stop("".join(pieces), stops)
-        cutter = StopCutter(stops)
+        cutter = StopChecker(stops)
         shown = ""
         for piece in pieces:
             shown += cutter.push(piece)
@@ -297,7 +312,7 @@ class TestStopCutter:
         assert shown + cutter.flush() == expected
 
     def test_text_that_cannot_start_a_stop_is_shown_at_once(self) -> None:
-        cutter = StopCutter(["\n\n"])
+        cutter = StopChecker(["\n\n"])
         assert [cutter.push(piece) for piece in ("a", "\n", "b", "\n")] == ["a", "", "\nb", ""]
         assert cutter.push("\nc") == ""
         assert cutter.stopped
@@ -305,7 +320,7 @@ class TestStopCutter:
 
 
 def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | None = 0) -> Choice:
-    choice = Choice(0, params, Ending(frozenset() if eos is None else frozenset({eos}), limit), lossy)
+    choice = Choice(0, params, StopCondition(frozenset() if eos is None else frozenset({eos}), limit), lossy)
     for byte in data:
         choice.push(byte, None, ())
         if choice.finish_reason is not None:
@@ -341,12 +356,12 @@ class TestChoice:
         assert (done.text, done.text_offsets) == ("a", (0, 1))
 
     def test_no_tokens_at_all(self) -> None:
-        done = Choice(0, SamplingParams(max_tokens=0), Ending(frozenset({0}), 0), lossy).completion()
+        done = Choice(0, SamplingParams(max_tokens=0), StopCondition(frozenset({0}), 0), lossy).completion()
         assert (done.text, done.token_ids, done.finish_reason) == ("", (), "length")
 
     @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.integers(1, 30))
     def test_the_stream_joins_to_the_answer(self, text: str, stops: list[str], limit: int) -> None:
-        choice = Choice(0, SamplingParams(stop=tuple(stops)), Ending(frozenset(), limit), lossy)
+        choice = Choice(0, SamplingParams(stop=tuple(stops)), StopCondition(frozenset(), limit), lossy)
         deltas = []
         for number, byte in enumerate(text.encode()):
             deltas.append(choice.push(byte, -float(number), ((byte, -float(number)),)))

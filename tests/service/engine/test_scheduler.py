@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import PrefixConfig
-from service.engine.pace import AGAIN, LEAST, Pace
+from service.engine.key_quotas import MAX_OVERLOAD, AdmissionControl
+from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, ScoreRequest, State
 from service.engine.scheduler import Scheduler
-from service.engine.shares import MOST, Queue
-from service.engine.space import SMALLEST
-from service.engine.steps import Segment, Work
-from service.engine.waiting import PATIENCE
+from service.engine.steps import Segment, SequenceGroup
+from service.engine.token_budget import MIN_TOKENS, PROBE_INTERVAL, TokenBudget
+from service.engine.waiting_queue import PATIENCE_STEPS
 from tests.service.engine.simulation import (
     REQUESTS,
     Simulation,
@@ -42,7 +42,7 @@ limits = st.fixed_dictionaries(
     {
         "tokens": st.integers(1, 64),
         "rows": st.integers(1, 5),
-        "kv": st.none() | st.integers(1, 6).map(lambda rows: rows * SMALLEST),
+        "kv": st.none() | st.integers(1, 6).map(lambda rows: rows * MIN_ROW_POSITIONS),
     }
 )
 rooms = st.none() | st.integers(0, 3)
@@ -54,40 +54,40 @@ def test_laws_hold_whatever_comes(
 ) -> None:
     scheduler = scheduler_of(max_queue=max_queue, **limit)
     simulation = Simulation(scheduler, adapter_bytes=adapter_bytes)
-    works: list[Work] = []
+    groups: list[SequenceGroup] = []
     for what, value in script:
         if what == "add":
             full, owner = scheduler.depth >= max_queue, value.owner  # type: ignore[attr-defined]
-            held = [work.owner for work in scheduler.live()]
+            held = [group.owner for group in scheduler.live()]
             part = max_queue / len({*held, owner})
             try:
-                works += scheduler.add([value])  # type: ignore[list-item]
+                groups += scheduler.add([value])  # type: ignore[list-item]
                 assert not full or held.count(owner) < part
             except Busy:
                 assert full
-                assert held.count(owner) >= part or len(held) >= MOST * max_queue
+                assert held.count(owner) >= part or len(held) >= MAX_OVERLOAD * max_queue
         elif what == "step":
             for _ in range(value):  # type: ignore[call-overload]
                 simulation.step()
-        elif works:
-            work = works[value % len(works)]  # type: ignore[operator]
+        elif groups:
+            group = groups[value % len(groups)]  # type: ignore[operator]
             if what == "cancel":
-                work.ticket.cancel()
+                group.ticket.cancel()
             else:
-                simulation.ended += scheduler.fail([work, work], Unavailable("gone"))
-        assert scheduler.depth <= MOST * max_queue
+                simulation.ended += scheduler.fail([group, group], Unavailable("gone"))
+        assert scheduler.depth <= MAX_OVERLOAD * max_queue
     drain(simulation)
     assert scheduler.depth == scheduler.generating == 0
     assert scheduler._space.bytes == scheduler.kept.bytes, "only what is kept of ended ones takes room"
     assert scheduler.alive() == {}
-    assert sorted(map(id, simulation.ended)) == sorted(map(id, works)), "each request ends exactly once"
-    for work in works:
-        assert work.state.final
-        assert (work.state is State.FAILED) == (work.error is not None)
-        assert not work.waiting
-        assert not work.running
-        if work.state is State.FINISHED:
-            assert work.ticket.rows_done == work.ticket.rows
+    assert sorted(map(id, simulation.ended)) == sorted(map(id, groups)), "each request ends exactly once"
+    for group in groups:
+        assert group.state.final
+        assert (group.state is State.FAILED) == (group.error is not None)
+        assert not group.waiting
+        assert not group.running
+        if group.state is State.FINISHED:
+            assert group.ticket.rows_done == group.ticket.rows
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=10), limits, rooms)
@@ -95,15 +95,15 @@ def test_everything_that_is_asked_for_is_computed_once(
     wanted: list[Request], limit: dict[str, int], adapter_bytes: int | None
 ) -> None:
     simulation = Simulation(scheduler_of(**limit), adapter_bytes=adapter_bytes)
-    works = simulation.scheduler.add(wanted)
+    groups = simulation.scheduler.add(wanted)
     drain(simulation)
-    for work, request in zip(works, wanted, strict=True):
-        assert work.state is State.FINISHED
+    for group, request in zip(groups, wanted, strict=True):
+        assert group.state is State.FINISHED
         if isinstance(request, GenerateRequest):
-            made = sorted(count for one, count in simulation.made.items() if one.work is work)
+            made = sorted(count for one, count in simulation.made.items() if one.group is group)
             assert made == [request.params.max_tokens or 0] * request.params.n
         else:
-            scored = sorted(count for one, count in simulation.scored.items() if one.work is work)
+            scored = sorted(count for one, count in simulation.scored.items() if one.group is group)
             assert scored == sorted(map(len, request.windows))
 
 
@@ -127,7 +127,7 @@ def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() ->
     assert quick.state is State.FINISHED
     assert other.state is State.FINISHED
     assert long.state is corpus.state is State.RUNNING
-    assert sum(one.work is corpus for one in simulation.scored) >= 8
+    assert sum(one.group is corpus for one in simulation.scored) >= 8
 
 
 def test_a_stream_is_in_every_step_of_its_base_model_and_bases_take_turns() -> None:
@@ -145,9 +145,9 @@ class TestTurns:
     def test_one_prompt_of_each_adapter_in_turn(self) -> None:
         scheduler = scheduler_of(rows=1)
         simulation = Simulation(scheduler)
-        works = scheduler.add([generate(adapter=name, tokens=2) for name in "aaabb"])
+        groups = scheduler.add([generate(adapter=name, tokens=2) for name in "aaabb"])
         drain(simulation)
-        assert [works.index(work) for work in simulation.ended] == [0, 3, 1, 4, 2]
+        assert [groups.index(group) for group in simulation.ended] == [0, 3, 1, 4, 2]
 
     def test_an_adapter_that_floods_gives_up_a_row_to_one_that_waits(self) -> None:
         scheduler = scheduler_of(rows=4)
@@ -156,7 +156,7 @@ class TestTurns:
         for _ in range(3):
             simulation.step()
         [other] = scheduler.add([generate(adapter="b", tokens=5)])
-        steps = [simulation.step() for _ in range(PATIENCE + 2)]
+        steps = [simulation.step() for _ in range(PATIENCE_STEPS + 2)]
         assert other in works_of(steps[-1])
         for _ in range(5):
             simulation.step()
@@ -168,11 +168,11 @@ class TestTurns:
         long = scheduler.add([generate(adapter="a", tokens=100) for _ in range(2)])
         simulation.step()
         [other] = scheduler.add([generate(adapter="b", tokens=5)])
-        for _ in range(PATIENCE + 6):
+        for _ in range(PATIENCE_STEPS + 6):
             simulation.step()
         assert other.state is State.FINISHED
         drain(simulation)
-        assert all(work.state is State.FINISHED for work in long)
+        assert all(group.state is State.FINISHED for group in long)
 
     def test_a_text_has_its_turn_where_a_stream_fills_the_bank(self) -> None:
         scheduler = scheduler_of()
@@ -180,7 +180,7 @@ class TestTurns:
         [stream] = scheduler.add([generate(adapter="a", tokens=200)])
         simulation.step()
         [text] = scheduler.add([score(3, adapter="b")])
-        for _ in range(PATIENCE + 3):
+        for _ in range(PATIENCE_STEPS + 3):
             simulation.step()
         assert text.state is State.FINISHED
         drain(simulation)
@@ -190,11 +190,11 @@ class TestTurns:
     def test_what_gave_way_takes_no_tokens_from_who_has_its_room(self, pieces: int) -> None:
         """The rest of a prompt leaves too few tokens for the text, whose adapter then takes the prompt's room."""
         simulation = Simulation(scheduler_of(tokens=16), adapter_bytes=1)
-        works = simulation.scheduler.add([generate(16 * pieces + 14, adapter="a"), score(*[16] * 50)])
-        works += simulation.scheduler.add([score(3, adapter="b")])
+        groups = simulation.scheduler.add([generate(16 * pieces + 14, adapter="a"), score(*[16] * 50)])
+        groups += simulation.scheduler.add([score(3, adapter="b")])
         while simulation.scheduler.depth:
             assert simulation.step() is not None, "somebody waits, and nobody runs"
-        assert all(work.state is State.FINISHED for work in works)
+        assert all(group.state is State.FINISHED for group in groups)
 
     def test_a_text_that_runs_whole_has_its_room_until_the_step_has_run(self) -> None:
         simulation = Simulation(scheduler_of(tokens=16), adapter_bytes=2)
@@ -205,12 +205,12 @@ class TestTurns:
 
     def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet(self) -> None:
         scheduler = scheduler_of(rows=4)
-        simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda work: work.key[1] != "b")
+        simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda group: group.key[1] != "b")
         streams = scheduler.add([generate(adapter="a", tokens=100) for _ in range(4)])
         for _ in range(3):
             simulation.step()
         [cold] = scheduler.add([generate(adapter="b", tokens=5)])
-        for _ in range(2 * PATIENCE):
+        for _ in range(2 * PATIENCE_STEPS):
             assert works_of(simulation.step()) == streams
         simulation.loaded = lambda _work: True
         assert cold in works_of(simulation.step())
@@ -222,9 +222,9 @@ class TestTurns:
         for _ in range(3):
             simulation.step()
         scheduler.add([generate(adapter="b", tokens=50)])
-        for _ in range(PATIENCE + 1):
+        for _ in range(PATIENCE_STEPS + 1):
             step = simulation.step()
-        assert sum(work.key[1] is None for work in works_of(step)) == 4
+        assert sum(group.key[1] is None for group in works_of(step)) == 4
 
     def test_each_base_model_has_its_own_turns_of_prompts_and_texts(self) -> None:
         scheduler = scheduler_of(max_queue=999, tokens=8, rows=99)
@@ -246,7 +246,11 @@ class TestTurns:
 
 
 SHORT = st.builds(  # a prompt and its answer fit into the smallest row
-    generate, st.integers(1, 30), n=st.integers(1, 3), adapter=st.just("a"), tokens=st.integers(1, SMALLEST - 31)
+    generate,
+    st.integers(1, 30),
+    n=st.integers(1, 3),
+    adapter=st.just("a"),
+    tokens=st.integers(1, MIN_ROW_POSITIONS - 31),
 )
 
 
@@ -255,14 +259,14 @@ SHORT = st.builds(  # a prompt and its answer fit into the smallest row
     begun=st.integers(0, 40),
     prompt=st.integers(1, 60),
     rows=st.integers(2, 6),
-    tokens=st.sampled_from([LEAST, 64, 256]),
-    kv=st.none() | st.integers(2, 9).map(lambda number: number * SMALLEST),
+    tokens=st.sampled_from([MIN_TOKENS, 64, 256]),
+    kv=st.none() | st.integers(2, 9).map(lambda number: number * MIN_ROW_POSITIONS),
 )
 def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_that_floods(
     flood: list[GenerateRequest], begun: int, prompt: int, rows: int, tokens: int, kv: int | None
 ) -> None:
     """PATIENCE steps for a row and its memory, one that is the streams' alone, two of which others had the first
-    choice, and as many as it takes to compute its prompt and those begun before it, `LEAST` tokens or more a step.
+    choice, and as many as it takes to compute its prompt and those begun before it, `MIN_TOKENS` tokens or more a step.
     """
     scheduler = scheduler_of(max_queue=10_000, tokens=tokens, rows=rows, kv=kv)
     simulation = Simulation(scheduler)
@@ -270,21 +274,21 @@ def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_
     for _ in range(begun):
         simulation.step()
     [other] = scheduler.add([generate(prompt, adapter="b", tokens=3)])
-    for _ in range(PATIENCE + 3 + math.ceil((prompt + 30 * (rows - 1)) / LEAST)):
+    for _ in range(PATIENCE_STEPS + 3 + math.ceil((prompt + 30 * (rows - 1)) / MIN_TOKENS)):
         scheduler.add(flood)
         simulation.step()
-    assert any(one.work is other for one in simulation.made)
+    assert any(one.group is other for one in simulation.made)
 
 
 def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
     """Those who gave theirs up would start again for nothing, step after step."""
-    scheduler = scheduler_of(kv=4 * SMALLEST, rows=9)
+    scheduler = scheduler_of(kv=4 * MIN_ROW_POSITIONS, rows=9)
     simulation = Simulation(scheduler)
     streams = scheduler.add([generate(adapter="a", tokens=60) for _ in range(4)])
     for _ in range(3):
         simulation.step()
-    [large] = scheduler.add([generate(4 * SMALLEST, adapter="b", tokens=0)])
-    for _ in range(2 * PATIENCE):
+    [large] = scheduler.add([generate(4 * MIN_ROW_POSITIONS, adapter="b", tokens=0)])
+    for _ in range(2 * PATIENCE_STEPS):
         assert works_of(simulation.step()) == streams
     drain(simulation)
     assert large.state is State.FINISHED
@@ -320,7 +324,7 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
         seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
         scheduler.pace.took(step.base_id, seconds, newest=newest, others=others[-1])
     assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
-    assert max(others[16:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
+    assert max(others[16:]) <= max(MIN_TOKENS, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
 
 class TestPieces:
@@ -358,7 +362,9 @@ class TestPieces:
         assert [(one.start, one.length, one.copied) for one in second] == [(40, 10, None), (0, 20, None)]
 
     def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
-        scheduler = Scheduler(queue=Queue(9), max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False)
+        scheduler = Scheduler(
+            queue=AdmissionControl(9), max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False
+        )
         scheduler.add([score(50)])
         assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
 
@@ -369,7 +375,7 @@ class TestPieces:
         assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
 
     def test_a_text_behind_a_prefix_has_a_row_that_counts_it(self) -> None:
-        scheduler = scheduler_of(kv=SMALLEST)
+        scheduler = scheduler_of(kv=MIN_ROW_POSITIONS)
         prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
         scheduler.add([ScoreRequest("b", ((1, 1),) * 2, prefixed)])
         steps = drain(Simulation(scheduler))
@@ -391,7 +397,7 @@ class TestMemory:
         self, adapter: str, text: bool
     ) -> None:
         """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
-        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST)
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
         simulation = Simulation(scheduler)
         small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
         scheduler.add(small)
@@ -399,35 +405,35 @@ class TestMemory:
             simulation.step()
         if text:  # which goes in pieces behind a stream of its base model, or a prefix
             prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
-            [large] = scheduler.add([ScoreRequest("b", ((1,) * (4 * SMALLEST),), prefixed)])
+            [large] = scheduler.add([ScoreRequest("b", ((1,) * (4 * MIN_ROW_POSITIONS),), prefixed)])
         else:
-            [large] = scheduler.add([generate(4 * SMALLEST, adapter=adapter)])
-        for number in range(2 * (3 * PATIENCE)):
+            [large] = scheduler.add([generate(4 * MIN_ROW_POSITIONS, adapter=adapter)])
+        for number in range(2 * (3 * PATIENCE_STEPS)):
             scheduler.add([small[number % 8], small[(number + 3) % 8]])
             simulation.step()
         assert large.state is not State.WAITING
 
     def test_a_text_has_its_turn_beside_streams_of_its_own_adapter(self) -> None:
-        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST, pace=20)
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS, pace=20)
         simulation = Simulation(scheduler)
         small = [generate(tokens=20 + n) for n in range(8)]
         scheduler.add(small)
         for _ in range(9):
             simulation.step()
-        [large] = scheduler.add([score(4 * SMALLEST)])
-        for _ in range(3 * PATIENCE):
+        [large] = scheduler.add([score(4 * MIN_ROW_POSITIONS)])
+        for _ in range(3 * PATIENCE_STEPS):
             scheduler.add(small[:2])
             simulation.step()
         assert large.state is not State.WAITING
 
     def test_memory_is_not_saved_for_one_whose_base_model_is_not_there(self) -> None:
-        scheduler = scheduler_of(rows=99, kv=4 * SMALLEST)
+        scheduler = scheduler_of(rows=99, kv=4 * MIN_ROW_POSITIONS)
         simulation = Simulation(scheduler)
         scheduler.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
         for _ in range(3):
             simulation.step()
-        [large] = scheduler.add([generate(4 * SMALLEST, adapter="a")])
-        for _ in range(2 * PATIENCE):
+        [large] = scheduler.add([generate(4 * MIN_ROW_POSITIONS, adapter="a")])
+        for _ in range(2 * PATIENCE_STEPS):
             simulation.step()
         assert scheduler._saving.one is large
         [small] = scheduler.add([generate(tokens=1, base="c")])
@@ -436,12 +442,14 @@ class TestMemory:
         drain(simulation)
 
     def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
-        scheduler = scheduler_of(kv=3 * SMALLEST, pace=100)
+        scheduler = scheduler_of(kv=3 * MIN_ROW_POSITIONS, pace=100)
         simulation = Simulation(scheduler)
-        old, young = scheduler.add([generate(SMALLEST - 2, tokens=9), generate(SMALLEST - 2, tokens=9)])
+        old, young = scheduler.add(
+            [generate(MIN_ROW_POSITIONS - 2, tokens=9), generate(MIN_ROW_POSITIONS - 2, tokens=9)]
+        )
         for _ in range(5):
             simulation.step()
-        assert scheduler.alive()["b"][0].work is old
+        assert scheduler.alive()["b"][0].group is old
         assert len(scheduler.alive()["b"]) == 1
         drain(simulation)
         assert simulation.ended == [old, young]
@@ -451,11 +459,11 @@ class TestMemory:
         kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9, n=2)])
         simulation = Simulation(scheduler)
         simulation.step()
-        assert scheduler._space.bytes == 2 * SMALLEST
+        assert scheduler._space.bytes == 2 * MIN_ROW_POSITIONS
         assert gone.ticket.cancel()
         assert scheduler.drop_cancelled() == [gone]
         assert gone.state is State.CANCELLED
-        assert scheduler._space.bytes == SMALLEST
+        assert scheduler._space.bytes == MIN_ROW_POSITIONS
         assert works_of(simulation.step()) == [kept]
         assert scheduler.drop_cancelled() == []
 
@@ -474,7 +482,7 @@ class TestKeptTexts:
         return works_segments(simulation.step())[0]
 
     def test_a_prompt_that_begins_alike_computes_the_rest(self) -> None:
-        simulation = self.after_one(kv=99 * SMALLEST)
+        simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS)
         segment = self.first_of(simulation, generate(50, namespace="one"))
         assert (segment.start, segment.length, segment.wants) == (42, 8, "next")
         drain(simulation)
@@ -482,24 +490,24 @@ class TestKeptTexts:
         assert (segment.start, segment.length) == (39, 1), "one token is always computed"
 
     def test_all_choices_take_over_the_text_at_once(self) -> None:
-        simulation = self.after_one(kv=99 * SMALLEST, rows=9)
+        simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS, rows=9)
         simulation.scheduler.add([generate(40, n=3, namespace="one")])
         assert [(one.start, one.length) for one in works_segments(simulation.step())] == [(39, 1)] * 3
 
     @pytest.mark.parametrize("other", [generate(50), generate(50, namespace="two"), generate(50, adapter="a")])
     def test_others_compute_all_of_it(self, other: GenerateRequest) -> None:
-        segment = self.first_of(self.after_one(kv=99 * SMALLEST), other)
+        segment = self.first_of(self.after_one(kv=99 * MIN_ROW_POSITIONS), other)
         assert (segment.start, segment.copied) == (0, None)
 
     def test_what_is_kept_goes_before_any_sequence_starts_again(self) -> None:
-        simulation = self.after_one(kv=2 * SMALLEST)
+        simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
         simulation.scheduler.add([generate(50, tokens=4, namespace="two"), generate(9, tokens=30, namespace="two")])
         simulation.step()
         assert len(simulation.scheduler.alive()["b"]) == 2
         assert (len(simulation.scheduler.kept), simulation.texts) == (0, set())
 
     def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
-        simulation = self.after_one(kv=2 * SMALLEST)
+        simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
         taking, other = simulation.scheduler.add([generate(40, namespace="one"), generate(9, namespace="two")])
         assert works_of(simulation.step()) == [taking]
         assert simulation.reused == 39
@@ -509,7 +517,7 @@ class TestKeptTexts:
         assert simulation.texts == set()
 
     def test_what_has_no_room_even_so_drives_nothing_out(self) -> None:
-        simulation = Simulation(scheduler_of(kv=3 * SMALLEST))
+        simulation = Simulation(scheduler_of(kv=3 * MIN_ROW_POSITIONS))
         simulation.scheduler.add([generate(40, tokens=3, namespace="one")])
         drain(simulation)
         simulation.scheduler.add([generate(100, tokens=4), generate(100, tokens=4)])
@@ -518,7 +526,7 @@ class TestKeptTexts:
         assert len(simulation.scheduler.kept) == 1
 
     def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing(self) -> None:
-        scheduler = scheduler_of(tokens=20, kv=99 * SMALLEST)
+        scheduler = scheduler_of(tokens=20, kv=99 * MIN_ROW_POSITIONS)
         simulation = Simulation(scheduler)
         [cancelled] = scheduler.add([generate(50, namespace="one")])
         simulation.step()
@@ -533,13 +541,13 @@ class TestKeptTexts:
 
 class TestPace:
     def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then(self) -> None:
-        pace = Pace()
+        pace = TokenBudget()
         assert pace.beside("b", 400) == 0
-        assert [pace.beside("b", 400) for _ in range(AGAIN)] == [100] * (AGAIN - 1) + [0]
+        assert [pace.beside("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
         assert pace.beside("c", 400) == 0, "another base model has another pace"
 
     def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
-        pace = Pace()
+        pace = TokenBudget()
         pace.beside("b", 400)
         pace.took("b", 0.1, newest=4, others=0)
         pace.took("b", 0.2, newest=0, others=100)
@@ -548,11 +556,11 @@ class TestPace:
         assert pace.beside("b", 400) == 50
 
     def test_something_always_goes_on(self) -> None:
-        pace = Pace()
+        pace = TokenBudget()
         pace.beside("b", 400)
         pace.took("b", 0.001, newest=4, others=0)
         pace.took("b", 10.0, newest=0, others=10)
-        assert pace.beside("b", 400) == LEAST
+        assert pace.beside("b", 400) == MIN_TOKENS
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
@@ -579,11 +587,11 @@ def test_failing_one_request_of_a_step_leaves_the_others() -> None:
 
 def test_states_never_go_back() -> None:
     scheduler = scheduler_of()
-    [work] = scheduler.add([score(3)])
+    [group] = scheduler.add([score(3)])
     assert scheduler.waiting == 1
     step = scheduler.next()
     assert step is not None
     assert scheduler.waiting == 0
     scheduler.finish([one.sequence for one in step.segments])
     with pytest.raises(Internal, match="finished to running"):
-        work.move(State.RUNNING)
+        group.move(State.RUNNING)

@@ -6,9 +6,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.request import Request
-from service.engine.space import SMALLEST
-from service.engine.steps import Work
+from service.engine.steps import SequenceGroup
 from tests.service.engine.simulation import REQUESTS, Simulation, drain, generate, scheduler_of
 
 
@@ -25,18 +25,18 @@ class BankOfFew(RuleBasedStateMachine):
         pace=st.none() | st.integers(1, 40),
     )
     def begin(self, tokens: int, rows: int, kv: int | None, slots: int, pace: int | None) -> None:
-        memory = None if kv is None else kv * SMALLEST
+        memory = None if kv is None else kv * MIN_ROW_POSITIONS
         scheduler = scheduler_of(tokens=tokens, rows=rows, kv=memory, pace=pace)
         self.simulation = Simulation(scheduler, adapter_bytes=slots)
-        self.works: list[Work] = []
+        self.groups: list[SequenceGroup] = []
 
     @rule(wanted=st.lists(REQUESTS, min_size=1, max_size=4))
     def add(self, wanted: list[Request]) -> None:
-        self.works += self.simulation.scheduler.add(wanted) if self.simulation.scheduler.depth < 90 else []
+        self.groups += self.simulation.scheduler.add(wanted) if self.simulation.scheduler.depth < 90 else []
 
     @rule(tokens=st.integers(20, 200), adapter=st.sampled_from("-abc"))
     def add_a_stream(self, tokens: int, adapter: str) -> None:
-        self.works += self.simulation.scheduler.add([generate(adapter=adapter, tokens=tokens % SMALLEST)])
+        self.groups += self.simulation.scheduler.add([generate(adapter=adapter, tokens=tokens % MIN_ROW_POSITIONS)])
 
     @rule(count=st.integers(1, 40))
     def steps(self, count: int) -> None:
@@ -44,17 +44,17 @@ class BankOfFew(RuleBasedStateMachine):
             depth = self.simulation.scheduler.depth
             assert (self.simulation.step() is None) == (depth == 0)
 
-    @precondition(lambda self: self.works)
+    @precondition(lambda self: self.groups)
     @rule(number=st.integers(0, 99))
     def cancel(self, number: int) -> None:
-        self.works[number % len(self.works)].ticket.cancel()
+        self.groups[number % len(self.groups)].ticket.cancel()
         self.simulation.ended += self.simulation.scheduler.drop_cancelled()
 
     def teardown(self) -> None:
         if hasattr(self, "simulation"):
             drain(self.simulation)
             assert self.simulation.scheduler.depth == 0
-            assert all(work.state.final for work in self.works)
+            assert all(group.state.final for group in self.groups)
 
 
 TestBankOfFew = BankOfFew.TestCase

@@ -15,7 +15,7 @@ from registry.adapters import expected_tensors
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.spec import BaseEntry, LoraConfig, LoraModule
-from service.engine.bases import held_bytes
+from service.engine.bases import loaded_weight_bytes
 from tests.service.passages import passages
 from tests.service.servers import World, open_world, write_bases
 from tests.tiny_models import build_tiny_base
@@ -37,7 +37,7 @@ def world(
 ) -> Iterator[World]:
     """Adapters of the same names' domains on both bases, with samples, embedded."""
     folder = tmp_path_factory.mktemp("two")
-    sizes = [held_bytes(BaseEntry(id=name, source=str(path))) for name, path in sources.items()]
+    sizes = [loaded_weight_bytes(BaseEntry(id=name, source=str(path))) for name, path in sources.items()]
     budget = None if request.param == "both fit" else max(sizes) + min(sizes) // 2
     bases = write_bases(folder / "bases.toml", sources)
     for world in open_world(folder / "data", bases, memory_bytes=budget, ready_seconds=0):
@@ -137,7 +137,7 @@ def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
 def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
     sources: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    size = held_bytes(BaseEntry(id="lima", source=str(sources["lima"])))
+    size = loaded_weight_bytes(BaseEntry(id="lima", source=str(sources["lima"])))
     bases = write_bases(tmp_path / "bases.toml", sources)
     for world in open_world(tmp_path / "data", bases, memory_bytes=size - 1):
         answer = post(world, "/v1/completions", model="lima", prompt="a", max_tokens=1)

@@ -15,7 +15,7 @@ import pytest
 
 from registry.errors import Internal
 from service.engine import Ticket
-from service.engine.runner import Found, Runner, Task
+from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.http import connections, readiness
 from service.settings import Settings
 from tests.service.servers import Live, World, serving
@@ -35,7 +35,7 @@ class Held:
         self.submitted = threading.Event()
         run, submit_all = Runner.run, engine.submit_all
 
-        def held(runner: Runner, tasks: list[Task]) -> list[Found]:
+        def held(runner: Runner, tasks: list[ForwardTask]) -> list[ForwardResult]:
             if self.start_too or any(task.start for task in tasks):
                 assert self._open or self._permits.acquire(timeout=30)
                 if self.error is not None:

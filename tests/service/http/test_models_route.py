@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.engine import trial
+from service.engine import runner_check
 from tests.service.servers import World, open_world, write_bases
 
 ASK = {"prompt": "a", "max_tokens": 2, "temperature": 0}
@@ -50,6 +50,6 @@ def test_a_base_model_that_cannot_be_packed_says_so_and_answers_the_same(
         raise RuntimeError("its attention is its own")
 
     packed = ask(cold, "tiny")
-    monkeypatch.setattr(trial, "check_packable", refuse)
+    monkeypatch.setattr(runner_check, "check_packable", refuse)
     assert ask(cold, "other") == packed
     assert packed_of(cold) == {"tiny": True, "other": False}

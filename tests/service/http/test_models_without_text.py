@@ -25,7 +25,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from service.engine.texts import text_windows
+from service.engine.text_calls import text_windows
 from tests.service.engine.test_two_bases import finish
 from tests.service.passages import passages
 from tests.service.servers import World, open_world

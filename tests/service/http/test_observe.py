@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
 from registry.errors import Internal
-from service.engine.tally import Figures
+from service.engine.adapter_metrics import AdapterTotals
 from service.http import problems
 from service.http.observe import Metrics, Observe
 from service.observability.logs import JsonFormatter, configure_logging, describe
@@ -27,11 +27,11 @@ class Engine:
     def counters(self) -> dict[str, float]:
         return {"queue_depth": 3, "tokens_total": 41}
 
-    def by_adapter(self) -> dict[str, Figures]:
-        one = Figures(
+    def by_adapter(self) -> dict[str, AdapterTotals]:
+        one = AdapterTotals(
             generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
         )
-        return {"base": one, "sha256:ab": Figures()}
+        return {"base": one, "sha256:ab": AdapterTotals()}
 
 
 @pytest.fixture

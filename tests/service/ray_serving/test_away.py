@@ -19,10 +19,10 @@ from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
-from service.engine.request import Life, watching
+from service.engine.request import RequestTimeline, timeline_observer
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine
-from service.ray_serving.wire import Asked, Ended, Piece, sent_error
+from service.ray_serving.wire import ReplicaMessage, ReplicaRequest, ReplicaResult, sent_error
 from tests.service.loaded_bases import LoadedBases
 from tests.service.servers import CONFIG
 
@@ -31,17 +31,17 @@ WHOLE = Generation(())
 TOKEN = Delta(0, 5, "five", 0)
 STOPPED = AioRpcError(grpc.StatusCode.CANCELLED, Metadata(), Metadata(), "the server stopped")
 
-Script = Callable[[Asked], AsyncIterator[Piece]]
+Script = Callable[[ReplicaRequest], AsyncIterator[ReplicaMessage]]
 
 
 class Answer:
     """A stream of a replica, as Ray's handle gives one."""
 
-    def __init__(self, pieces: AsyncIterator[Piece]) -> None:
+    def __init__(self, pieces: AsyncIterator[ReplicaMessage]) -> None:
         self._pieces = pieces
         self.cancelled = False
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncIterator[ReplicaMessage]:
         return self._pieces
 
     def cancel(self) -> None:
@@ -61,7 +61,7 @@ class Handle:
         self.wanted.append(multiplexed_model_id)
         return self
 
-    def remote(self, asked: Asked) -> Answer:
+    def remote(self, asked: ReplicaRequest) -> Answer:
         script = self._scripts[min(len(self.answers), len(self._scripts) - 1)]
         self.answers.append(Answer(script(asked)))
         return self.answers[-1]
@@ -85,8 +85,8 @@ def asked(base: LoadedBase, **more: Any) -> GenerateRequest:
     return replace(GenerateRequest(base.entry.id, (1, 2, 3), None, PARAMS), **more)
 
 
-def fails(error: BaseException, *before: Piece) -> Script:
-    async def script(_: Asked) -> AsyncIterator[Piece]:
+def fails(error: BaseException, *before: ReplicaMessage) -> Script:
+    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in before:
             yield piece
         raise error
@@ -94,16 +94,16 @@ def fails(error: BaseException, *before: Piece) -> Script:
     return script
 
 
-def says(*pieces: Piece) -> Script:
-    async def script(_: Asked) -> AsyncIterator[Piece]:
+def says(*pieces: ReplicaMessage) -> Script:
+    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in pieces:
             yield piece
 
     return script
 
 
-def waits_after(*pieces: Piece) -> Script:
-    async def script(_: Asked) -> AsyncIterator[Piece]:
+def waits_after(*pieces: ReplicaMessage) -> Script:
+    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in pieces:
             yield piece
         await asyncio.Event().wait()
@@ -111,7 +111,7 @@ def waits_after(*pieces: Piece) -> Script:
     return script
 
 
-async def takes_nothing(_: Asked) -> AsyncIterator[Piece]:
+async def takes_nothing(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
     """Does not even take a request."""
     await asyncio.Event().wait()
     yield []
@@ -134,7 +134,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another(
     base: LoadedBase, error: BaseException
 ) -> None:
-    with served(base, fails(error, []), says([], Ended(3, 1, WHOLE))) as (engine, handle):
+    with served(base, fails(error, []), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
         assert engine.submit(asked(base)).result(20) == WHOLE
         assert len(handle.answers) == 2
 
@@ -149,7 +149,7 @@ def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, e
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
 def test_a_replica_that_is_stopped_after_the_end_has_answered(base: LoadedBase, error: BaseException) -> None:
-    with served(base, fails(error, [], [TOKEN], Ended(3, 1, WHOLE))) as (engine, _):
+    with served(base, fails(error, [], [TOKEN], ReplicaResult(3, 1, WHOLE))) as (engine, _):
         assert engine.submit(asked(base)).result(20) == WHOLE
 
 
@@ -205,9 +205,9 @@ def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedB
 
 
 def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base: LoadedBase) -> None:
-    full = Ended(0, 0, error=sent_error(Busy("Full.", retry_after=7)))
+    full = ReplicaResult(0, 0, error=sent_error(Busy("Full.", retry_after=7)))
     adapter = LoadableAdapter("sha256:" + "1" * 64, CONFIG, dict, stored=Stored("b" * 64, "sha256:" + "2" * 64))
-    with served(base, says(full), says([], Ended(3, 1, WHOLE))) as (engine, handle):
+    with served(base, says(full), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
         assert engine.submit(asked(base, adapter=adapter)).result(20) == WHOLE
         assert handle.wanted == [adapter.digest, ""]
     with served(base, says(full)) as (engine, handle):
@@ -242,7 +242,9 @@ def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
 
 
 @pytest.mark.parametrize(("before", "tries"), [(([],), away.TRIES_TAKEN), ((), away.TRIES)], ids=["taken", "not taken"])
-def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before: tuple[Piece, ...], tries: int) -> None:
+def test_a_request_that_replicas_die_of_ends_after_few(
+    base: LoadedBase, before: tuple[ReplicaMessage, ...], tries: int
+) -> None:
     with served(base, fails(ConnectionError(), *before)) as (engine, handle):
         with pytest.raises(Unavailable, match="were lost"):
             engine.submit(asked(base)).result(20)
@@ -251,15 +253,15 @@ def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before:
 
 def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     """As of what this process computes: so a trace has a span of the engine for it."""
-    lives: list[Life] = []
-    token = watching.set(lives.append)
+    lives: list[RequestTimeline] = []
+    token = timeline_observer.set(lives.append)
     try:
-        with served(base, says([], [TOKEN], Ended(3, 1, WHOLE)), fails(ConnectionError())) as (engine, _):
+        with served(base, says([], [TOKEN], ReplicaResult(3, 1, WHOLE)), fails(ConnectionError())) as (engine, _):
             engine.submit(asked(base)).result(20)
             with pytest.raises(Unavailable):
                 engine.submit(asked(base)).result(20)
     finally:
-        watching.reset(token)
+        timeline_observer.reset(token)
     finished, failed = lives
     assert (finished.base_id, finished.adapter, finished.end) == (base.entry.id, None, "finished")
     assert (finished.read, finished.written) == (3, 1)

@@ -17,7 +17,14 @@ from registry.spec import BottleneckConfig
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.ray_serving.plan import ReplicaPlan, plan_of
 from service.ray_serving.replica import Replica
-from service.ray_serving.wire import Asked, Ended, asked_of, can_travel, received_error, sent_error
+from service.ray_serving.wire import (
+    ReplicaRequest,
+    ReplicaResult,
+    can_send,
+    received_error,
+    replica_request,
+    sent_error,
+)
 from service.settings import Settings
 from tests.service.servers import CONFIG, World, open_world, write_bases
 
@@ -46,8 +53,8 @@ def adapter_of(world: World, ref: str) -> LoadableAdapter:
         return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
 
 
-def asked(world: World, ref: str | None, **more: object) -> Asked:
-    return asked_of(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
+def asked(world: World, ref: str | None, **more: object) -> ReplicaRequest:
+    return replica_request(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
 
 
 @asynccontextmanager
@@ -59,10 +66,10 @@ async def replica(world: World) -> AsyncIterator[Replica]:
         found.stop()
 
 
-async def said(one: Replica, what: Asked) -> tuple[list[Delta], Ended]:
+async def said(one: Replica, what: ReplicaRequest) -> tuple[list[Delta], ReplicaResult]:
     pieces = [piece async for piece in one.generate(what)]
     *tokens, ended = pieces
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, ReplicaResult)
     return [delta for piece in tokens for delta in piece], ended
 
 
@@ -103,7 +110,9 @@ def test_bytes_of_another_digest_are_refused(world: World) -> None:
         (lambda one: replace(one, params=replace(PARAMS, max_tokens=5000)), "invalid_parameter"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_travels(world: World, change: Callable[[Asked], Asked], code: str) -> None:
+def test_what_cannot_be_is_an_error_that_travels(
+    world: World, change: Callable[[ReplicaRequest], ReplicaRequest], code: str
+) -> None:
     async def check() -> None:
         async with replica(world) as one:
             tokens, ended = await said(one, change(asked(world, "team/a")))
@@ -173,7 +182,7 @@ def test_whoever_listens_slowly_gets_every_token(world: World) -> None:
                     await asyncio.sleep(0.01)
                 *rest, ended = [piece async for piece in pieces]
             assert isinstance(got, list)
-            assert isinstance(ended, Ended)
+            assert isinstance(ended, ReplicaResult)
             assert ended.generation is not None
             tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
             assert tuple(tokens) == ended.generation.choices[0].token_ids
@@ -214,10 +223,10 @@ def test_replicas_without_a_base_model_are_refused() -> None:
 
 def test_what_only_this_process_has_stays_here(world: World) -> None:
     in_memory = LoadableAdapter("sha256:" + "1" * 64, BottleneckConfig(**CONFIG.model_dump()), dict)
-    assert can_travel(request_of(world, "team/a"))
-    assert can_travel(request_of(world, None))
-    assert not can_travel(replace(request_of(world, None), adapter=in_memory))
-    assert not can_travel(ScoreRequest("tiny", ((1, 2),)))
+    assert can_send(request_of(world, "team/a"))
+    assert can_send(request_of(world, None))
+    assert not can_send(replace(request_of(world, None), adapter=in_memory))
+    assert not can_send(ScoreRequest("tiny", ((1, 2),)))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""What each adapter's requests took, for /metrics: tokens, answers, seconds. Knows no requests and no tensors.
+"""Tokens, answers and seconds of each adapter's requests, for /metrics. Knows no requests and no tensors.
 
-A metric's labels must be few and its sums may never fall, so at most `LABELS` adapters have a label of their own: the
-first that come, until another has more than twice the tokens of the one with the fewest, whose place it takes. What it
-did before stays counted under `other`. The label that ends is shown no more and counted nowhere else; it goes on from
-the same sums if its adapter takes a place again. So everything is counted under one label, once.
+A metric's labels must be few and its sums may never fall, so at most `MAX_LABELS` adapters have a label: the first that
+come, until another has more than twice the tokens of the label with the fewest, which it replaces. Its tokens until
+then stay counted under `other`. A replaced label is no longer reported; it resumes from the same sums if its adapter
+gets a label again. Everything is therefore counted once, under one label.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ BASE = "base"
 """Label of requests without an adapter."""
 OTHER = "other"
 """Label of all adapters together that have none of their own."""
-LABELS = 32
-KNOWN = 1024
+MAX_LABELS = 32
+MAX_REMEMBERED = 1024
 """Adapters without a label whose tokens are remembered, those used least recently forgotten."""
 
 
 @dataclass
-class Figures:
+class AdapterTotals:
     """The sums of one label; `first_token_seconds` are those of `first_tokens` requests, `seconds` of `answers`."""
 
     generated_tokens: int = 0
@@ -34,20 +34,20 @@ class Figures:
     seconds: float = 0.0
 
 
-class Tally:
+class AdapterMetrics:
     """The figures by label. The engine's thread counts; any thread may read."""
 
-    def __init__(self, *, labels: int = LABELS, known: int = KNOWN) -> None:
+    def __init__(self, *, labels: int = MAX_LABELS, known: int = MAX_REMEMBERED) -> None:
         self._labels = labels
         self._known = known
         self._lock = threading.Lock()
-        self._all = {BASE: Figures(), OTHER: Figures()}
-        self._own: dict[str, Figures] = {}
-        self._ended: dict[str, Figures] = {}  # few: a place more than doubles its tokens each time
+        self._all = {BASE: AdapterTotals(), OTHER: AdapterTotals()}
+        self._own: dict[str, AdapterTotals] = {}
+        self._ended: dict[str, AdapterTotals] = {}  # few: a place more than doubles its tokens each time
         self._tokens: dict[str, int] = {}  # of those that have a label, also from before they had it
         self._rest: OrderedDict[str, int] = OrderedDict()  # of others
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, AdapterTotals]:
         """The figures by label, as they stand."""
         with self._lock:
             return {label: replace(one) for label, one in (self._all | self._own).items()}
@@ -75,11 +75,11 @@ class Tally:
             figures.answers += 1
             figures.seconds += seconds
 
-    def _of(self, digest: str | None) -> Figures:
+    def _of(self, digest: str | None) -> AdapterTotals:
         if digest is None:
             return self._all[BASE]
         if digest not in self._own and len(self._own) < self._labels:
-            self._own[digest], self._tokens[digest] = Figures(), 0
+            self._own[digest], self._tokens[digest] = AdapterTotals(), 0
         return self._own.get(digest, self._all[OTHER])
 
     def _rank(self, digest: str, count: int) -> None:
@@ -91,7 +91,7 @@ class Tally:
         last = min(self._tokens, key=self._tokens.__getitem__)
         if self._rest[digest] > 2 * self._tokens[last]:
             self._ended[last] = self._own.pop(last)
-            self._own[digest] = self._ended.pop(digest, Figures())
+            self._own[digest] = self._ended.pop(digest, AdapterTotals())
             self._tokens[digest] = self._rest.pop(digest)
             self._remember(last, self._tokens.pop(last))
 

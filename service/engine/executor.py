@@ -16,23 +16,23 @@ from torch import Tensor
 
 from registry.adapters.together import ReadyAdapter
 from registry.errors import InvalidWeights, SoupError, Unavailable
-from service.engine.bank import Bank
+from service.engine.adapter_cache import AdapterCache
+from service.engine.adapter_metrics import AdapterMetrics
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import GenerateRequest, TopTokens
-from service.engine.runner import Found, Runner, Task
-from service.engine.sampler import Draw, choose, chosen_log_probs, log_probs, top_tokens
-from service.engine.steps import KeptText, Segment, Sequence, Step, Work
-from service.engine.tally import Tally
+from service.engine.runner import ForwardResult, ForwardTask, Runner
+from service.engine.sampler import Draw, chosen_log_probs, log_probs, sample_tokens, top_tokens
+from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
 
 log = logging.getLogger(__name__)
 
-Failures = list[tuple[Work, Exception]]
+Failures = list[tuple[SequenceGroup, Exception]]
 
 
 class Executor:
     """Runs steps into the drafts of their requests."""
 
-    def __init__(self, bank: Bank, drafts: Mapping[Work, Draft], tally: Tally) -> None:
+    def __init__(self, bank: AdapterCache, drafts: Mapping[SequenceGroup, Draft], tally: AdapterMetrics) -> None:
         self._bank = bank
         self._drafts = drafts
         self._tally = tally
@@ -45,7 +45,7 @@ class Executor:
         `computed` is told of each part of the step whose keys and values are kept now, before its tokens are drawn.
         """
         adapters, failures = self._adapters(step, runner)
-        step = step.without({work for work, _ in failures})
+        step = step.without({group for group, _ in failures})
         done: list[Sequence] = []
         for part, found in self._passes(step, runner, adapters, failures):
             computed(part)
@@ -55,16 +55,16 @@ class Executor:
                     if self._take(segment, one, tokens.get(segment.sequence)):
                         done.append(segment.sequence)
                 except Exception as error:  # a listener that raises, logits that are no numbers: this request only
-                    failures.append((segment.sequence.work, error))
-        return done, failures + _step_told(step.works)
+                    failures.append((segment.sequence.group, error))
+        return done, failures + _step_told(step.groups)
 
     def _adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
         """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
-        pinned = {work.key[1] for work in step.works if work.key[1] is not None}
+        pinned = {group.key[1] for group in step.groups if group.key[1] is not None}
         found: dict[str, ReadyAdapter] = {}
         wrong: dict[str, Exception] = {}
-        for work in step.works:
-            handle, draft = work.request.adapter, self._drafts[work]
+        for group in step.groups:
+            handle, draft = group.request.adapter, self._drafts[group]
             first = draft.begin_part()
             if handle is None:
                 continue
@@ -75,11 +75,11 @@ class Executor:
                 found[handle.digest] = self._bank.get(runner, handle, pinned=pinned)
             except Exception as error:
                 wrong[handle.digest] = error
-        return found, [(work, wrong[work.key[1]]) for work in step.works if work.key[1] in wrong]
+        return found, [(group, wrong[group.key[1]]) for group in step.groups if group.key[1] in wrong]
 
     def _passes(
         self, step: Step, runner: Runner, adapters: Mapping[str, ReadyAdapter], failures: Failures
-    ) -> list[tuple[Step, list[Found]]]:
+    ) -> list[tuple[Step, list[ForwardResult]]]:
         """What came of the segments of a step: of one pass, or where that fails, of one for each request."""
         if not step.segments:
             return []
@@ -87,27 +87,27 @@ class Executor:
         try:
             return [(step, runner.run([self._task(segment, adapters) for segment in step.segments]))]
         except Exception as error:
-            if len(step.works) == 1:
-                failures.append((step.works[0], error))
+            if len(step.groups) == 1:
+                failures.append((step.groups[0], error))
                 return []
-            log.warning("a pass of %d requests failed (%s); they are run one by one", len(step.works), error)
+            log.warning("a pass of %d requests failed (%s); they are run one by one", len(step.groups), error)
         found = []
-        for work in step.works:
-            found += self._passes(step.of(work), runner, adapters, failures)
+        for group in step.groups:
+            found += self._passes(step.of(group), runner, adapters, failures)
         return found
 
-    def _task(self, segment: Segment, adapters: Mapping[str, ReadyAdapter]) -> Task:
-        sequence, work = segment.sequence, segment.sequence.work
+    def _task(self, segment: Segment, adapters: Mapping[str, ReadyAdapter]) -> ForwardTask:
+        sequence, group = segment.sequence, segment.sequence.group
         end = segment.start + segment.length
-        draft = self._drafts[work]
+        draft = self._drafts[group]
         scored = pooled = False
         alternatives: int | None = None
         if isinstance(draft, ScoreDraft):
             scored, pooled = draft.speaks, sequence.index in draft.request.pooled or not draft.speaks
         elif draft.request.params.prompt_logprobs and sequence.index == 0 and segment.start < sequence.prompt - 1:
             alternatives = draft.request.params.logprobs or 0
-        digest = work.key[1]
-        return Task(
+        digest = group.key[1]
+        return ForwardTask(
             ids=sequence.ids[segment.start : end],
             start=segment.start,
             adapter=None if digest is None else adapters[digest],
@@ -124,45 +124,47 @@ class Executor:
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def _next_tokens(self, part: Step, found: list[Found]) -> dict[Sequence, int | None]:
+    def _next_tokens(self, part: Step, found: list[ForwardResult]) -> dict[Sequence, int | None]:
         """The next token of each sequence that has logits now, drawn together; None where these are no numbers."""
         rows = [(segment.sequence, one.logits) for segment, one in zip(part.segments, found, strict=True)]
         asked = [(sequence, logits) for sequence, logits in rows if logits is not None]
         if not asked:
             return {}
-        tokens = choose(torch.stack([logits for _, logits in asked]), [self._draw(sequence) for sequence, _ in asked])
+        tokens = sample_tokens(
+            torch.stack([logits for _, logits in asked]), [self._draw(sequence) for sequence, _ in asked]
+        )
         return dict(zip((sequence for sequence, _ in asked), tokens, strict=True))
 
     def _draw(self, sequence: Sequence) -> Draw:
-        draft = self._drafts[sequence.work]
+        draft = self._drafts[sequence.group]
         assert isinstance(draft, GenerationDraft), "only a generation wants a next token"
         index = sequence.index
         choice, stream, walk = draft.choices[index], draft.streams[index], draft.walks[index]
         allowed = None if walk is None else walk.allowed
         return Draw(draft.request.params, stream, choice.position, sequence.ids, sequence.prompt, allowed)
 
-    def _take(self, segment: Segment, found: Found, token: int | None) -> bool:
+    def _take(self, segment: Segment, found: ForwardResult, token: int | None) -> bool:
         """Put what came of a segment, and the `token` drawn behind it, into its draft; True where it is done."""
         sequence = segment.sequence
-        draft = self._drafts[sequence.work]
+        draft = self._drafts[sequence.group]
         if isinstance(draft, ScoreDraft):
             self.counts["prompt_tokens_total"] += segment.length
-            self._tally.tokens(sequence.work.key[1], scored=segment.length)
+            self._tally.tokens(sequence.group.key[1], scored=segment.length)
             return self._scored(draft, segment, found)
         if segment.start < sequence.prompt:
             self.counts["prompt_tokens_total"] += segment.length
         if segment.start == 0 or segment.copied is not None:
-            reused = segment.start if isinstance(segment.copied, KeptText) else 0
+            reused = segment.start if isinstance(segment.copied, CachedPrefix) else 0
             self.counts["prompt_tokens_reused_total"] += draft.begin(reused)
         if found.chosen:
             draft.take_prompt(segment.start, found.chosen, found.tops, sequence.prompt)
         return found.logits is not None and self._next_token(sequence, draft, found.logits, token)
 
-    def _scored(self, draft: ScoreDraft, segment: Segment, found: Found) -> bool:
+    def _scored(self, draft: ScoreDraft, segment: Segment, found: ForwardResult) -> bool:
         sequence = segment.sequence
         value = found.nll + (0.0 if found.pooled is None else float(found.pooled.sum()))
         if not math.isfinite(value):
-            raise not_numbers(sequence.work)
+            raise not_finite_error(sequence.group)
         draft.take(sequence.index, found.nll, found.pooled, found.tokens, first=segment.start == 0)
         return segment.start + segment.length == len(sequence.ids)
 
@@ -170,7 +172,7 @@ class Executor:
         """Take the token drawn from logits (vocabulary,) and tell the listener; True when the choice is finished."""
         choice, params = draft.choices[sequence.index], draft.request.params
         if token is None:
-            raise not_numbers(sequence.work)
+            raise not_finite_error(sequence.group)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True
         logprob: float | None = None
@@ -183,7 +185,7 @@ class Executor:
         if walk is not None and delta.finish_reason is None:
             _ = walk.allowed  # found out here, so that where it cannot be this request ends and no other
         sequence.ids.append(token)
-        self._count(sequence.work.key[1], draft)
+        self._count(sequence.group.key[1], draft)
         if draft.request.on_token is not None:
             draft.request.on_token(delta)
         return delta.finish_reason is not None
@@ -197,24 +199,24 @@ class Executor:
             self._tally.first_token(digest, draft.first - draft.came)
 
 
-def _step_told(works: list[Work]) -> Failures:
+def _step_told(groups: list[SequenceGroup]) -> Failures:
     """Tell the listeners of these requests that the step is over, each once; the requests of those that raise."""
-    listeners: dict[Callable[[], None], list[Work]] = {}
-    for work in works:
-        if isinstance(work.request, GenerateRequest) and work.request.on_step is not None:
-            listeners.setdefault(work.request.on_step, []).append(work)
+    listeners: dict[Callable[[], None], list[SequenceGroup]] = {}
+    for group in groups:
+        if isinstance(group.request, GenerateRequest) and group.request.on_step is not None:
+            listeners.setdefault(group.request.on_step, []).append(group)
     failures: Failures = []
     for told, of in listeners.items():
         try:
             told()
         except Exception as error:
-            failures += [(work, error) for work in of]
+            failures += [(group, error) for group in of]
     return failures
 
 
-def not_numbers(work: Work) -> SoupError:
+def not_finite_error(group: SequenceGroup) -> SoupError:
     """The error of a request whose model answers NaN or infinity."""
-    base_id, digest = work.key
+    base_id, digest = group.key
     if digest is None:
         return Unavailable(f"Base model {base_id!r} answers values that are not finite numbers.")
     return InvalidWeights(f"Base model {base_id!r} with adapter {digest} answers values that are not finite numbers.")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase
 from service.engine import Engine, GenerateRequest, LoadableAdapter, ScoreRequest
-from service.engine.tally import BASE, LABELS, OTHER, Figures, Tally
+from service.engine.adapter_metrics import BASE, MAX_LABELS, OTHER, AdapterMetrics, AdapterTotals
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -32,7 +32,7 @@ events = st.lists(
 )
 
 
-def count(tally: Tally, digest: str | None, what: str, amount: int) -> None:
+def count(tally: AdapterMetrics, digest: str | None, what: str, amount: int) -> None:
     if what == "first":
         tally.first_token(digest, float(amount))
     elif what == "answer":
@@ -41,17 +41,17 @@ def count(tally: Tally, digest: str | None, what: str, amount: int) -> None:
         tally.tokens(digest, **{what: amount})
 
 
-def total(figures: dict[str, Figures]) -> Figures:
+def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
     """The figures of all labels together."""
     every = [asdict(one) for one in figures.values()]
-    return Figures(**{name: sum(one[name] for one in every) for name in every[0]})
+    return AdapterTotals(**{name: sum(one[name] for one in every) for name in every[0]})
 
 
 @given(events, st.integers(1, 4), st.integers(1, 4))
 def test_labels_are_few_and_their_sums_never_fall(
     script: list[tuple[str | None, str, int]], labels: int, known: int
 ) -> None:
-    tally, alone = Tally(labels=labels, known=known), Tally(labels=8)
+    tally, alone = AdapterMetrics(labels=labels, known=known), AdapterMetrics(labels=8)
     seen = tally.figures()
     for event in script:
         count(tally, *event)
@@ -60,7 +60,7 @@ def test_labels_are_few_and_their_sums_never_fall(
         assert len(now) <= labels + 2
         assert len(tally._rest) <= known
         for label, one in now.items():
-            before = asdict(seen.get(label, Figures()))
+            before = asdict(seen.get(label, AdapterTotals()))
             assert all(value >= before[name] for name, value in asdict(one).items()), label
             assert one is not seen.get(label), "what was read stays as it was"
         seen |= now
@@ -72,7 +72,7 @@ def test_labels_are_few_and_their_sums_never_fall(
 def test_whoever_has_more_than_twice_the_tokens_has_the_label(
     script: list[tuple[str | None, str, int]], labels: int
 ) -> None:
-    tally = Tally(labels=labels)
+    tally = AdapterMetrics(labels=labels)
     tokens: dict[str, int] = {}
     for digest, what, amount in script:
         count(tally, digest, what, amount)
@@ -84,7 +84,7 @@ def test_whoever_has_more_than_twice_the_tokens_has_the_label(
 
 
 def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
-    tally = Tally(labels=1)
+    tally = AdapterMetrics(labels=1)
     tally.tokens("a", generated=10)
     tally.tokens("b", generated=21)  # more than twice as many: counted before b had the label
     assert {label: one.generated_tokens for label, one in tally.figures().items()} == {"base": 0, "other": 21, "b": 0}
@@ -140,17 +140,17 @@ def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: Lo
 
 
 def test_as_many_labels_as_the_documentation_says() -> None:
-    tally = Tally()
-    for number in range(LABELS + 5):
+    tally = AdapterMetrics()
+    for number in range(MAX_LABELS + 5):
         tally.answered(str(number), 1.0)
     figures = tally.figures()
-    assert len(figures) == LABELS + 2 == 34
+    assert len(figures) == MAX_LABELS + 2 == 34
     assert figures[OTHER].answers == 5
 
 
 def test_labels_do_not_end_often() -> None:
     """However adapters take turns, what is remembered of ended labels stays small."""
-    tally = Tally(labels=2)
+    tally = AdapterMetrics(labels=2)
     for number in range(2000):
         tally.tokens(str(number % 50), generated=1 + number)
     assert len(tally._ended) <= 2 * 20, "1,999,000 tokens are below 2**21"

@@ -13,12 +13,12 @@ from torch import nn
 
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import hidden_states, lm_logits
-from service.engine import reordered
-from service.engine.bases import held_bytes
-from service.engine.reordered import ReorderedLinear, prepare_linears, reorders
+from service.engine import onednn_linear
+from service.engine.bases import loaded_weight_bytes
+from service.engine.onednn_linear import ReorderedLinear, can_reorder, reorder_linears
 from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
 
-pytestmark = pytest.mark.skipif(not reorders(torch.float32, "cpu"), reason="torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not can_reorder(torch.float32, "cpu"), reason="torch was built without oneDNN")
 
 
 @given(
@@ -47,12 +47,12 @@ def test_a_gradient_goes_through_it() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*VARIANTS, *TINY_ENCODERS])
 def test_a_base_model_computes_what_it_did(name: str, dtype: str, tmp_path: Path) -> None:
-    if not reorders(getattr(torch, dtype), "cpu"):
+    if not can_reorder(getattr(torch, dtype), "cpu"):
         pytest.skip("this processor has no such product")
     entry = build_tiny(tmp_path, name).model_copy(update={"dtype": dtype})
     base = load_base(entry)
     plain, linears = computed(base), base.shape.linears
-    assert prepare_linears(base.model) == len(linears)
+    assert reorder_linears(base.model) == len(linears)
     assert {type(base.model.get_submodule(path)) for path in linears} == {ReorderedLinear}
     again = computed(base)
     near = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -60,7 +60,7 @@ def test_a_base_model_computes_what_it_did(name: str, dtype: str, tmp_path: Path
     layers = [one for one in base.model.modules() if isinstance(one, ReorderedLinear)]
     held = sum(one.weight.numel() + (0 if one.bias is None else one.bias.numel()) for one in layers)
     held += sum(one.numel() for one in base.model.parameters())
-    assert held_bytes(entry) == held * base.model.dtype.itemsize
+    assert loaded_weight_bytes(entry) == held * base.model.dtype.itemsize
 
 
 def computed(base: LoadedBase) -> torch.Tensor:
@@ -74,14 +74,16 @@ def test_a_layer_that_would_compute_something_else_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
-    monkeypatch.setattr(reordered, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01)
-    assert prepare_linears(model) == 0
+    monkeypatch.setattr(
+        onednn_linear, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01
+    )
+    assert reorder_linears(model) == 0
     assert [type(one) for one in model] == [nn.Linear, nn.ReLU, nn.Linear]
     assert "the linear layer 2 stays as it is" in caplog.text
 
 
 def test_what_cannot_be_reordered_stays() -> None:
-    assert not reorders(torch.float16, "cpu")
-    assert not reorders(torch.float32, "cuda")
+    assert not can_reorder(torch.float16, "cpu")
+    assert not can_reorder(torch.float32, "cuda")
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float16), nn.Linear(4, 1))
-    assert prepare_linears(model.requires_grad_(False)) == 0
+    assert reorder_linears(model.requires_grad_(False)) == 0

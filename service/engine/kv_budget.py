@@ -9,16 +9,16 @@ from registry.errors import InvalidParameter
 
 Owner = TypeVar("Owner", bound=Hashable)
 
-SMALLEST = 64
+MIN_ROW_POSITIONS = 64
 """Positions of the smallest row; the others are twice, four times, ... as long."""
 
 
-def capacity_for(positions: int) -> int:
+def row_capacity(positions: int) -> int:
     """Positions of the row that so many need."""
-    return max(SMALLEST, 1 << (positions - 1).bit_length())
+    return max(MIN_ROW_POSITIONS, 1 << (positions - 1).bit_length())
 
 
-class Space:
+class KVBudget:
     """At most `limit` bytes (None: no limit); `bytes_of` a base model's id gives those of one position there.
 
     Safe to ask from any thread whether a length fits at all; the rest is for the engine's thread.
@@ -32,7 +32,7 @@ class Space:
 
     def needed(self, base_id: str, positions: int) -> int:
         """Bytes of the row that so many positions take."""
-        return capacity_for(positions) * self._bytes_of(base_id)
+        return row_capacity(positions) * self._bytes_of(base_id)
 
     def fits(self, base_id: str, positions: int) -> bool:
         """Whether a sequence of so many positions ever has room."""
@@ -52,7 +52,7 @@ class Space:
         each = self._bytes_of(base_id)
         if self.limit is None or each == 0:
             return None
-        positions = SMALLEST
+        positions = MIN_ROW_POSITIONS
         while self.fits(base_id, 2 * positions):
             positions *= 2
         return positions if self.fits(base_id, positions) else 0

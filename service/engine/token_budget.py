@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from service.engine.shares import Company
+from service.engine.key_quotas import RecentKeys
 
-LEAST = 16
+MIN_TOKENS = 16
 """Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
 SHARE = 4
 """Before anything was measured, a step takes one part in so many of what it may."""
@@ -19,11 +19,11 @@ of a token is paid less often beside them.
 SMOOTH = 0.2
 STEPS = 8
 """A step without streams takes as long as so many of theirs where another key's request may come while it runs."""
-AGAIN = 64
+PROBE_INTERVAL = 64
 """One step in so many is the streams' alone."""
 
 
-class Pace:
+class TokenBudget:
     """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
 
     A step beside streams is to take no more than twice as long as one of streams alone, or `GAP_SECONDS` where nobody
@@ -32,7 +32,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.company = Company()
+        self.company = RecentKeys()
         self._asked: dict[str, int] = {}
         self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
         self._token: dict[str, float] = {}  # seconds of any other token
@@ -44,7 +44,7 @@ class Pace:
         one now and then, is the streams' alone: what it takes tells what the others may.
         """
         self._asked[base_id] = self._asked.get(base_id, -1) + 1
-        if self._asked[base_id] % AGAIN == 0:
+        if self._asked[base_id] % PROBE_INTERVAL == 0:
             return 0
         promised = self._in_the_time_of(base_id, base_id, most)
         streams, token = self._streams.get(base_id), self._token.get(base_id)
@@ -60,15 +60,15 @@ class Pace:
         """
         streams, token = self._streams.get(base_id), self._token.get(base_id)
         if streams is not None and token and self.company.several():
-            most = min(most, max(LEAST, int(STEPS * streams / token)))
+            most = min(most, max(MIN_TOKENS, int(STEPS * streams / token)))
         return min((self._in_the_time_of(one, base_id, most) for one in streaming), default=most)
 
     def _in_the_time_of(self, streaming: str, base_id: str, most: int) -> int:
         """Tokens of a base model that take as long as a step of streams."""
         streams, token = self._streams.get(streaming), self._token.get(base_id)
         if streams is None or not token:
-            return max(LEAST, most // SHARE)
-        return max(LEAST, min(most, int(streams / token)))
+            return max(MIN_TOKENS, most // SHARE)
+        return max(MIN_TOKENS, min(most, int(streams / token)))
 
     def took(self, base_id: str, seconds: float, *, newest: int, others: int) -> None:
         """A step of so many tokens of either kind took so long."""

@@ -44,7 +44,7 @@ class BaseSource(Protocol):
 Held = TypeVar("Held")
 
 
-class Residence(Generic[Held]):
+class BaseCache(Generic[Held]):
     """The base models held. `budget` is in bytes of weights, bases and adapters together; None is no limit.
 
     Bases come first: adapters get what the bases leave of it. `loaded` is called by the loading thread when it is

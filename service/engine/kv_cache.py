@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.engine.space import capacity_for
+from service.engine.kv_budget import row_capacity
 
 GROWTH = 4
 """A slab that is full grows by one row in so many, where that is free: little is copied for each row."""
@@ -100,7 +100,7 @@ class Slab:
 class Row:
     """The keys and values of one sequence: `length` positions are there, those of a prefix included.
 
-    During a pass `length` is what was there before it. A `Memory` of `packing`.
+    During a pass `length` is what was there before it. A `KVStore` of `packing`.
     """
 
     slab: Slab = field(repr=False)
@@ -120,7 +120,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Copied:
+class KVCopy:
     """Keys and values of `length` positions, each (heads, length, size), by layer: views of one `buffer`."""
 
     buffer: Tensor
@@ -128,7 +128,7 @@ class Copied:
     length: int
 
 
-class KeyValues:
+class KVCache:
     """The rows of one base model."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class KeyValues:
     def reserve(self, owner: Hashable, positions: int) -> Row:
         """A row with room for so many positions, with what the sequence's row has kept so far."""
         row = self._rows.get(owner)
-        capacity = capacity_for(positions)
+        capacity = row_capacity(positions)
         if row is not None and row.slab.capacity >= positions:
             return row
         slab = self._slabs.setdefault(capacity, Slab(capacity, lambda positions: self.may_spare(positions)))
@@ -177,7 +177,7 @@ class KeyValues:
         _copy(there, row, positions)
         row.length = positions
 
-    def copied_out(self, owner: Hashable, positions: int) -> Copied | None:
+    def copied_out(self, owner: Hashable, positions: int) -> KVCopy | None:
         """A copy of the first `positions` of a row; None where fewer are there, or where any is no finite number."""
         row = self._rows.get(owner)
         if row is None or not 0 < positions <= row.length:
@@ -195,9 +195,9 @@ class KeyValues:
                 copies.append(buffer[at : at + states.numel()].view(states.shape).copy_(states))
                 at += states.numel()
             layers[layer] = copies[0], copies[1]
-        return Copied(buffer, layers, positions) if bool(buffer.isfinite().all()) else None
+        return KVCopy(buffer, layers, positions) if bool(buffer.isfinite().all()) else None
 
-    def copy_in(self, copied: Copied, owner: Hashable, positions: int, *, room: int) -> None:
+    def copy_in(self, copied: KVCopy, owner: Hashable, positions: int, *, room: int) -> None:
         """Give a new sequence the first `positions` of what was copied out, in a row with this `room`."""
         row = self.reserve(owner, room)
         row.length = 0
@@ -228,8 +228,8 @@ def _copy(source: Row, target: Row, positions: int) -> None:
     target.touched = max(target.touched, positions)
 
 
-class NewestOfSlab:
-    """The newest tokens of rows of one slab, which attend in one call; a `Newest` of `packing`.
+class SlabDecodes:
+    """The newest tokens of rows of one slab, which attend in one call; a `DecodeGroup` of `packing`.
 
     `rows` are in use; `tokens` (rows,) are the places of their tokens in the pass.
     """
@@ -248,7 +248,7 @@ class NewestOfSlab:
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """(tokens, heads, size); see `packing.Newest`."""
+        """(tokens, heads, size); see `packing.DecodeGroup`."""
         keys, values = self._slab.of(layer, key, value)
         keys[self._places, :, self._lengths] = key.transpose(0, 1)
         values[self._places, :, self._lengths] = value.transpose(0, 1)

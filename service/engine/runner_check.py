@@ -17,9 +17,9 @@ from torch import Tensor
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states
 from registry.errors import Unavailable
+from service.engine.onednn_linear import reorder_linears
 from service.engine.packing import check_packable
-from service.engine.reordered import prepare_linears
-from service.engine.runner import Runner, Task
+from service.engine.runner import ForwardTask, Runner
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 more."""
 
 
-def tried(base: LoadedBase) -> Runner:
+def checked_runner(base: LoadedBase) -> Runner:
     """The runner of a base model that was loaded: packed where sequences then get what each gets alone.
 
     Its linear layers are put into their form on the way.
 
     Raises Unavailable, naming the family, where they do not get it one after the other either.
     """
-    prepare_linears(base.model)
+    reorder_linears(base.model)
     why = _why_not_packed(base)
     if why is None:
         return Runner(base)
@@ -96,7 +96,7 @@ def _largest_error(runner: Runner) -> float:
         tasks = []
         for row in together:
             start = len(rows[row]) - 1 if row in begun else 0
-            tasks.append(Task(rows[row][start:], start, owner=row, logits=True, reserve=len(rows[row])))
+            tasks.append(ForwardTask(rows[row][start:], start, owner=row, logits=True, reserve=len(rows[row])))
         begun.update(together)
         logits = [found.logits for found in runner.run(tasks)]
         errors.append(_error(runner.base, [rows[row] for row in together], logits))
@@ -115,7 +115,7 @@ def _error_of_states(runner: Runner) -> float:
     """The same of the summed states of an encoder."""
     base = runner.base
     rows = [[3 + (7 * place + 5 * row) % 200 for place in range(n)] for row, n in enumerate(LENGTHS)]
-    found = runner.run([Task(row, 0, pooled=True) for row in rows])
+    found = runner.run([ForwardTask(row, 0, pooled=True) for row in rows])
     errors = []
     for row, one in zip(rows, found, strict=True):
         ids = torch.tensor([row], device=base.model.device)

@@ -47,7 +47,7 @@ class ReorderedLinear(nn.Linear):
         return cast(Tensor, _product(input, self._reordered, self.bias, "none", [], ""))
 
 
-def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
+def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
     """Whether linear layers of this dtype are reordered on this device."""
     available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     if torch.device(device).type != "cpu" or not available:
@@ -58,7 +58,7 @@ def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
 
 
 @torch.no_grad()  # inference tensors could be in no computation of a gradient later
-def prepare_linears(model: nn.Module) -> int:
+def reorder_linears(model: nn.Module) -> int:
     """Put reordered layers in the place of a frozen model's linear ones, where it can; returns how many.
 
     The output layer gets a weight of its own where it is tied to the embedding.
@@ -71,7 +71,7 @@ def prepare_linears(model: nn.Module) -> int:
         if type(module) is Conv1D:  # keeps it as (inputs, outputs)
             weight = weight.t()
         bias = None if module.bias is None else module.bias.detach()
-        if min(weight.shape) < 2 or not reorders(weight.dtype, weight.device):
+        if min(weight.shape) < 2 or not can_reorder(weight.dtype, weight.device):
             continue
         reordered = ReorderedLinear(weight.contiguous(), bias)
         if not _agree(reordered, weight, bias):

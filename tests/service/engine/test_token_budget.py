@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.pace import GAP_SECONDS, LEAST
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
+from service.engine.token_budget import GAP_SECONDS, MIN_TOKENS
 from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
 
 ALONE, TOKEN = 0.02, 0.001
@@ -38,9 +38,9 @@ def test_a_step_takes_as_long_as_the_gap_or_twice_as_long_as_alone(
     step = simulation.step()
     assert step is not None
     beside = step.tokens - streams
-    assert beside <= max(LEAST, tokens)
-    assert alone + beside * TOKEN <= max(GAP_SECONDS, 2 * alone, alone + LEAST * TOKEN) + 1e-9
-    allowed = max(LEAST, min(tokens, int(max(GAP_SECONDS - alone, alone) / TOKEN)))
+    assert beside <= max(MIN_TOKENS, tokens)
+    assert alone + beside * TOKEN <= max(GAP_SECONDS, 2 * alone, alone + MIN_TOKENS * TOKEN) + 1e-9
+    allowed = max(MIN_TOKENS, min(tokens, int(max(GAP_SECONDS - alone, alone) / TOKEN)))
     assert beside == min(allowed, prompts * length)
     drain(simulation)
 

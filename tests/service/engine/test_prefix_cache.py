@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine import kept_texts
-from service.engine.kept_texts import BLOCK, CANDIDATES, KeptTexts, Sharing, alike
+from service.engine import prefix_cache
+from service.engine.kv_budget import MIN_ROW_POSITIONS, KVBudget
+from service.engine.prefix_cache import BLOCK_SIZE, MAX_CANDIDATES, PrefixCache, PrefixSharing, alike
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest
-from service.engine.space import SMALLEST, Space
-from service.engine.steps import KeptText, Sequence, Ticket, Work
+from service.engine.steps import CachedPrefix, Sequence, SequenceGroup, Ticket
 from tests.service.engine.simulation import CONFIG
 
 Ids = tuple[int, ...]
@@ -25,12 +25,12 @@ def sequence(
     """A sequence that has computed all its tokens but the newest, or `done` of them."""
     handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
     asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
-    work = Work(asked, Ticket(1), (base, adapter))
-    return Sequence(0, work, index, list(ids), before, len(ids), done=len(ids) - 1 if done is None else done)
+    group = SequenceGroup(asked, Ticket(1), (base, adapter))
+    return Sequence(0, group, index, list(ids), before, len(ids), done=len(ids) - 1 if done is None else done)
 
 
-def kept_of(limit: int | None = 100 * SMALLEST, sharing: Sharing = "namespace") -> KeptTexts:
-    return KeptTexts(Space(limit, lambda _base_id: 1), sharing)
+def kept_of(limit: int | None = 100 * MIN_ROW_POSITIONS, sharing: PrefixSharing = "namespace") -> PrefixCache:
+    return PrefixCache(KVBudget(limit, lambda _base_id: 1), sharing)
 
 
 def long(length: int, start: int = 0) -> Ids:
@@ -44,10 +44,10 @@ class TestFinding:
         [text], _ = kept.changes()
         assert text.ids == long(49)
         for ids, shared in (
-            (long(100), 49), (long(49), 48), ((*long(37), 999, *long(9)), 37), (long(BLOCK + 1), BLOCK),
+            (long(100), 49), (long(49), 48), ((*long(37), 999, *long(9)), 37), (long(BLOCK_SIZE + 1), BLOCK_SIZE),
         ):  # fmt: skip
             assert kept.find(sequence(ids)) == (text, shared)
-        for ids in (long(BLOCK), (999, *long(60)), (*long(BLOCK - 1), 999, *long(30))):
+        for ids in (long(BLOCK_SIZE), (999, *long(60)), (*long(BLOCK_SIZE - 1), 999, *long(30))):
             assert kept.find(sequence(ids)) == (None, 0)
 
     def test_the_text_that_has_most_is_taken(self) -> None:
@@ -83,9 +83,9 @@ class TestFinding:
 
     def test_tokens_whose_hashes_are_equal_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def equal(_scope: object, ids: Ids) -> Iterator[int]:
-            return iter(range(len(ids) // BLOCK))
+            return iter(range(len(ids) // BLOCK_SIZE))
 
-        monkeypatch.setattr(kept_texts, "blocks", equal)
+        monkeypatch.setattr(prefix_cache, "blocks", equal)
         kept = kept_of()
         kept.keep(sequence(long(50)))
         kept.keep(sequence(long(50), namespace="b"))
@@ -97,13 +97,13 @@ class TestFinding:
         assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
 
     def test_a_look_compares_few_texts_however_many_begin_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = kept_of(1000 * SMALLEST)
+        kept = kept_of(1000 * MIN_ROW_POSITIONS)
         for number in range(100):
-            kept.keep(sequence((*long(BLOCK), *[1000 + number] * BLOCK)))
+            kept.keep(sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)))
         compared: list[Ids] = []
-        monkeypatch.setattr(kept_texts, "alike", lambda one, other: compared.append(one) or alike(one, other))
-        assert kept.find(sequence((*long(BLOCK), *[7] * BLOCK)))[1] == BLOCK
-        assert len(compared) == CANDIDATES
+        monkeypatch.setattr(prefix_cache, "alike", lambda one, other: compared.append(one) or alike(one, other))
+        assert kept.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
+        assert len(compared) == MAX_CANDIDATES
 
 
 class TestKeeping:
@@ -117,13 +117,13 @@ class TestKeeping:
 
     def test_what_is_too_short_or_of_a_further_choice_is_not_kept(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50), done=BLOCK - 1))
+        kept.keep(sequence(long(50), done=BLOCK_SIZE - 1))
         kept.keep(sequence(long(50), index=1))
         kept.keep(sequence(long(50), request=ScoreRequest("b", (long(50),))))
         assert (len(kept), kept.changes()) == (0, ([], []))
 
     def test_a_base_model_that_cannot_keep_any_is_not_asked_to(self) -> None:
-        kept = KeptTexts(Space(10**6, lambda _base_id: 1), "namespace", lambda base_id: base_id != "b")
+        kept = PrefixCache(KVBudget(10**6, lambda _base_id: 1), "namespace", lambda base_id: base_id != "b")
         kept.keep(sequence(long(50)))
         kept.keep(sequence(long(50), base="c"))
         assert len(kept) == 1
@@ -169,9 +169,9 @@ class TestKeeping:
 
 
 words = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(
-    lambda blocks: tuple(token for block in blocks for token in (block,) * BLOCK)
+    lambda blocks: tuple(token for block in blocks for token in (block,) * BLOCK_SIZE)
 )
-texts = st.tuples(words, st.lists(st.integers(0, 2), max_size=BLOCK).map(tuple)).map(
+texts = st.tuples(words, st.lists(st.integers(0, 2), max_size=BLOCK_SIZE).map(tuple)).map(
     lambda parts: (*parts[0], *parts[1])
 )
 steps = st.lists(
@@ -186,9 +186,9 @@ steps = st.lists(
 def test_what_is_found_is_what_was_kept_and_did_not_go(
     script: list[tuple[str, Ids, str, str | None]], limit: int
 ) -> None:
-    space = Space(limit, lambda _base_id: 1)
-    kept = KeptTexts(space, "namespace")
-    there: dict[KeptText, None] = {}
+    space = KVBudget(limit, lambda _base_id: 1)
+    kept = PrefixCache(space, "namespace")
+    there: dict[CachedPrefix, None] = {}
     for what, ids, namespace, adapter in script:
         one = sequence(ids, namespace=namespace, adapter=adapter)
         if what == "keep":
@@ -200,11 +200,11 @@ def test_what_is_found_is_what_was_kept_and_did_not_go(
             own = [other for other in there if other.scope == ("b", adapter, namespace)]
             most = max((alike(other.ids, ids[:-1]) for other in own), default=0)
             if text is None:
-                assert most < BLOCK
+                assert most < BLOCK_SIZE
             else:
                 assert text in own
                 assert shared == alike(text.ids, ids[:-1])
-                assert shared // BLOCK == most // BLOCK
+                assert shared // BLOCK_SIZE == most // BLOCK_SIZE
                 assert shared < len(ids)
         fresh, gone = kept.changes()
         there.update(dict.fromkeys(fresh))

@@ -9,23 +9,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from service.engine.bank import Bank
-from service.engine.kept_texts import KeptTexts
-from service.engine.residence import Residence
+from service.engine.adapter_cache import AdapterCache
+from service.engine.base_cache import BaseCache
+from service.engine.kv_budget import KVBudget
+from service.engine.prefix_cache import PrefixCache
 from service.engine.runner import Runner
-from service.engine.space import Space
 
 
-class Upkeep:
+class Evictor:
     """Lets runners and the bank forget.
 
     `guard` guards the `kept` texts; `bytes_of` a base model's id are those of one position of keys and values.
     """
 
     def __init__(
-        self, space: Space, kept: KeptTexts, bank: Bank, residence: Residence[Runner], guard: threading.Condition,
+        self,
+        space: KVBudget,
+        kept: PrefixCache,
+        bank: AdapterCache,
+        residence: BaseCache[Runner],
+        guard: threading.Condition,
         bytes_of: Callable[[str], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._space = space
         self._kept = kept
         self._bank = bank
@@ -75,7 +80,7 @@ class Upkeep:
         self._bank.trim(self._residence.held, left, wanted, running)
 
     def room_for_adapters(self, size: int, base_id: str, held: int) -> int:
-        """As `Residence.room_for_adapters`; stacked copies go where they leave no room for what comes."""
+        """As `BaseCache.room_for_adapters`; stacked copies go where they leave no room for what comes."""
         found = self._residence.room_for_adapters(size, base_id, held)
         if self._residence.left is not None and held + size + self.stacked > found:
             self._forget_stacks(self._runners())

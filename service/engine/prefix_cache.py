@@ -14,38 +14,38 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
+from service.engine.kv_budget import KVBudget
 from service.engine.request import GenerateRequest
-from service.engine.space import Space
-from service.engine.steps import KeptText, Scope, Sequence, Work
+from service.engine.steps import CachedPrefix, PrefixScope, Sequence, SequenceGroup
 
-Sharing = Literal["off", "namespace", "all"]
+PrefixSharing = Literal["off", "namespace", "all"]
 """Who may take over the keys and values of a text: nobody, keys that see the same namespaces, every key."""
 
-BLOCK = 16
+BLOCK_SIZE = 16
 """Tokens of a block, and the fewest that are taken over."""
-CANDIDATES = 8
+MAX_CANDIDATES = 8
 """Texts of one block that are compared, the newest: a look takes no longer because many begin alike."""
 
 Ids = tuple[int, ...]
 
 
-class KeptTexts:
+class PrefixCache:
     """The texts kept within `space`; `keeps` says of a base model's id whether its runner can keep any.
 
     Nothing is kept where the space has no limit, for then nothing would ever go.
     """
 
     def __init__(
-        self, space: Space, sharing: Sharing = "off", keeps: Callable[[str], bool] = lambda _base_id: True
+        self, space: KVBudget, sharing: PrefixSharing = "off", keeps: Callable[[str], bool] = lambda _base_id: True
     ) -> None:
         self._space = space
-        self._sharing: Sharing = sharing if space.limit is not None else "off"
+        self._sharing: PrefixSharing = sharing if space.limit is not None else "off"
         self._keeps = keeps
-        self._texts: OrderedDict[KeptText, None] = OrderedDict()  # least recently used first
-        self._blocks: dict[int, dict[KeptText, None]] = {}
-        self._pinned: set[KeptText] = set()
-        self._fresh: list[KeptText] = []
-        self._gone: list[KeptText] = []
+        self._texts: OrderedDict[CachedPrefix, None] = OrderedDict()  # least recently used first
+        self._blocks: dict[int, dict[CachedPrefix, None]] = {}
+        self._pinned: set[CachedPrefix] = set()
+        self._fresh: list[CachedPrefix] = []
+        self._gone: list[CachedPrefix] = []
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -53,21 +53,21 @@ class KeptTexts:
 
     # --- taking over ----------------------------------------------------------------------------
 
-    def find(self, sequence: Sequence) -> tuple[KeptText | None, int]:
+    def find(self, sequence: Sequence) -> tuple[CachedPrefix | None, int]:
         """The text that most of a sequence's first tokens can be taken over from, and how many; counts as its use.
 
         At least one token is left to compute. A prompt whose own tokens are to be scored takes over nothing.
         """
-        work = sequence.work
-        scope = self._scope(work)
-        if scope is None or not isinstance(work.request, GenerateRequest) or work.request.params.prompt_logprobs:
+        group = sequence.group
+        scope = self._scope(group)
+        if scope is None or not isinstance(group.request, GenerateRequest) or group.request.params.prompt_logprobs:
             return None, 0
         text, shared = self._longest(scope, tuple(sequence.ids[:-1]))
         if text is not None:
             self._texts.move_to_end(text)
         return text, shared
 
-    def pin(self, text: KeptText) -> None:
+    def pin(self, text: CachedPrefix) -> None:
         """A text that the step in the making takes over stays until the next is made."""
         self._pinned.add(text)
 
@@ -82,8 +82,8 @@ class KeptTexts:
 
         What is kept already is not kept twice: of two texts of which one begins with the other, the longer stays.
         """
-        scope = self._scope(sequence.work)
-        if scope is None or sequence.index > 0 or sequence.done < BLOCK or not self._keeps(scope[0]):
+        scope = self._scope(sequence.group)
+        if scope is None or sequence.index > 0 or sequence.done < BLOCK_SIZE or not self._keeps(scope[0]):
             return
         ids = tuple(sequence.ids[: sequence.done])
         other, shared = self._longest(scope, ids)
@@ -92,7 +92,7 @@ class KeptTexts:
             return
         if other is not None and shared == len(other.ids):
             self.drop(other)
-        text = KeptText(scope, ids, sequence.before, sequence)
+        text = CachedPrefix(scope, ids, sequence.before, sequence)
         if self._space.keep(text, scope[0], text.positions):
             self._texts[text] = None
             self.bytes += self._space.held(text)
@@ -100,7 +100,7 @@ class KeptTexts:
                 self._blocks.setdefault(block, {})[text] = None
             self._fresh.append(text)
 
-    def drop(self, text: KeptText) -> None:
+    def drop(self, text: CachedPrefix) -> None:
         """Let go of a text, if it is still kept."""
         if text not in self._texts:
             return
@@ -124,7 +124,7 @@ class KeptTexts:
 
     def make_room(self, missing: int) -> bool:
         """Let go of texts of so many bytes, least recently used first; False, and none goes, where there are fewer."""
-        going: list[KeptText] = []
+        going: list[CachedPrefix] = []
         for text in self._texts:
             if missing <= 0:
                 break
@@ -137,7 +137,7 @@ class KeptTexts:
             self.drop(text)
         return True
 
-    def changes(self) -> tuple[list[KeptText], list[KeptText]]:
+    def changes(self) -> tuple[list[CachedPrefix], list[CachedPrefix]]:
         """The texts that came since this was asked last, to be copied out of their sequences' rows, and that went."""
         fresh, gone = self._fresh, self._gone
         self._fresh, self._gone = [], []
@@ -145,31 +145,31 @@ class KeptTexts:
 
     # --- looking --------------------------------------------------------------------------------
 
-    def _scope(self, work: Work) -> Scope | None:
+    def _scope(self, group: SequenceGroup) -> PrefixScope | None:
         """Among which texts a request looks; None where it neither takes over nor leaves any."""
-        request = work.request
+        request = group.request
         if self._sharing == "off" or not isinstance(request, GenerateRequest) or request.namespace is None:
             return None
-        return (*work.key, "" if self._sharing == "all" else request.namespace)
+        return (*group.key, "" if self._sharing == "all" else request.namespace)
 
-    def _longest(self, scope: Scope, ids: Ids) -> tuple[KeptText | None, int]:
+    def _longest(self, scope: PrefixScope, ids: Ids) -> tuple[CachedPrefix | None, int]:
         """The text of a scope that begins with the most of `ids`, a block at the least."""
         for block in reversed(list(blocks(scope, ids))):
-            best: tuple[KeptText | None, int] = None, 0
-            for text in islice(reversed(self._blocks.get(block, {})), CANDIDATES):
+            best: tuple[CachedPrefix | None, int] = None, 0
+            for text in islice(reversed(self._blocks.get(block, {})), MAX_CANDIDATES):
                 shared = alike(text.ids, ids) if text.scope == scope else 0
-                if shared >= max(BLOCK, best[1] + 1):
+                if shared >= max(BLOCK_SIZE, best[1] + 1):
                     best = text, shared
             if best[0] is not None:
                 return best
         return None, 0
 
 
-def blocks(scope: Scope, ids: Ids) -> Iterator[int]:
+def blocks(scope: PrefixScope, ids: Ids) -> Iterator[int]:
     """A hash for each full block of `ids`, of all tokens up to its end."""
     known = hash(scope)
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        known = hash((known, ids[start : start + BLOCK]))
+    for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        known = hash((known, ids[start : start + BLOCK_SIZE]))
         yield known
 
 

@@ -20,11 +20,11 @@ from registry.errors import InvalidParameter, SoupError, Unavailable
 from registry.spec import BaseShape
 from service.engine.runner import Runner
 
-LOADERS = 2
+LOADER_THREADS = 2
 """Adapters that are loaded at a time."""
 
 
-class Bank:
+class AdapterCache:
     """At most `capacity` bytes of adapters, but for those of one pass; one that is larger alone is refused.
 
     `room(size, base id, bytes held)` is asked before an adapter is held: how many bytes all may take (it may raise).
@@ -58,7 +58,7 @@ class Bank:
 
     def load_beside(self, told: Callable[[], None]) -> None:
         """From now on load in threads of the bank's own; `told` is called by them when an adapter is there."""
-        self._pool, self._told = ThreadPoolExecutor(LOADERS, "load-adapter"), told
+        self._pool, self._told = ThreadPoolExecutor(LOADER_THREADS, "load-adapter"), told
 
     def close(self) -> None:
         """Start no more loads; those that run are not waited for."""
@@ -133,7 +133,7 @@ class Bank:
         self.loads += 1
 
 
-def smallest_adapter(shape: BaseShape) -> int:
+def smallest_adapter_bytes(shape: BaseShape) -> int:
     """Bytes that the smallest adapter of a base model takes here: a LoRA of rank 1, or a prefix of one position."""
     values = [inputs + outputs for inputs, outputs in shape.linears.values()]
     if shape.kv is not None:

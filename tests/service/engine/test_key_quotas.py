@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy
+from service.engine.key_quotas import (
+    ASSUMED_TOKENS,
+    MAX_OVERLOAD,
+    RECENT_SECONDS,
+    AdmissionControl,
+    RecentKeys,
+    remaining_tokens,
+)
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
-from service.engine.shares import LATELY, MOST, UNSAID, Company, Queue, tokens_left
-from service.engine.steps import Work, work_of
-from service.engine.waiting import PATIENCE_OF_KEYS
+from service.engine.steps import SequenceGroup, new_group
+from service.engine.waiting_queue import KEY_PATIENCE_STEPS
 from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
 
 ROWS = 16
@@ -31,15 +38,15 @@ def flooded(*floods: Request) -> Simulation:
 
 
 def rows(scheduler: Scheduler) -> Counter[str | None]:
-    return Counter(one.work.owner for one in scheduler._running if one.generates)
+    return Counter(one.group.owner for one in scheduler._running if one.generates)
 
 
-def steps_until_done(simulation: Simulation, work: Work, most: int = 200) -> int:
+def steps_until_done(simulation: Simulation, group: SequenceGroup, most: int = 200) -> int:
     for number in range(most):
         simulation.step()
-        if work.state.final:
+        if group.state.final:
             return number + 1
-    raise AssertionError(f"{work} is not done after {most} steps")
+    raise AssertionError(f"{group} is not done after {most} steps")
 
 
 @pytest.mark.parametrize("adapters", [1, 64], ids=["one adapter", "64 adapters"])
@@ -56,7 +63,7 @@ def test_a_small_request_of_another_key_is_answered_soon(adapters: int) -> None:
 def test_keys_that_wait_come_to_equal_parts_and_stay_there() -> None:
     simulation = flooded(*[generate(tokens=2000, owner="flood") for _ in range(40)])
     simulation.scheduler.add([generate(tokens=2000, owner="other") for _ in range(40)])
-    for _ in range(PATIENCE_OF_KEYS * ROWS):
+    for _ in range(KEY_PATIENCE_STEPS * ROWS):
         simulation.step()
     assert rows(simulation.scheduler) == {"flood": 8, "other": 8}
     before = set(simulation.scheduler._running)
@@ -93,7 +100,7 @@ def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
 def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[str, ...], step: int) -> None:
     """A request that comes in the middle of a step waits for its end; eight steps of streams are 40 tokens here."""
     scheduler, seconds = scheduler_of(max_queue=10_000, tokens=64), 100.0
-    scheduler.pace.company = Company(lambda: seconds)
+    scheduler.pace.company = RecentKeys(lambda: seconds)
     scheduler.pace.took("b", 5.0, newest=1, others=0)
     scheduler.pace.took("b", 10.0, newest=0, others=10)
     scheduler.add([score(*[4] * 200, owner="flood")])
@@ -102,7 +109,7 @@ def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[s
         scheduler.add([generate(tokens=1, owner=owner)])
         simulation.step()
     assert tokens_of_step(simulation) == step
-    seconds += LATELY + 1
+    seconds += RECENT_SECONDS + 1
     assert tokens_of_step(simulation) == 64, "nobody else has asked for long"
 
 
@@ -127,27 +134,27 @@ def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 5))
 def test_everybody_is_answered_whoever_asks_for_what(asked: list[tuple[str, int]], rows: int) -> None:
     simulation = Simulation(scheduler_of(rows=rows))
-    works = simulation.scheduler.add([generate(tokens=tokens, owner=owner) for owner, tokens in asked])
+    groups = simulation.scheduler.add([generate(tokens=tokens, owner=owner) for owner, tokens in asked])
     drain(simulation)
-    assert all(work.state.final and work.error is None for work in works)
+    assert all(group.state.final and group.error is None for group in groups)
 
 
 # --- the queue ------------------------------------------------------------------------------------
 
 
-def live(*requests: Request) -> list[Work]:
+def live(*requests: Request) -> list[SequenceGroup]:
     ids = iter(range(100_000))
-    return [work_of(request, ids) for request in requests]
+    return [new_group(request, ids) for request in requests]
 
 
 def test_tokens_that_are_left_are_those_of_all_rows() -> None:
-    [work, open_ended, texts] = live(generate(length=10, n=3, tokens=5), generate(length=1, tokens=0), score(4, 6))
-    assert (tokens_left(work), tokens_left(open_ended), tokens_left(texts)) == (45, 1, 10)
-    assert UNSAID > 0
+    [group, open_ended, texts] = live(generate(length=10, n=3, tokens=5), generate(length=1, tokens=0), score(4, 6))
+    assert (remaining_tokens(group), remaining_tokens(open_ended), remaining_tokens(texts)) == (45, 1, 10)
+    assert ASSUMED_TOKENS > 0
 
 
 def test_who_floods_the_queue_does_not_shut_others_out() -> None:
-    queue = Queue(10)
+    queue = AdmissionControl(10)
     held = live(*[generate(owner="flood")] * 10)
     with pytest.raises(Busy, match="holds 10 requests, with 70 tokens to compute; its limit is 10 requests"):
         queue.check(held, "flood", lambda _: 1)
@@ -160,17 +167,17 @@ def test_who_floods_the_queue_does_not_shut_others_out() -> None:
 
 
 def test_the_queue_has_an_end_for_any_number_of_keys() -> None:
-    queue, held = Queue(4), live(*[generate(owner="flood")] * 4)
+    queue, held = AdmissionControl(4), live(*[generate(owner="flood")] * 4)
     for number in range(4):
         queue.check(held, f"key-{number}", lambda _: 1)
         held += live(generate(owner=f"key-{number}"))
-    assert len(held) == MOST * 4
+    assert len(held) == MAX_OVERLOAD * 4
     with pytest.raises(Busy):
         queue.check(held, "one-more", lambda _: 1)
 
 
 def test_a_few_large_requests_fill_it_too() -> None:
-    queue = Queue(256, max_tokens=1000)
+    queue = AdmissionControl(256, max_tokens=1000)
     held = live(generate(length=4, n=16, tokens=60, owner="flood"))
     assert queue.is_full(held)
     asked: list[int] = []
@@ -182,9 +189,9 @@ def test_a_few_large_requests_fill_it_too() -> None:
 
 def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it_begins() -> None:
     simulation = Simulation(scheduler_of(rows=2))
-    [work] = simulation.scheduler.add([generate(n=5, tokens=7)])
-    choices = [*work.waiting]
-    assert tokens_left(work) == sum(one.prompt + 7 - one.done for one in choices) > 0
+    [group] = simulation.scheduler.add([generate(n=5, tokens=7)])
+    choices = [*group.waiting]
+    assert remaining_tokens(group) == sum(one.prompt + 7 - one.done for one in choices) > 0
     simulation.step()
-    assert work.running
-    assert tokens_left(work) == sum(max(1, one.prompt + 7 - one.done) for one in (*work.waiting, *work.running))
+    assert group.running
+    assert remaining_tokens(group) == sum(max(1, one.prompt + 7 - one.done) for one in (*group.waiting, *group.running))

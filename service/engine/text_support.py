@@ -14,14 +14,14 @@ from registry.spec import AdapterConfig, BaseShape
 _EVALUATE = "`soup pull` it and run `soup evaluate` on its directory"
 
 
-def check_speaks(shape: BaseShape, config: AdapterConfig | None, named: str) -> None:
+def check_supports_text(shape: BaseShape, config: AdapterConfig | None, named: str) -> None:
     """Raises InvalidParameter, in one sentence that says what it is, where it neither continues nor scores text."""
-    why = not_speaking(shape, config)
+    why = why_no_text(shape, config)
     if why is not None:
         raise InvalidParameter(f"{named} {why}.", param="model")
 
 
-def not_speaking(shape: BaseShape, config: AdapterConfig | None) -> str | None:
+def why_no_text(shape: BaseShape, config: AdapterConfig | None) -> str | None:
     """What an adapter (None: the base model alone) is instead of a language model, and what to do; None for one."""
     head = None if config is None else config.head
     on = f"an encoder (family {shape.model_type!r})" if shape.kind == "encoder" else None
@@ -35,12 +35,12 @@ def not_speaking(shape: BaseShape, config: AdapterConfig | None) -> str | None:
     return None if config is None else config.not_served
 
 
-def ends_of(base: BaseText, more: tuple[int, ...] = ()) -> tuple[int, ...]:
+def stop_token_ids(base: BaseText, more: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The tokens that end what a base model writes, and `more` that do in one request."""
     own = () if base.eos_id is None else (base.eos_id,)
     return tuple(dict.fromkeys((*own, *base.end_ids, *more)))
 
 
-def room(shape: BaseShape, config: AdapterConfig | None) -> int:
+def text_capacity(shape: BaseShape, config: AdapterConfig | None) -> int:
     """Tokens of the context that are left to a text: a prefix takes some."""
     return shape.context - (0 if config is None else config.prefix_length)

@@ -20,8 +20,8 @@ from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.spec import AdapterConfig, PassageScore
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
-from service.engine.served import room
 from service.engine.steps import Ticket
+from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
 """How often a waiting caller is asked whether to go on."""
@@ -100,9 +100,9 @@ class TextCalls(ABC):
             if progress is not None:
                 progress(0, len(texts))
             _check(should_stop)
-            part = text_windows(base, text if speaks else first_part(base, text))
+            part = text_windows(base, text if speaks else first_window_text(base, text))
             if not part:
-                raise nothing_to_embed(base, number, text)
+                raise empty_text_error(base, number, text)
             starts.append(len(flat))
             cut.append(part)
             flat += part if speaks else part[:1]
@@ -168,24 +168,24 @@ def has_bos(base: BaseText) -> bool:
 
 def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None) -> Windows:
     """A text's windows of token ids for an adapter of `config`, or for the base alone; none for an empty text."""
-    ids, end = base.tokenize(text, bos=False), closing(base)
+    ids, end = base.tokenize(text, bos=False), closing_tokens(base)
     bos_id = base.bos_id if has_bos(base) else None
-    context = room(base.shape, config) - len(end)
+    context = text_capacity(base.shape, config) - len(end)
     return [(*window, *end) for window in windows(ids, context=context, bos_id=bos_id)]
 
 
-def first_part(base: BaseText, text: str) -> str:
+def first_window_text(base: BaseText, text: str) -> str:
     """The start of a text that decides its first window, and whether there are others."""
-    return beginning(text, lambda start: len(base.tokenize(start, bos=False)), wanted=room(base.shape, None))
+    return beginning(text, lambda start: len(base.tokenize(start, bos=False)), wanted=text_capacity(base.shape, None))
 
 
-def nothing_to_embed(base: BaseText, number: int, text: str) -> InvalidPrompt:
+def empty_text_error(base: BaseText, number: int, text: str) -> InvalidPrompt:
     """The error for a text without a token of its own: it is empty, or nothing but what stands before every text."""
     front = "CLS" if base.shape.kind == "encoder" else "BOS"
     why = f"holds nothing but the {front}" if base.tokenize(text, bos=False) else "is empty"
     return InvalidPrompt(f"Text {number} {why}: there is nothing to embed.", param=f"input.{number}")
 
 
-def closing(base: BaseText) -> tuple[int, ...]:
+def closing_tokens(base: BaseText) -> tuple[int, ...]:
     """What stands after every text: an encoder's SEP, as it was trained; nothing where text goes on."""
     return (base.eos_id,) if base.shape.kind == "encoder" and base.eos_id is not None else ()
