@@ -26,7 +26,7 @@ from service.http.pages.models import Asked, Filters
 from service.http.pages.page import PageRoute, shown
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import change_adapter, list_adapters, retire_adapter
-from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed
+from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
 from service.parts import Parts
@@ -69,7 +69,7 @@ def selection(services: AppParts, principal: Writer, asked: Asked, ref: Chosen =
         raise InvalidParameter("Tick models or search for them, not both.", param="ref")
     if ref:
         rows = [adapter_named(services, principal, *_named(one)) for one in dict.fromkeys(ref)]
-        return Selection(filters=asked, data=[listed(row) for row in rows])
+        return Selection(filters=asked, data=[listed_body(row) for row in rows])
     if not asked.given:
         raise InvalidParameter("Tick the models that are to be changed, or search for them first.", param="ref")
     return Selection(filters=asked, data=_found(services, principal, asked))
@@ -137,7 +137,7 @@ def _still(services: Parts, principal: Principal, refs: Sequence[str]) -> list[L
     data = []
     for one in refs:
         with suppress(InvalidName, NotFound, Retired):
-            data.append(listed(adapter_named(services, principal, *_named(one))))
+            data.append(listed_body(adapter_named(services, principal, *_named(one))))
     return data
 
 

@@ -43,7 +43,7 @@ from service.http.schemas.adapters import (
     Purged,
     StoredFile,
     adapter_body,
-    listed,
+    listed_body,
 )
 from service.http.security.auth import Admin, Reader, Writer
 from service.jobs.queue_room import check_room
@@ -106,7 +106,7 @@ def list_adapters(
             limit=size,
             cursor=cursor,
         )
-    return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
+    return AdapterList(data=[listed_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{digest}")
@@ -167,7 +167,7 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, princi
         rows = [catalogue.adapters.retire(row.id) for row in live]
         _after_change(parts, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
     parts.jobs.wake()
-    return AdapterList(data=[listed(row) for row in rows])
+    return AdapterList(data=[listed_body(row) for row in rows])
 
 
 @router.post("/{ns}/{name}/restore")
@@ -321,7 +321,7 @@ def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, princip
         [one for one in found if principal.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned)
     )
     return Purged(
-        adapter=listed(done.row),
+        adapter=listed_body(done.row),
         blobs=done.blobs,
         bytes=done.bytes,
         not_rebuildable=[one.ref for one in soups],

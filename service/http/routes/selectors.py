@@ -28,7 +28,7 @@ from service.http.requests.body_limits import FILES, takes
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.pool_waiting import until_selectable
 from service.http.requests.waiting import finished, wait_of
-from service.http.schemas.adapters import listed
+from service.http.schemas.adapters import listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (
     FitRequest,
@@ -242,7 +242,7 @@ def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: Neare
         rows = catalogue.adapters.listed(caller.namespaces, [ids[one.member.digest] for one in best])
     near = [(one.score, rows.get(ids[one.member.digest])) for one in best]
     return Nearest(
-        data=[Near(similarity=score, adapter=listed(row)) for score, row in near if row is not None],
+        data=[Near(similarity=score, adapter=listed_body(row)) for score, row in near if row is not None],
         encoder=body.encoder,
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,

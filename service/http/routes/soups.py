@@ -23,7 +23,7 @@ from service.http.requests.body_limits import RECIPE, takes
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.pool_waiting import until_selectable
 from service.http.requests.waiting import finished, wait_of
-from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
+from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.security.auth import Reader, Writer
@@ -124,7 +124,7 @@ def list_soups(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(principal.namespaces, kind="soup", q=q, limit=size, cursor=cursor)
-    return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
+    return AdapterList(data=[listed_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{ns}/{name}")

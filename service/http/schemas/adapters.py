@@ -58,13 +58,13 @@ class Adapter(ListedAdapter):
 
 
 def adapter_body(row: AdapterRow, *, job: str | None = None, warnings: tuple[str, ...] = ()) -> Adapter:
-    """A row as its body."""
+    """Return an adapter row as its body; `job` embeds its sample."""
     fields = {name: getattr(row, name) for name in Adapter.model_fields if hasattr(row, name)}
     return Adapter(**fields, job=job, warnings=list(warnings))
 
 
-def listed(row: ListedRow) -> ListedAdapter:
-    """A row as a list has it."""
+def listed_body(row: ListedRow) -> ListedAdapter:
+    """Return an adapter row as an entry of a list, without its provenance."""
     return ListedAdapter(**{name: getattr(row, name) for name in ListedAdapter.model_fields if hasattr(row, name)})
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from service.http.schemas.sampling import MaxTokens, Sampling, neutral
+from service.http.schemas.sampling import MaxTokens, Neutral, Sampling
 from service.http.schemas.wire import Usage, Wire, one_of
 
 
@@ -44,20 +44,20 @@ class ChatRequest(Sampling):
     prompt_cache_key: Annotated[str, StringConstraints(max_length=1000)] | None = None
     add_special_tokens: bool = False
     """Put the base's BOS in front of what its template makes, unless that begins with it; templates hold their own."""
-    tools: neutral([]) = None  # type: ignore[valid-type]
-    tool_choice: neutral("none", "auto") = None  # type: ignore[valid-type]
-    parallel_tool_calls: neutral(True, False) = None  # type: ignore[valid-type]
-    functions: neutral([]) = None  # type: ignore[valid-type]
-    function_call: neutral("none") = None  # type: ignore[valid-type]
-    modalities: neutral(["text"]) = None  # type: ignore[valid-type]
-    audio: neutral() = None  # type: ignore[valid-type]
-    moderation: neutral() = None  # type: ignore[valid-type]
-    prediction: neutral() = None  # type: ignore[valid-type]
-    prompt_cache_options: neutral() = None  # type: ignore[valid-type]
-    prompt_cache_retention: neutral() = None  # type: ignore[valid-type]
-    reasoning_effort: neutral("none") = None  # type: ignore[valid-type]
-    verbosity: neutral() = None  # type: ignore[valid-type]
-    web_search_options: neutral() = None  # type: ignore[valid-type]
+    tools: Annotated[Any, Neutral([])] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
+    functions: Annotated[Any, Neutral([])] = None
+    function_call: Annotated[Any, Neutral("none")] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    audio: Annotated[Any, Neutral()] = None
+    moderation: Annotated[Any, Neutral()] = None
+    prediction: Annotated[Any, Neutral()] = None
+    prompt_cache_options: Annotated[Any, Neutral()] = None
+    prompt_cache_retention: Annotated[Any, Neutral()] = None
+    reasoning_effort: Annotated[Any, Neutral("none")] = None
+    verbosity: Annotated[Any, Neutral()] = None
+    web_search_options: Annotated[Any, Neutral()] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatRequest:
@@ -69,7 +69,7 @@ class ChatRequest(Sampling):
 
     @property
     def limit(self) -> int | None:
-        """The limit under either name."""
+        """The maximum of tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

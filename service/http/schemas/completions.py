@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.http.schemas.sampling import MaxTokens, Sampling, neutral
+from service.http.schemas.sampling import MaxTokens, Neutral, Sampling
 from service.http.schemas.wire import TextsOrIds, TokenIds, Usage, Wire, each_of
 
 
@@ -22,16 +22,16 @@ class CompletionRequest(Sampling):
     count in `usage`; above 1 it cannot be streamed."""
     add_special_tokens: bool = True
     """Put the base's BOS in front of text that does not begin with it; token ids are taken as they are."""
-    suffix: neutral("") = None  # type: ignore[valid-type]
+    suffix: Annotated[Any, Neutral("")] = None
 
     @property
     def generated(self) -> int:
-        """How many choices are generated for each prompt."""
+        """The number of choices generated for each prompt."""
         return self.best_of or self.n
 
     @property
     def ranked(self) -> bool:
-        """Whether choices are given back by their log-probability, and not as they were numbered."""
+        """True if choices are ordered by log-probability instead of by number."""
         return self.generated > 1 and self.best_of is not None
 
     @property

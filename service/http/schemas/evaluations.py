@@ -54,7 +54,7 @@ class Evaluation(Wire):
 
 
 def evaluation_body(row: EvaluationRow) -> Evaluation:
-    """A row as its body."""
+    """Return an evaluation row as its body, with mean NLLs in nats a token."""
     return Evaluation(
         adapter=f"{row.adapter}@{row.adapter_version}",
         digest=row.adapter_digest,

@@ -45,18 +45,18 @@ class Job(Wire):
 
 
 def job_body(row: JobRow) -> Job:
-    """A row as its body, all of it: `service.http.answers.jobs` leaves out what a key is not to see."""
-    shown = {"progress": _progress(row)}
-    return Job(**{name: getattr(row, name) for name in Job.model_fields if hasattr(row, name)} | shown)
+    """Return a job row as its body, complete: `service.http.answers.jobs` hides fields from some keys."""
+    fields = {name: getattr(row, name) for name in Job.model_fields if hasattr(row, name)}
+    return Job(**fields | {"progress": _progress(row)})
 
 
 def _progress(row: JobRow) -> Progress:
-    """What was stored last, which may be a step or two before a job's end: one that succeeded did all it had to."""
-    found: Mapping[str, Any] = row.progress or {}
-    total = found.get("total", 0)
+    """Return the stored progress, completed for a job that succeeded: its last steps may not have been stored."""
+    stored: Mapping[str, Any] = row.progress or {}
+    total = stored.get("total", 0)
     if row.state == "succeeded":
         return Progress(done=total, total=total, message="")
-    return Progress(done=found.get("done", 0), total=total, message=found.get("message", ""))
+    return Progress(done=stored.get("done", 0), total=total, message=stored.get("message", ""))
 
 
 class JobList(Wire):

@@ -1,4 +1,4 @@
-"""Answers of a server read as the bodies that they are, by clients: the library, and verbs that draw a picture."""
+"""Parse the JSON answers of a server into bodies. Used by the client library and by commands that draw plots."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def body_of(kind: type[Body], answer: Mapping[str, Any]) -> Body:
-    """An answer as a value; what a newer server says beside it is left out.
+    """Parse an answer into a body of class `kind`, ignoring fields that a newer server adds.
 
-    Raises Unavailable for an answer that a server of this version does not give.
+    Raises Unavailable if the answer does not fit the class.
     """
     try:
         return kind.model_validate_json(json.dumps(answer), extra="ignore")
@@ -31,5 +31,5 @@ def body_of(kind: type[Body], answer: Mapping[str, Any]) -> Body:
 
 
 def reader_of(kind: type[Body]) -> Callable[[Mapping[str, Any]], Body]:
-    """What reads answers as values of this kind."""
+    """Return a function that parses answers into bodies of class `kind`."""
     return partial(body_of, kind)

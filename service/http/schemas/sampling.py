@@ -1,7 +1,7 @@
-"""Fields that requests for completions and for chat share, those of OpenAI's that have no effect here included.
+"""Fields that completion and chat requests share, including OpenAI fields that have no effect here.
 
-Nothing is ignored silently: a field of OpenAI's that has no effect here is accepted with its neutral value only, and
-refused by name otherwise; a field OpenAI does not have either is refused as unknown. `user`, what follows it there
+Nothing is ignored silently: an OpenAI field that has no effect here is accepted with its neutral value only and
+refused by name otherwise; a field that OpenAI does not have is refused as unknown. `user`, its successors
 (`safety_identifier`, `prompt_cache_key`) and `metadata` are accepted and dropped: OpenAI promises no more.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, StringConstraints, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from service.http.schemas.wire import ModelName, OpenAIBody, Wire, one_of
 
@@ -54,16 +56,26 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MaxTokens = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def neutral(*values: Any) -> Any:
-    """A type that takes `values` (and null) only: what OpenAI treats as 'not asked for'."""
-    allowed = [*values, None]
+class Neutral:
+    """Annotation of a field that accepts only null and the given values, which OpenAI treats as 'not requested'."""
 
-    def check(value: Any) -> Any:
-        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed):
+    def __init__(self, *values: Any) -> None:
+        self._values = [*values, None]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the annotated type, followed by the check of the value."""
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the enumeration of the accepted values."""
+        return {"enum": self._values}
+
+    def _check(self, value: Any) -> Any:
+        if not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self._values
+        ):
             raise ValueError("is not supported by this server; leave it out")
         return value
-
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": allowed})]
 
 
 Stop = Annotated[
@@ -86,7 +98,7 @@ class StreamOptions(Wire):
     """What a stream carries beside its text."""
 
     include_usage: bool = False
-    include_obfuscation: neutral(False) = None  # type: ignore[valid-type]
+    include_obfuscation: Annotated[Any, Neutral(False)] = None
 
 
 class Sampling(OpenAIBody):
@@ -111,8 +123,8 @@ class Sampling(OpenAIBody):
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None
     metadata: dict[str, Any] | None = None
     # neutral values only
-    store: neutral(False) = None  # type: ignore[valid-type]
-    service_tier: neutral("auto", "default") = None  # type: ignore[valid-type]
+    store: Annotated[Any, Neutral(False)] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Sampling:
@@ -122,9 +134,9 @@ class Sampling(OpenAIBody):
 
     @property
     def drawing(self) -> dict[str, Any]:
-        """How tokens are drawn and what ends them, as arguments of the engine's SamplingParams."""
+        """The fields that control sampling and stopping, as keyword arguments of the engine's SamplingParams."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        same = (
+        unchanged = (
             "temperature",
             "top_p",
             "n",
@@ -135,10 +147,10 @@ class Sampling(OpenAIBody):
             "presence_penalty",
         )
         bias = tuple((int(token), value) for token, value in self.logit_bias.items())
-        most = self.top_k if self.top_k is not None and self.top_k > 0 else None
-        return {**{name: getattr(self, name) for name in same}, "stop": stop, "top_k": most, "logit_bias": bias}
+        top_k = self.top_k if self.top_k is not None and self.top_k > 0 else None
+        return {**{name: getattr(self, name) for name in unchanged}, "stop": stop, "top_k": top_k, "logit_bias": bias}
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk that carries the usage."""
+        """True if a stream ends with a chunk that carries the usage."""
         return self.stream_options is not None and self.stream_options.include_usage

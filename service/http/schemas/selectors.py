@@ -37,7 +37,7 @@ class FitRequest(Frozen):
 
     @property
     def spec(self) -> SelectorSpec:
-        """The selector, as the other requests about a pool call it."""
+        """The selector, under the name that all requests about a pool share."""
         return self.selector
 
 
@@ -70,13 +70,17 @@ class Selector(Wire):
 def selector_body(
     row: SelectorRow, not_yet_included: tuple[str, ...], *, asked_at: datetime | None, idle: bool
 ) -> Selector:
-    """A row as its body."""
+    """Return a selector row as its body.
+
+    `not_yet_included` are refs of pool members that it was fitted without; `asked_at` is when its pool was last asked
+    for, to the hour; an `idle` selector is not refitted by pushes.
+    """
     return Selector(
         id=row.id,
         selector=row.spec,
         pool=row.pool,
         domains=len(row.members),
-        members=[Member(ref=one.ref, digest=one.digest, domain=one.domain) for one in row.members],
+        members=[Member(ref=member.ref, digest=member.digest, domain=member.domain) for member in row.members],
         report=dict(row.report),
         fitted_at=row.fitted_at,
         not_yet_included=list(not_yet_included),
@@ -106,7 +110,7 @@ class SelectRequest(Frozen):
 
     @property
     def spec(self) -> SelectorSpec:
-        """The selector that is asked: posterior where none is named."""
+        """The selector named in the request, posterior by default."""
         return self.selector or PosteriorSpec()
 
 
@@ -122,7 +126,7 @@ class NearestRequest(Frozen):
 
     @property
     def spec(self) -> SelectorSpec:
-        """The selector that is asked, whose threshold is not looked at."""
+        """A cosine selector over the encoder; its threshold is not used."""
         return CosineSpec(encoder=self.encoder)
 
 

@@ -24,7 +24,7 @@ from registry.spec.frozen import Frozen
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A base id, `base/<id>`, `ns/name[@...]` or an adapter digest."""
 Texts = Annotated[list[str], Field(fail_fast=True)]
-"""Lists end at their first bad entry: an error for each of millions would cost gigabytes."""
+"""Validation stops at the first bad entry: one error for each of millions of entries would cost gigabytes."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Wait = Annotated[float, Field(ge=0, description="Seconds to wait for the answer before a job is given instead.")]
 
@@ -41,7 +41,7 @@ Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_date)]
 
 
 def one_of(sentence: str) -> WrapValidator:
-    """A union that fails with one sentence instead of one error per member."""
+    """Return a validator that makes a union fail with one sentence instead of one error per member."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -56,15 +56,15 @@ TextsOrIds = Annotated[
     str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
     one_of("must be a text, a list of texts, a list of token ids, or a list of such lists"),
 ]
-"""One text or several, as they are or as token ids."""
+"""One input or several, each a text or a list of token ids."""
 
 
-def each_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """The texts or token ids, one or many, as a list."""
-    if isinstance(given, str):
-        return [given]
-    ids = [token for token in given if isinstance(token, int)]
-    return [ids] if ids else [part for part in given if not isinstance(part, int)]
+def each_of(inputs: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Return one input or several as a list of texts and lists of token ids."""
+    if isinstance(inputs, str):
+        return [inputs]
+    ids = [token for token in inputs if isinstance(token, int)]
+    return [ids] if ids else [item for item in inputs if not isinstance(item, int)]
 
 
 class Wire(BaseModel):
@@ -79,25 +79,25 @@ class OpenAIBody(Wire):
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, values: Any) -> Any:
-        """Clients send null for what they leave open; it means the default."""
+        """Remove nulls, which OpenAI's clients send for fields that keep their default."""
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
 
 
 class Patch(Frozen):
-    """What is to change of something; what is not named stays."""
+    """Base class of bodies that change some fields of a stored object and keep the others."""
 
     nullable: ClassVar[frozenset[str]] = frozenset()
-    """Fields for which null is a value; for any other it is as if they were not named."""
+    """Fields for which null is a value; in any other field null means no change."""
 
     def changes(self) -> dict[str, Any]:
-        """What is to change, by name; raises InvalidParameter where that is nothing."""
-        named = {name: getattr(self, name) for name in self.model_fields_set}
-        found = {name: value for name, value in named.items() if value is not None or name in self.nullable}
-        if not found:
+        """Return the new values by field name; raise InvalidParameter if there are none."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        changes = {name: value for name, value in values.items() if value is not None or name in self.nullable}
+        if not changes:
             raise InvalidParameter(f"Name at least one of {', '.join(type(self).model_fields)} to change.")
-        return found
+        return changes
 
 
 class PromptTokensDetails(Wire):
@@ -117,7 +117,7 @@ class Usage(Wire):
 
     @classmethod
     def of(cls, read: int, written: int, *, reused: int) -> Usage:
-        """The usage of `read` and `written` tokens; `reused` of those read were not computed again."""
+        """Return the usage of a prompt of `read` tokens, `reused` of them from the cache, and `written` new tokens."""
         return cls(
             prompt_tokens=read,
             completion_tokens=written,
