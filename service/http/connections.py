@@ -1,10 +1,10 @@
-"""The connections of a server: how many there are at once, how long each may keep it waiting, and which give way.
+"""uvicorn with a bounded number of connections, and deadlines for clients that send or read too slowly.
 
-uvicorn waits without end for a client that has connected, or has sent half of its headers, and takes connections until
+uvicorn waits without end for a client that has connected or has sent half of its headers, and accepts connections until
 the process can open no more files, its own blobs included. Here every connection without an answer under way has a
-deadline, and so has one whose client takes nothing of its answer; there are never more than `most`, and a newcomer
-beyond it takes the place of the one that has kept the server waiting the longest. Bodies that stop half way are the
-affair of `bodies`. Used by `soup serve`.
+deadline, and so has one whose client does not read its answer. There are never more than `most` connections: a new one
+beyond that closes the one that has kept the server waiting the longest. `bodies` has the deadlines of request bodies.
+Used by `soup serve`.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from registry.errors import TooSlow
 from service.http import problems
-from service.http.security.places import most_connections
+from service.http.security.answer_slots import most_connections
 from service.settings import Settings
 
 GRACE_SECONDS = 5
-"""How long running answers have once a signal has come; jobs go back to the queue meanwhile."""
+"""Seconds for running answers to end after a signal; jobs go back to the queue meanwhile."""
 ACCEPTED_AT_ONCE = 16
-"""Connections taken in one round of the event loop: some rounds pass before those beyond `most` are closed again."""
-LEAST_TAKEN = 16 * 1024
-"""Bytes that a client has to take of an answer that waits for it, or all of it, to have the same time again."""
+"""Connections accepted in one round of the event loop; those beyond `most` are closed a few rounds later."""
+LEAST_READ = 16 * 1024
+"""Bytes of a buffered answer that a client has to read, unless it reads all of it, to get another deadline."""
 BACKLOG = 2048
-"""Connections that the kernel holds until they are taken."""
+"""Connections that the kernel holds until they are accepted."""
 
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn's server, on sockets that it is given. Its backlog is how many connections are taken at once, too."""
+    """uvicorn's server with a longer queue of connections in the kernel.
+
+    uvicorn's `backlog` is also the number of connections that asyncio accepts at once, which should be small.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and have the kernel hold more connections than are taken at once."""
+        """Listen on `sockets` with BACKLOG as the length of the kernel's queue."""
         await super().startup(sockets)
-        for one in sockets or ():
+        for listener in sockets or ():
             if not self.should_exit:
-                one.listen(BACKLOG)
+                listener.listen(BACKLOG)
 
 
 def server_config(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.Config:
-    """How uvicorn serves `app`; `options` are more of its own."""
+    """Return uvicorn's configuration for `app`; `options` are passed on to it."""
 
     class Connection(BoundedConnection):
-        room = Connections(
+        queue = ConnectionQueue(
             most=most_connections(settings), seconds=settings.header_seconds, answer_seconds=settings.answer_seconds
         )
 
@@ -67,34 +70,34 @@ def server_config(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.C
     )
 
 
-class Connections:
-    """The connections of one server that it waits for, those first that it has waited for the longest."""
+class ConnectionQueue:
+    """The connections of one server whose clients it waits for, in the order of waiting, longest first."""
 
     def __init__(self, *, most: int, seconds: float, answer_seconds: float) -> None:
         self.most = most
         self.seconds = seconds
         self.answer_seconds = answer_seconds
         self.waiting: dict[BoundedConnection, None] = {}
-        """No answer is under way: nothing came yet, or half of the headers, or nothing since the last answer."""
+        """Connections without an answer under way: no request, or not all of its headers, has arrived."""
         self.sending: dict[BoundedConnection, None] = {}
-        """An answer is, and the body it needs is not whole."""
+        """Connections with an answer under way whose request body has not arrived completely."""
 
-    def forget(self, one: BoundedConnection) -> None:
-        """It is waited for no longer."""
-        self.waiting.pop(one, None)
-        self.sending.pop(one, None)
+    def forget(self, connection: BoundedConnection) -> None:
+        """Remove a connection that the server no longer waits for."""
+        self.waiting.pop(connection, None)
+        self.sending.pop(connection, None)
 
     def make_way(self, newcomer: BoundedConnection) -> None:
-        """Close one connection for a newcomer: of those waited for the oldest, else the newcomer."""
-        one = next(iter(self.waiting), None) or next(iter(self.sending), newcomer)
-        self.forget(one)
-        one.transport.abort()
+        """Close the connection that has been waited for the longest, or the newcomer if there is none."""
+        oldest = next(iter(self.waiting), None) or next(iter(self.sending), newcomer)
+        self.forget(oldest)
+        oldest.transport.abort()
 
 
-class Taking:
-    """The deadline of a client that is to take what waits for it of an answer, at least LEAST_TAKEN bytes each time.
+class ReadDeadline:
+    """Deadline for a client to read at least LEAST_READ bytes of the answer buffered for it, renewed each time it does.
 
-    The connection of one that does not is closed, and so whoever serves it hears that it is gone.
+    If the client does not, its connection is closed, which ends the request as a disconnect.
     """
 
     def __init__(self, transport: asyncio.Transport, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -104,109 +107,108 @@ class Taking:
         self._deadline: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Wait for it from now on, where anything waits and nobody waits for it yet."""
-        left = self._transport.get_write_buffer_size()
-        if left and self._deadline is None:
-            self._deadline = self._loop.call_later(self._seconds, self._look, left)
+        """Start the deadline if bytes are buffered and it is not running."""
+        buffered = self._transport.get_write_buffer_size()
+        if buffered and self._deadline is None:
+            self._deadline = self._loop.call_later(self._seconds, self._expire, buffered)
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Cancel the deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _look(self, before: int) -> None:
+    def _expire(self, buffered: int) -> None:
+        """Close the connection unless the client has read enough of the `buffered` bytes."""
         self._deadline = None
-        if before - self._transport.get_write_buffer_size() < min(before, LEAST_TAKEN):
+        if buffered - self._transport.get_write_buffer_size() < min(buffered, LEAST_READ):
             self._transport.abort()
         else:
             self.begin()
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, with a place among `room` and a deadline while the client has to do something."""
+    """uvicorn's connection, listed in `queue` and with a deadline while the server waits for the client."""
 
-    room: ClassVar[Connections]
+    queue: ClassVar[ConnectionQueue]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Wait for the first request; where there are too many, one gives way."""
+        """Wait for the first request; close the oldest waiting connection if there are too many."""
         super().connection_made(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._idle = False
-        self._taking = Taking(transport, self.room.answer_seconds, self.loop)
-        if len(self.connections) > self.room.most:
-            self.room.make_way(self)
-        self._settle()
+        self._read_deadline = ReadDeadline(transport, self.queue.answer_seconds, self.loop)
+        if len(self.connections) > self.queue.most:
+            self.queue.make_way(self)
+        self._update_deadlines()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody waits any more."""
-        self._disarm()
-        self._taking.end()
-        self.room.forget(self)
+        """Cancel the deadlines."""
+        self._cancel_deadline()
+        self._read_deadline.end()
+        self.queue.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, which may begin or end a request."""
+        """Receive bytes, which may begin or complete a request."""
         super().data_received(data)
-        self._settle()
+        self._update_deadlines()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or begin it where it is here already."""
+        """Wait for the next request, or begin it if it has arrived already."""
         super().on_response_complete()
-        self._taking.begin()
-        self._settle()
+        self._read_deadline.begin()
+        self._update_deadlines()
 
     def pause_writing(self) -> None:
-        """Too much of an answer waits for the client, and no more is made of it: the client has to take some."""
+        """Stop producing the answer and start the client's deadline to read it: the buffer is full."""
         super().pause_writing()
-        self._taking.begin()
+        self._read_deadline.begin()
 
     def resume_writing(self) -> None:
-        """It has taken what there was."""
+        """Continue the answer: the client has read the buffer."""
         super().resume_writing()
-        self._taking.end()
+        self._read_deadline.end()
 
-    def _settle(self) -> None:
-        """Take the place that belongs to what the client owes; bytes alone put no deadline off."""
+    def _update_deadlines(self) -> None:
+        """List the connection by what the client has to do, with its deadline; bytes alone do not renew it."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._disarm()
-            self.room.forget(self)
+            self._cancel_deadline()
+            self.queue.forget(self)
             if not self.flow.write_paused:
-                self._taking.end()  # what is left of an answer before it is looked at when this one is there
+                self._read_deadline.end()  # the rest of the answer before is checked at the end of this one
             if self.cycle.more_body:
-                self.room.sending[self] = None
+                self.queue.sending[self] = None
             return
         idle = self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         if self._deadline is None or idle != self._idle:
-            self._disarm()
-            self.room.forget(self)
-            self.room.waiting[self] = None
+            self._cancel_deadline()
+            self.queue.forget(self)
+            self.queue.waiting[self] = None
             self._idle = idle
-            seconds = self.timeout_keep_alive if idle else self.room.seconds
+            seconds = self.timeout_keep_alive if idle else self.queue.seconds
             self._deadline = self.loop.call_later(seconds, self._expire)
 
-    def _disarm(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _expire(self) -> None:
-        """Close: without a word where nothing was begun, or an answer has been given, else with 408."""
+        """Close the connection, with 408 if a request has begun to arrive."""
         if self.transport.is_closing():
             return
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._say(
-                TooSlow(
-                    f"The headers of the request did not come within {self.room.seconds:g} seconds "
-                    "(SOUP_HEADER_SECONDS)."
-                )
+            seconds = self.queue.seconds
+            self._send_error(
+                TooSlow(f"The headers of the request did not come within {seconds:g} seconds (SOUP_HEADER_SECONDS).")
             )
         self.transport.close()
-        self._taking.begin()
+        self._read_deadline.begin()
 
-    def _say(self, error: TooSlow) -> None:
+    def _send_error(self, error: TooSlow) -> None:
         answer = problems.response_of(error)
         start = h11.Response(
             status_code=answer.status_code, headers=answer.raw_headers, reason=STATUS_PHRASES[answer.status_code]

@@ -1,9 +1,9 @@
-"""Whose work in a thread is next: keys take turns, so that nobody waits for all that another key has sent.
+"""Fair use of the thread pool: keys take turns, so that no key waits for all requests of another.
 
-The framework's threads serve whoever comes first: hundreds of requests of one key would be served before the next one
-of another, and that one's key would not even be looked at before. Gate says who asks (`asking`); routes call
-`in_thread` instead of the framework's `run_in_threadpool`, and `bodies` has routes that are no coroutines, and large
-bodies that are to be parsed, wait for their turn.
+The framework's threads serve requests in order of arrival: hundreds of requests of one key would run before the next
+request of another, whose key would not even be checked until then. Gate sets the key of a request (`current_key_id`);
+routes call `in_thread` instead of the framework's `run_in_threadpool`; in `bodies`, routes that are not coroutines and
+the parsing of large bodies wait for their turn.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from anyio import to_thread
 from anyio.lowlevel import RunVar
 from starlette.concurrency import run_in_threadpool
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Turns:
-    """At most `most` at once, and of one key three quarters of that, so that another begins at once.
+    """Fair semaphore: at most `most` turns at once, and for one key three quarters of them, so that others can begin.
 
-    A place that gets free goes to the key with the fewest, of equals to the one whose last turn is longest ago. Of one
-    event loop.
+    A free turn goes to the waiting key with the fewest running, of equals to the one whose last turn is longest ago.
+    For use in one event loop.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._most_of_one = max(1, most * 3 // 4)
-        self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # those first whose last turn is longest ago
+        self._most_per_key = max(1, most * 3 // 4)
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by key; first the one longest without a turn
 
     async def take(self, key_id: str) -> None:
-        """Wait until it is the turn of a key, which then has a place."""
-        if key_id not in self._waiting and self._may(key_id):
-            self._held[key_id] += 1
+        """Wait for a turn of a key."""
+        if key_id not in self._waiting and self._may_run(key_id):
+            self._running[key_id] += 1
         else:
             await self._wait(key_id)
 
@@ -53,70 +53,68 @@ class Turns:
             raise
 
     def give_back(self, key_id: str) -> None:
-        """Give up a place, to whoever is next."""
-        self._held[key_id] -= 1
-        if not self._held[key_id]:
-            del self._held[key_id]
-        while self._waiting and (able := [one for one in self._waiting if self._may(one)]):
-            self._next(min(able, key=lambda one: self._held[one]))  # the first of equals
+        """End a turn of a key and start the turns that are next."""
+        self._running[key_id] -= 1
+        if not self._running[key_id]:
+            del self._running[key_id]
+        while candidates := [waiting for waiting in self._waiting if self._may_run(waiting)]:
+            self._start_next(min(candidates, key=self._running.__getitem__))  # the first of equals
 
-    def _may(self, key_id: str) -> bool:
-        return self._held[key_id] < self._most_of_one and self._held.total() < self._most
+    def _may_run(self, key_id: str) -> bool:
+        return self._running[key_id] < self._most_per_key and self._running.total() < self._most
 
-    def _next(self, key_id: str) -> None:
+    def _start_next(self, key_id: str) -> None:
         turns = self._waiting.pop(key_id)
         turn = turns.popleft()
         if turns:
-            self._waiting[key_id] = turns  # behind the others
-        if not turn.cancelled():  # whoever waited for it has not gone away
+            self._waiting[key_id] = turns  # at the end of the order
+        if not turn.cancelled():
             turn.set_result(None)
-            self._held[key_id] += 1
+            self._running[key_id] += 1
 
 
-asking: ContextVar[str | None] = ContextVar("the key that asks in this request", default=None)
-"""None where nobody has to say who they are."""
+current_key_id: ContextVar[str | None] = ContextVar("key of the current request", default=None)
+"""None for requests that need no key."""
 _threads: RunVar[Turns] = RunVar("turns of the threads that serve requests")
 _parsing: RunVar[Turns] = RunVar("turns to parse large bodies")
 
 
 class Turn:
-    """A turn of whoever asks, in one of several Turns, as a context."""
+    """Asynchronous context that holds a turn of the current request's key."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._key_id = asking.get() or ""
+        self._key_id = current_key_id.get() or ""
 
     async def __aenter__(self) -> None:
-        """Wait for it."""
         await self._turns.take(self._key_id)
 
     async def __aexit__(self, *_: object) -> None:
-        """It is over."""
         self._turns.give_back(self._key_id)
 
 
 def thread_turn() -> Turn:
-    """A turn for work in one thread.
+    """Return a turn for work in one thread.
 
-    A part of the threads is left to what is short and asked for by nobody yet: to see whose a key is.
+    A quarter of the threads is reserved for authentication, which is short and happens before the key is known.
     """
-    found = _threads.get(None)
-    if found is None:
-        found = Turns(max(1, int(to_thread.current_default_thread_limiter().total_tokens) * 3 // 4))
-        _threads.set(found)
-    return Turn(found)
+    turns = _threads.get(None)
+    if turns is None:
+        turns = Turns(max(1, int(to_thread.current_default_thread_limiter().total_tokens) * 3 // 4))
+        _threads.set(turns)
+    return Turn(turns)
 
 
 def parsing_turn() -> Turn:
-    """A turn to have a large body parsed: one at a time, for what they become takes memory."""
-    found = _parsing.get(None)
-    if found is None:
-        found = Turns(1)
-        _parsing.set(found)
-    return Turn(found)
+    """Return a turn to parse a large body: one at a time, since parsed bodies take memory."""
+    turns = _parsing.get(None)
+    if turns is None:
+        turns = Turns(1)
+        _parsing.set(turns)
+    return Turn(turns)
 
 
-async def in_thread(work: Callable[Given, Answer], *args: Given.args, **named: Given.kwargs) -> Answer:
-    """What `work` gives, which a thread does once it is the turn of whoever asks."""
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `work` in a thread, once it is the turn of the current request's key, and return its result."""
     async with thread_turn():
-        return await run_in_threadpool(work, *args, **named)
+        return await run_in_threadpool(work, *args, **kwargs)

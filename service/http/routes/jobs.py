@@ -14,7 +14,7 @@ from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row, job_watch
 from service.http.schemas.jobs import Job, JobList
-from service.http.security.auth import Reader, Writer, asked_again
+from service.http.security.auth import Reader, Writer, reauthenticated
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL, cancel
 
@@ -70,7 +70,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, principal: Read
                 if parts.jobs.closed:  # who follows asks the next server
                     return
                 await change(KEEPALIVE_SECONDS)
-                found = await asked_again(request, "read")
+                found = await reauthenticated(request, "read")
                 if found is None:
                     return
                 asks = found

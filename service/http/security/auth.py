@@ -1,8 +1,8 @@
-"""Who may pass: the layer that authenticates every request (Gate), and what a route needs of a key, as a type.
+"""Authentication: the layer that authenticates every request (Gate), and the scopes that a route needs, as types.
 
-Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
-and whatever the route declares. Of pages, those that a Door calls open need none: the form to sign in, and files. A
-route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or `Annotated[Principal,
+Gate denies by default: everything but reading a path of PUBLIC needs a key that exists, before a byte of the body is
+read and whatever the route declares. Pages that a Door calls open need none: the form to sign in, and static files. A
+route declares `principal: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or `Annotated[Principal,
 Depends(needs("read", "write"))]`.
 """
 
@@ -27,16 +27,16 @@ from registry.names import KeyScope
 from service.access.key_watch import KeyWatch
 from service.access.keys import NOBODY_IN_PARTICULAR, Principal, Tokens, authenticate
 from service.http import problems
-from service.http.security.places import Places, most_connections
+from service.http.security.answer_slots import AnswerSlots, most_connections
 from service.http.security.refusals import Refusals
-from service.http.thread_turns import asking
+from service.http.thread_turns import current_key_id
 from service.settings import Settings
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
 PUBLIC_DOCS = frozenset({"/docs", "/openapi.json", "/static"})
 STATIC = "/static/"
 BODILESS = frozenset({"GET", "HEAD"})
-"""Methods whose body no route reads, so that nobody without a key can have one gathered."""
+"""Methods whose body no route reads: without a key no body is read into memory."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 
 
@@ -44,26 +44,26 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pr
 
 
 class Door(Protocol):
-    """How browsers pass, on a server that has pages: `service.http.pages.door`."""
+    """Authentication of browsers by their session, on a server that has pages: `service.http.pages.door`."""
 
     def takes(self, scope: Scope) -> bool:
-        """Whether a request is for a page, and comes without a key of its own."""
+        """Return True if a request is for a page and carries no key."""
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether it is for whoever has not signed in as well."""
+        """Return True if a request needs no session."""
 
     def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """The headers with which the browser sends the cookies that it has from here."""
+        """Return the request's `cookie` headers, reduced to the cookies that this server has set."""
 
     def principal(self, scope: Scope) -> Principal:
-        """Who signed in; raises Unauthenticated."""
+        """Return the principal of the browser's session; raises Unauthenticated."""
 
     def refused(self, scope: Scope, error: SoupError) -> ASGIApp:
-        """What whoever may not go on is told."""
+        """Return the answer to a request that is refused with `error`."""
 
 
 class Gate:
-    """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
+    """ASGI layer that puts the Principal of a request into its state, or answers with 401, 403 or 429."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class Gate:
         self._settings = settings
         self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
         self._refusals = Refusals(problems.TOO_MUCH)
-        self._places = Places(most_connections(settings))
+        self._slots = AnswerSlots(most_connections(settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if it may go on; there are no websockets, so that one is refused."""
+        """Pass on a request that is allowed. Websockets are refused: no route has one."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
@@ -95,44 +95,44 @@ class Gate:
             principal = await self._principal(scope)
             if principal is not None:
                 await self._refusals.turn(principal.key_id)
-                send = self._watched(send, principal.key_id)
-            place = self._place(scope, principal)
+                send = self._recording(send, principal.key_id)
+            slot = self._slot(scope, principal)
         except SoupError as error:
             door = self._door_of(scope)
             refusal = problems.response_of(error) if door is None else door.refused(scope, error)
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {}).update(principal=principal, ask_again=self._principal)
-        with place:
+        scope.setdefault("state", {}).update(principal=principal, authenticate_again=self._principal)
+        with slot:
             await self._app(scope, receive, send)
 
     def _drop_cookies(self, scope: Scope) -> None:
-        """Keep no cookies but the pages' own: the framework unquotes all that come, in the square of their length."""
+        """Drop foreign cookies: the framework unquotes every cookie in time quadratic in its length."""
         if any(name == b"cookie" for name, _ in scope["headers"]):
-            ours = [] if self._door is None else self._door.cookies(scope)
-            scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"] + ours
+            cookies = [] if self._door is None else self._door.cookies(scope)
+            scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"] + cookies
 
-    def _place(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
-        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public.
+    def _slot(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
+        """Take a slot for the answer; raises Busy. A server without keys and public paths have no limit.
 
-        Whoever sends a form to sign in shares the places of one key, of no id, with all others who do.
+        All forms to sign in share the slots of one key, whose id is empty.
         """
         if principal is NOBODY_IN_PARTICULAR or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
         if principal is None:
-            return self._places.taken("")
-        asking.set(principal.key_id)
-        return self._places.taken(principal.key_id)
+            return self._slots.acquire("")
+        current_key_id.set(principal.key_id)
+        return self._slots.acquire(principal.key_id)
 
-    def _watched(self, send: Send, key_id: str) -> Send:
-        """`send`, which remembers what the key was refused."""
+    def _recording(self, send: Send, key_id: str) -> Send:
+        """Return `send` with the statuses of a key's answers recorded."""
 
-        async def watched(message: Message) -> None:
+        async def record_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._refusals.answered(key_id, int(message["status"]))
+                self._refusals.record(key_id, int(message["status"]))
             await send(message)
 
-        return watched
+        return record_and_send
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = Headers(scope=scope)
@@ -147,7 +147,7 @@ class Gate:
         return await run_in_threadpool(self._authenticate, headers.get("authorization"))
 
     def _door_of(self, scope: Scope) -> Door | None:
-        """The door that a request goes by; None for one with a key."""
+        """Return the Door that authenticates a request, None for a request with a key."""
         return self._door if self._door is not None and self._door.takes(scope) else None
 
     def _public(self, path: str) -> bool:
@@ -157,7 +157,7 @@ class Gate:
 
 
 def check_local(headers: Headers, *, allowed: Sequence[str]) -> None:
-    """The checks that stand in for keys under `no_auth`; raises Forbidden.
+    """Raise Forbidden unless a request comes from this machine: the checks of `no_auth`, where there are no keys.
 
     Without them any page open in a browser on this machine could call the server: by a name that resolves here
     (Host), by a request across origins (Origin), or through a proxy that makes the world look local.
@@ -186,7 +186,7 @@ _bearer = HTTPBearer(auto_error=False, scheme_name="Key", description="A key of 
 
 
 def needs(*scopes: KeyScope) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that gives the Principal and raises Forbidden unless it has one of `scopes`."""
+    """Return a dependency that provides the Principal; it raises Forbidden unless that has one of `scopes`."""
     assert scopes, "a route that needs nothing is public: list it in PUBLIC"
 
     async def principal(
@@ -199,28 +199,31 @@ def needs(*scopes: KeyScope) -> Callable[..., Awaitable[Principal]]:
 
 
 def allowed(request: Request, scopes: Sequence[KeyScope]) -> Principal:
-    """Who is asking; raises Forbidden for a key without one of `scopes`, Unauthenticated where there is none."""
-    found = getattr(request.state, "principal", None)
-    if not isinstance(found, Principal):  # the gate did not run: deny
+    """Return the request's principal; raises Unauthenticated if there is none, Forbidden if it has none of `scopes`."""
+    principal = getattr(request.state, "principal", None)
+    if not isinstance(principal, Principal):  # the gate did not run: deny
         raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
-    if not any(found.has(scope) for scope in scopes):
+    if not any(principal.has(scope) for scope in scopes):
         raise Forbidden(f"This key lacks the scope {' or '.join(repr(scope) for scope in scopes)}.")
-    return found
+    return principal
 
 
-async def asked_again(request: Request, *scopes: KeyScope) -> Principal | None:
-    """Who is asking, looked up anew, for answers that last; None where the key or session has ended."""
+async def reauthenticated(request: Request, *scopes: KeyScope) -> Principal | None:
+    """Authenticate the request again during a long answer; None if its key or session has ended or lacks `scopes`."""
     try:
-        request.state.principal = await request.state.ask_again(request.scope)
+        request.state.principal = await request.state.authenticate_again(request.scope)
         return allowed(request, scopes)
     except (Unauthenticated, Forbidden):
         return None
 
 
 def scopes_of(dependant: Dependant) -> tuple[KeyScope, ...]:
-    """The scopes that a route's `needs` names, one of which it takes; empty where it has none."""
-    found: list[tuple[KeyScope, ...]] = [getattr(one.call, "scopes", ()) for one in dependant.dependencies]
-    return next(filter(None, found), ())
+    """Return the scopes of a route's `needs`, any one of which suffices; empty if the route has none."""
+    for dependency in dependant.dependencies:
+        scopes: tuple[KeyScope, ...] = getattr(dependency.call, "scopes", ())
+        if scopes:
+            return scopes
+    return ()
 
 
 Reader = Annotated[Principal, Depends(needs("read"))]

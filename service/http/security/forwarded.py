@@ -1,4 +1,4 @@
-"""What a proxy in front says of a request: whether the client came by TLS. Nothing else of it is taken for true."""
+"""Read `X-Forwarded-Proto`, the one header of a proxy in front of the server that is believed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from starlette.types import Scope
 
 
 def came_by_tls(scope: Scope) -> bool:
-    """Whether the client came by TLS, as far as is known; of several proxies the first is the one it spoke to.
+    """Return True if the client is known to use TLS; of several proxies the first is the one it connected to.
 
-    Whoever lies about it only makes their own cookies stricter, and sends but themselves elsewhere.
+    A client that lies only makes its own cookies stricter and its own redirects wrong.
     """
-    said = Headers(scope=scope).get("x-forwarded-proto", "").partition(",")[0].strip().lower()
-    return scope.get("scheme") == "https" or said == "https"
+    forwarded_proto = Headers(scope=scope).get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return scope.get("scheme") == "https" or forwarded_proto == "https"

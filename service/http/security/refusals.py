@@ -1,7 +1,7 @@
-"""How fast a key may go on after it was refused for asking too much: its requests then begin one by one.
+"""Slow down keys that were refused for asking too much: their next requests begin one by one.
 
-A refusal is cheap and not free: a client that does not wait as it was told would take a share of the machine from every
-other key. Whoever waits as long as `Retry-After` says notices nothing, and nor does a key while no other asks.
+A refusal is cheap but not free: a client that does not wait for `Retry-After` would take a share of the machine from
+every other key. A client that waits is not slowed down, and no key is while no other key sends requests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from registry.errors import RateLimitExceeded
 
 APART = 0.1
-"""Seconds between the beginnings of a refused key's requests."""
+"""Seconds between the starts of a refused key's requests."""
 REMEMBERED = 1.0
-"""Seconds after a refusal in which the key is held to that."""
+"""Seconds after a refusal in which the key is slowed down."""
 OTHERS = 5.0
-"""Seconds for which another key counts as asking."""
+"""Seconds after its last request in which another key counts as active."""
 LONGEST = 10
-"""A request that would wait for longer is refused at once."""
+"""Seconds; a request that would wait longer is refused at once."""
 
 
 @dataclass
@@ -31,9 +31,9 @@ class _Key:
 
 
 class Refusals:
-    """What keys were refused lately, with one of the statuses `too_much`; of one event loop.
+    """The keys that were recently refused with one of the statuses `too_much`. For use in one event loop.
 
-    `clock` and `sleep` are the tests' seam for time.
+    `clock` and `sleep` are replaced in tests.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Refusals:
         self._clock = clock
         self._sleep = sleep
         self._keys: dict[str, _Key] = {}
-        self._asked: dict[str, float] = {}
+        self._last_request_at: dict[str, float] = {}
 
     async def turn(self, key_id: str) -> None:
-        """Wait until this request of a key may begin; raises RateLimitExceeded where too many of it wait already."""
+        """Wait until a request of a key may begin; raises RateLimitExceeded if it would wait longer than LONGEST."""
         key, now = self._keys.get(key_id), self._clock()
-        self._asked[key_id] = now
+        self._last_request_at[key_id] = now
         if key is None:
             return
         if now >= max(key.until, key.next_at):
             del self._keys[key_id]
             return
-        if not any(now - at < OTHERS for other, at in self._asked.items() if other != key_id):
+        if not any(now - at < OTHERS for active, at in self._last_request_at.items() if active != key_id):
             return
         start = max(now, key.next_at)
         if start - now > LONGEST:
@@ -70,7 +70,7 @@ class Refusals:
         key.next_at = start + APART
         await self._sleep(start - now)
 
-    def answered(self, key_id: str, status: int) -> None:
-        """A request of a key was answered."""
+    def record(self, key_id: str, status: int) -> None:
+        """Note the status of an answer to a key."""
         if status in self._too_much:
             self._keys.setdefault(key_id, _Key()).until = self._clock() + REMEMBERED

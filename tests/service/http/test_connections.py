@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from fastapi.responses import Response, StreamingResponse
 
-from service.http.connections import BoundedConnection, Taking
+from service.http.connections import BoundedConnection, ReadDeadline
 from service.http.routes import jobs
-from service.http.security.places import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
+from service.http.security.answer_slots import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
 from tests.service.servers import Live, World, serving
@@ -169,7 +169,7 @@ def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: b
 
     with closing(Loop()) as loop:
         transport = Sized()
-        Taking(transport, 3600, loop).begin()
+        ReadDeadline(transport, 3600, loop).begin()
         for _ in range(2 * len(left)):
             loop.run_until_complete(asyncio.sleep(0))
     assert transport.aborted == cut

@@ -43,7 +43,7 @@ def turns(found: Refusals, key: str, count: int = 1) -> None:
 @pytest.mark.parametrize("status", [413, 429])
 def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
     found, time = refusals()
-    found.answered("loud", status)
+    found.record("loud", status)
     turns(found, "loud", 3)
     assert time.slept == [0.0, APART, 2 * APART]
     turns(found, "calm", 3)
@@ -53,14 +53,14 @@ def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500, 503])
 def test_any_other_answer_holds_nobody(status: int) -> None:
     found, time = refusals()
-    found.answered("key", status)
+    found.record("key", status)
     turns(found, "key", 3)
     assert time.slept == []
 
 
 def test_who_waits_as_told_notices_nothing() -> None:
     found, time = refusals()
-    found.answered("key", 429)
+    found.record("key", 429)
     time.now += REMEMBERED
     turns(found, "key", 5)
     assert time.slept == []
@@ -69,7 +69,7 @@ def test_who_waits_as_told_notices_nothing() -> None:
 def test_while_no_other_key_asks_nobody_is_held() -> None:
     found, time = refusals()
     time.now += OTHERS
-    found.answered("key", 429)
+    found.record("key", 429)
     turns(found, "key", 200)
     assert time.slept == []
     turns(found, "other")
@@ -81,7 +81,7 @@ def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
     """Each request is refused again; those that wait have their turns one after the other, also much later."""
     found, time = refusals()
     for _ in range(30):
-        found.answered("key", 429)
+        found.record("key", 429)
         turns(found, "key")
         time.now += APART / 10
     assert time.slept[-1] == pytest.approx(29 * APART - 29 * APART / 10)
@@ -89,7 +89,7 @@ def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
 
 def test_too_many_that_wait_are_refused_at_once() -> None:
     found, _ = refusals()
-    found.answered("key", 429)
+    found.record("key", 429)
     with pytest.raises(RateLimitExceeded, match="did not wait") as refused:
         turns(found, "key", 200)
     assert refused.value.retry_after == LONGEST

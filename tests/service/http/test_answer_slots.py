@@ -10,38 +10,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy
-from service.http.security.places import Places
-from service.http.thread_turns import Turn, Turns, asking
+from service.http.security.answer_slots import AnswerSlots
+from service.http.thread_turns import Turn, Turns, current_key_id
 
 # --- answers under way ----------------------------------------------------------------------------
 
 
-def as_many_as_there_are(places: Places, key: str, stack: ExitStack) -> int:
+def as_many_as_there_are(slots: AnswerSlots, key: str, stack: ExitStack) -> int:
     taken = 0
     with suppress(Busy):
         while True:
-            stack.enter_context(places.taken(key))
+            stack.enter_context(slots.acquire(key))
             taken += 1
     return taken
 
 
 def test_whoever_takes_all_it_gets_leaves_places_to_others() -> None:
-    places = Places(64)
+    slots = AnswerSlots(64)
     with ExitStack() as stack:
-        assert [as_many_as_there_are(places, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
-        assert as_many_as_there_are(places, "h", stack) == 1, "a key that has none gets one"
+        assert [as_many_as_there_are(slots, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
+        assert as_many_as_there_are(slots, "h", stack) == 1, "a key that has none gets one"
     with ExitStack() as stack:
-        assert as_many_as_there_are(places, "a", stack) == 32, "all are given back"
+        assert as_many_as_there_are(slots, "a", stack) == 32, "all are given back"
 
 
 def test_a_refusal_says_how_many_and_takes_nothing() -> None:
-    places = Places(2)
-    with places.taken("a"):
+    slots = AnswerSlots(2)
+    with slots.acquire("a"):
         for _ in range(2):
             with pytest.raises(Busy, match=r"1 answers under way.* room for 1 more") as refused:
-                places.taken("a")
+                slots.acquire("a")
             assert refused.value.retry_after == 1
-    with places.taken("a"):
+    with slots.acquire("a"):
         pass
 
 
@@ -62,7 +62,7 @@ class Work:
         return asyncio.ensure_future(self._task(key))
 
     async def _task(self, key: str) -> None:
-        asking.set(key)
+        current_key_id.set(key)
         async with Turn(self.turns):
             self.served.append(key)
             self.running.append(key)

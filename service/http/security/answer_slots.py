@@ -1,0 +1,69 @@
+"""Limits of connections: how many a server has, and how many answers one key may have under way.
+
+Used by Gate and by `connections`. A stream holds its connection for as long as its client reads: without a limit one
+key could hold all of them.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
+
+from registry.errors import Busy
+from service.settings import Settings
+
+RETRY_SECONDS = 1
+FILES_KEPT = 128
+"""Files that the process opens beside connections: weights, blobs, logs, pipes to its children, and connections that
+are accepted and closed again."""
+FILES_PER_THREAD = 4
+"""Files of a thread that serves a request: a database connection has three of SQLite, and a blob may be open."""
+FEWEST = 16
+
+
+def most_connections(settings: Settings) -> int:
+    """Return the setting, lowered to what the process's limit of open files allows, but at least FEWEST."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return settings.max_connections
+    available = files - FILES_KEPT - FILES_PER_THREAD * settings.database_pool
+    return max(min(settings.max_connections, available), FEWEST)
+
+
+class AnswerSlots:
+    """Slots for the answers under way on `most` connections, shared between keys. Thread-safe.
+
+    A key gets another slot while it has fewer than are free: a key alone gets half of all, each of two busy keys gets a
+    third, and a key without any gets one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = Lock()
+        self._by_key: Counter[str] = Counter()
+
+    def acquire(self, key_id: str) -> AbstractContextManager[None]:
+        """Take a slot and return a context that gives it back; raises Busy if the key has its share already."""
+        with self._lock:
+            of_key, free = self._by_key[key_id], self._most - self._by_key.total()
+            if of_key and of_key >= free:
+                raise Busy(
+                    f"This key has {of_key} answers under way, and there is room for {max(free, 0)} more in all, which "
+                    "others may need (SOUP_MAX_CONNECTIONS): wait for one of them to end.",
+                    retry_after=RETRY_SECONDS,
+                )
+            self._by_key[key_id] += 1
+        return self._release_after(key_id)
+
+    @contextmanager
+    def _release_after(self, key_id: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._by_key[key_id] -= 1
+                if not self._by_key[key_id]:
+                    del self._by_key[key_id]
