@@ -32,7 +32,7 @@ def evaluate_on(
     """
     given = {"pool": pool, "passages": passages}
     asked = request_of(EvaluationRequest, **{name: value for name, value in given.items() if value is not None})
-    registry, caller = runtime.parts.registry, Caller("admin", None, "store")
+    registry, caller = runtime.services.registry, Caller("admin", None, "store")
     base, spec = pool_of(registry, caller, asked.pool)
     with registry.database.write() as catalogue:
         caller.audit(catalogue, "evaluation.ask", spec.digest)

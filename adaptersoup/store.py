@@ -265,7 +265,7 @@ class Store:
         """
         row = self._row(name_of(model))
         base = self._runtime.bases[row.base_model]
-        tensors = loadable(row, self._runtime.parts.registry.blobs).load()
+        tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
         with cores.spare(), attached(to, module):
             yield

@@ -1,4 +1,4 @@
-"""What routes and jobs work with, as one frozen value: the registry, the engine, the settings."""
+"""The services of a running server (registry, engine, settings, rates, ...) as one frozen value."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of a running server, handed down to routes and jobs; `runtime` has their life cycle.
+class Services:
+    """What a running server hands down to its routes and jobs; `service.runtime` builds, starts and stops it.
 
-    `bases` are the registry's base models, with what only a server knows of them. `selections` counts those that may
-    embed at once: each holds a thread, and threads are what every request needs.
+    `bases` are the registry's base models with their tokenizers and sizes. `selections` bounds how many selections
+    embed at once: each occupies a thread, and every request needs one.
     """
 
     settings: Settings

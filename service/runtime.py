@@ -36,7 +36,7 @@ from service.jobs.runner import JobRunner
 from service.observability.usage import UsageCounts, UsageWriter
 from service.operations import storage
 from service.operations.blob_check import check_blobs
-from service.parts import Parts
+from service.parts import Services
 from service.presence import Presence
 from service.rates import Rates, SharedRates
 from service.settings import Settings
@@ -56,7 +56,7 @@ class Runtime:
     Building one reads the allowlist and nothing else; raises InvalidParameter where that is wrong.
     """
 
-    parts: Parts
+    services: Services
     jobs: JobRunner
 
     def __init__(self, settings: Settings) -> None:
@@ -115,16 +115,16 @@ class Runtime:
             if self.tracing is not None:
                 self.database.traceparent = self.tracing.traceparent
                 self.tracing.instrument_database(self.database.engine)
-            self.parts = self._parts(blobs)
-            self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
+            self.services = self._services(blobs)
+            self._usage = UsageWriter(self.services.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
             stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
-            if isinstance(self.parts.rates, SharedRates):
-                self.parts.rates.start()
-                stack.callback(self._stop_rates, self.parts.rates)
+            if isinstance(self.services.rates, SharedRates):
+                self.services.rates.start()
+                stack.callback(self._stop_rates, self.services.rates)
             self._preloaded = self.engine.start(self._preloads)
             stack.callback(self._stop_engine)
-            self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
+            self.jobs = JobRunner(self.services, sole_owner=self.sole_owner)
             stack.callback(self._stop_jobs)
             if self.presence is not None:
                 stack.callback(self.presence.leave)
@@ -190,7 +190,7 @@ class Runtime:
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
-    def _parts(self, blobs: ServerBlobs) -> Parts:
+    def _services(self, blobs: ServerBlobs) -> Services:
         settings = self.settings
         days = settings.selector_idle_days
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
@@ -198,7 +198,7 @@ class Runtime:
             self.database, blobs, self.bases, limits_of(settings), refits, default_effort=settings.default_effort,
             quotas=default_limits(settings), retention=retention_of(settings),
         )  # fmt: skip
-        return Parts(
+        return Services(
             settings=settings,
             registry=registry,
             bases=self.bases,

@@ -90,7 +90,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
     app.state.bodies = Bodies(settings)
-    ServerMetrics(lambda: runtime.parts, app.state.readiness).add_to(metrics)
+    ServerMetrics(lambda: runtime.services, app.state.readiness).add_to(metrics)
     metrics.watch_engine(runtime.engine.counters, runtime.engine.by_adapter)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -1,4 +1,4 @@
-"""What routes take from the application: the server's parts, as a type in their signature (`parts: AppParts`)."""
+"""The server's services as a dependency of routes: a parameter `services: AppServices`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from service.parts import Parts
+from service.parts import Services
 
 
-async def parts_of(request: Request) -> Parts:
-    """The parts of the runtime that `create_app` was given."""
-    parts: Parts = request.app.state.runtime.parts
-    return parts
+async def services_of(request: Request) -> Services:
+    """Return the services of the runtime that `create_app` was given."""
+    services: Services = request.app.state.runtime.services
+    return services
 
 
-AppParts = Annotated[Parts, Depends(parts_of)]
+AppServices = Annotated[Services, Depends(services_of)]

@@ -16,7 +16,7 @@ from registry.errors import Busy, Unavailable
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
 from service.operations.storage import SchemaWatch
-from service.parts import Parts
+from service.parts import Services
 
 OUTGROWN = "is of a later version"
 """Said of a database that was migrated beyond what this version can use."""
@@ -50,60 +50,60 @@ class Readiness:
         found = self._found
         return None if found is None else (self._clock() - found[0], found[1])
 
-    def of(self, parts: Parts) -> Ready:
+    def of(self, services: Services) -> Ready:
         """The last answer where it is fresh, else a new one. While one caller looks, others get the last.
 
         Not ready, and not remembered, while base models are loaded at the start.
         """
-        if parts.engine.preloading:
-            return Ready(status="not_ready", checks={f"base/{base_id}": LOADING for base_id in parts.bases})
+        if services.engine.preloading:
+            return Ready(status="not_ready", checks={f"base/{base_id}": LOADING for base_id in services.bases})
         found = self._found
-        fresh = found is not None and self._clock() - found[0] < parts.settings.ready_seconds
+        fresh = found is not None and self._clock() - found[0] < services.settings.ready_seconds
         if found is not None and (fresh or self._lock.locked()):
             return found[1]
         with self._lock:
             if self._found is not found and self._found is not None:
                 return self._found[1]  # somebody looked while this one waited
-            ready = _look(parts, self._schema)
+            ready = _look(services, self._schema)
             self._found = (self._clock(), ready)
             return ready
 
 
-def _look(parts: Parts, schema: SchemaWatch) -> Ready:
-    waiting = {f"base/{base_id}": WAITS if parts.bases[base_id].fits else NEVER for base_id in parts.bases}
-    checks = {"database": _database(parts, schema), "blobs": parts.registry.blobs.trouble() or "ok", **waiting}
-    for base_id in _tried(parts):
-        checks[f"base/{base_id}"] = _token(parts, base_id)
+def _look(services: Services, schema: SchemaWatch) -> Ready:
+    waiting = {f"base/{base_id}": WAITS if services.bases[base_id].fits else NEVER for base_id in services.bases}
+    checks = {"database": _database(services, schema), "blobs": services.registry.blobs.trouble() or "ok", **waiting}
+    for base_id in _tried(services):
+        checks[f"base/{base_id}"] = _token(services, base_id)
     healthy = all(state in ("ok", WAITS, NEVER, BUSY, AWAY) for state in checks.values())
     return Ready(status="ready" if healthy else "not_ready", checks=checks)
 
 
-def _tried(parts: Parts) -> Iterable[str]:
+def _tried(services: Services) -> Iterable[str]:
     """The base models that have to compute a token: all, or under a memory budget those held now.
 
     A probe would make room for the others by dropping what people use. Those held are tried in the order of their
     last use, so that the probe does not change it.
     """
-    if parts.settings.memory_bytes is None:
-        return parts.bases
-    return parts.engine.bases_held()
+    if services.settings.memory_bytes is None:
+        return services.bases
+    return services.engine.bases_held()
 
 
-def _database(parts: Parts, schema: SchemaWatch) -> str:
+def _database(services: Services, schema: SchemaWatch) -> str:
     try:
-        with parts.registry.database.read() as catalogue:
+        with services.registry.database.read() as catalogue:
             catalogue.keys.by_secret("")
-        return OUTGROWN if schema.is_outgrown(parts.registry.database) else "ok"
+        return OUTGROWN if schema.is_outgrown(services.registry.database) else "ok"
     except Exception:
         return "does not answer"
 
 
-def _token(parts: Parts, base_id: str) -> str:
-    base, engine = parts.bases[base_id].text, parts.engine
-    away = parts.settings.ray_address is not None and base.shape.kind == "causal"
+def _token(services: Services, base_id: str) -> str:
+    base, engine = services.bases[base_id].text, services.engine
+    away = services.settings.ray_address is not None and base.shape.kind == "causal"
     silent = AWAY if away else STUCK
     try:
-        _one_token(parts, base)
+        _one_token(services, base)
     except Busy:  # nobody's request gets in, so it is enough that some come out
         return BUSY if engine.seconds_since_pass() < TOKEN_SECONDS else silent
     except TimeoutError:
@@ -115,7 +115,7 @@ def _token(parts: Parts, base_id: str) -> str:
     return "ok"
 
 
-def _one_token(parts: Parts, base: BaseText) -> None:
+def _one_token(services: Services, base: BaseText) -> None:
     """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
     start = (base.bos_id or 0,)
     asked: GenerateRequest | ScoreRequest
@@ -123,7 +123,7 @@ def _one_token(parts: Parts, base: BaseText) -> None:
         asked = ScoreRequest(base.entry.id, (start,), pooled=frozenset({0}), bos=False)
     else:
         asked = GenerateRequest(base.entry.id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
-    ticket = parts.engine.submit(asked)
+    ticket = services.engine.submit(asked)
     try:
         ticket.result(TOKEN_SECONDS)
     finally:

@@ -19,7 +19,7 @@ from service.http.observe import Metrics
 from service.http.readiness import Readiness
 from service.job_board import Outcome
 from service.jobs.kinds import KINDS
-from service.parts import Parts
+from service.parts import Services
 
 BLOBS_SECONDS = 60.0
 """How long sums over all blobs are kept."""
@@ -29,9 +29,9 @@ class ServerMetrics:
     """The parts of one server, there once it has started, as metrics; `clock` is the tests' seam for time."""
 
     def __init__(
-        self, parts: Callable[[], Parts], readiness: Readiness, *, clock: Callable[[], float] = time.monotonic
+        self, services: Callable[[], Services], readiness: Readiness, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._of = parts
+        self._of = services
         self._readiness = readiness
         self._clock = clock
         self._blobs: tuple[float, list[Metric]] | None = None
@@ -49,7 +49,7 @@ class ServerMetrics:
             metrics.watch(part, collect)
 
     @property
-    def _parts(self) -> Parts:
+    def _services(self) -> Services:
         return self._of()
 
     def _ends(self) -> Iterator[Metric]:
@@ -59,7 +59,7 @@ class ServerMetrics:
         )
         errors = CounterMetricFamily("soup_job_errors", "Errors that tries of jobs ended with here.", labels=("code",))
         took = SummaryMetricFamily("soup_job_seconds", "Seconds that tries of jobs took here.", labels=("kind",))
-        tally = self._parts.jobs.tally.figures()
+        tally = self._services.jobs.tally.figures()
         for kind in KINDS:
             for outcome in get_args(Outcome):
                 ended.add_metric((kind, outcome), tally.ends[kind, outcome])
@@ -83,7 +83,7 @@ class ServerMetrics:
         oldest = GaugeMetricFamily(
             "soup_jobs_oldest_queued_seconds", "How long ago the oldest job that waits was to be begun.", labels=kind
         )
-        with self._parts.registry.database.read() as catalogue:
+        with self._services.registry.database.read() as catalogue:
             found = catalogue.jobs.queue()
         moment = datetime.now(UTC)
         for name in KINDS:
@@ -96,7 +96,7 @@ class ServerMetrics:
     def _stored(self) -> list[Metric]:
         if self._blobs is not None and self._clock() - self._blobs[0] < BLOBS_SECONDS:
             return self._blobs[1]
-        with self._parts.registry.database.read() as catalogue:
+        with self._services.registry.database.read() as catalogue:
             count, size = catalogue.blobs.total()
             going = catalogue.removals.count_pending()
         found: list[Metric] = [
@@ -110,7 +110,10 @@ class ServerMetrics:
     def _disk(self) -> Iterator[Metric]:
         free = GaugeMetricFamily("soup_disk_free_bytes", "Bytes free where a folder lies.", labels=("folder",))
         total = GaugeMetricFamily("soup_disk_bytes", "Bytes of the disk where a folder lies.", labels=("folder",))
-        folders: dict[str, Path] = {"data": self._parts.settings.data, "blobs": self._parts.settings.blob_place.folder}
+        folders: dict[str, Path] = {
+            "data": self._services.settings.data,
+            "blobs": self._services.settings.blob_place.folder,
+        }
         for name, folder in folders.items():
             usage = shutil.disk_usage(folder)
             free.add_metric((name,), usage.free)
@@ -119,7 +122,7 @@ class ServerMetrics:
 
     def _keys(self) -> Iterator[Metric]:
         keys = GaugeMetricFamily("soup_keys", "Keys by what they are now.", labels=("state",))
-        with self._parts.registry.database.read() as catalogue:
+        with self._services.registry.database.read() as catalogue:
             counts = catalogue.keys.counts(datetime.now(UTC))
         for state, count in counts.items():
             keys.add_metric((state,), count)

@@ -23,7 +23,7 @@ from registry.spec import (
 )
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
-from service.parts import Parts
+from service.parts import Services
 from service.settings import Settings
 
 Lane = Literal["quick", "embed", "fit", "search", "evaluate", "training"]
@@ -31,9 +31,9 @@ Lane = Literal["quick", "embed", "fit", "search", "evaluate", "training"]
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a running job gets: the server's parts, its row, and `progress`, which raises when it is cancelled."""
+    """What a running job gets: the server's services, its row, and `progress`, which raises when it is cancelled."""
 
-    parts: Parts
+    services: Services
     fitting: FitProcess
     computing: GradientProcess
     row: JobRow
@@ -54,13 +54,13 @@ class JobContext:
         """Weighing, tuning and statistics on a base model in the process for it, as part of this job."""
 
         def weigh(base_id: str, request: WeighingRequest) -> Weighing:
-            return self.computing.weigh(self.parts.bases[base_id].entry, request, progress=self.progress)
+            return self.computing.weigh(self.services.bases[base_id].entry, request, progress=self.progress)
 
         def tune(base_id: str, request: TuningRequest) -> Tuned:
-            return self.computing.tune(self.parts.bases[base_id].entry, request, progress=self.progress)
+            return self.computing.tune(self.services.bases[base_id].entry, request, progress=self.progress)
 
         def measure(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
-            return self.computing.measure(self.parts.bases[base_id].entry, request, progress=self.progress)
+            return self.computing.measure(self.services.bases[base_id].entry, request, progress=self.progress)
 
         return Gradients(weigh, tune, measure)
 
@@ -78,9 +78,9 @@ class JobKind:
     run: Callable[[JobContext], dict[str, Any]]
     reach: Callable[[JobRow], Namespaces]
     ended_without: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
-    clean: Callable[[Parts, JobRow], None] = lambda _parts, _row: None
+    clean: Callable[[Services, JobRow], None] = lambda _services, _row: None
     lane: Lane = "quick"
-    reached: Callable[[Parts, JobRow], int] = lambda _parts, _row: 0
+    reached: Callable[[Services, JobRow], int] = lambda _services, _row: 0
     upkeep: Callable[[JobRow], bool] = lambda _row: False
 
 

@@ -28,7 +28,7 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 
 
 def _run(context: JobContext) -> dict[str, Any]:
-    registry, arguments = context.parts.registry, context.row.arguments
+    registry, arguments = context.services.registry, context.row.arguments
     if not registry.blobs.has(arguments["request"]):
         raise NotFound("The text of this request is gone, as it is after a restore, which has none: ask again.")
     stored = json.loads(registry.blobs.read(arguments["request"]))
@@ -80,7 +80,7 @@ def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None
 COOK = JobKind(
     run=_run,
     reach=lambda row: namespaces_of(row.arguments["scope"]),
-    clean=lambda parts, row: parts.registry.blobs.delete(row.arguments["request"]),
+    clean=lambda services, row: services.registry.blobs.delete(row.arguments["request"]),
 )
 SEARCH = replace(COOK, lane="search")
 """A cook that takes a minute or more, since it computes gradients or fits a pool: others do not wait behind it."""

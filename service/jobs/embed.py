@@ -12,7 +12,7 @@ from service.jobs.contract import JobContext, JobKind
 
 
 def _run(context: JobContext) -> dict[str, Any]:
-    registry = context.parts.registry
+    registry = context.services.registry
     row = embed(registry, context.row.arguments["adapter_id"], progress=context.progress)
     with registry.database.write() as catalogue:
         refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, refits=registry.refits)

@@ -11,10 +11,10 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 
 
 def _run(context: JobContext) -> dict[str, Any]:
-    arguments, parts = context.row.arguments, context.parts
+    arguments, services = context.row.arguments, context.services
     pool = PoolSpec.model_validate(arguments["pool"])
     found = cross_evaluate(
-        parts.registry, context.caller, parts.bases[arguments["base"]], pool, passages=arguments["passages"],
+        services.registry, context.caller, services.bases[arguments["base"]], pool, passages=arguments["passages"],
         progress=context.progress,
     )  # fmt: skip
     return asdict(found)

@@ -16,11 +16,11 @@ SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 def _run(context: JobContext) -> dict[str, Any]:
     arguments = context.row.arguments
     spec = SPEC.validate_python(arguments["spec"])
-    encoder = encoder_for(spec, context.parts.bases[arguments["base"]].encoders())
+    encoder = encoder_for(spec, context.services.bases[arguments["base"]].encoders())
     pool = PoolSpec.model_validate(arguments["pool"])
     row = context.fit(pool, spec, None if encoder is None else encoder.digest)
     if arguments.get("asked"):  # not by a push
-        asked_for(context.parts.registry, row, arguments["base"], created_by=context.row.created_by)
+        asked_for(context.services.registry, row, arguments["base"], created_by=context.row.created_by)
     return {"selector": row.id}
 
 

@@ -36,7 +36,7 @@ from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
 from service.jobs.training_requests import blobs_in_use
 from service.observability.logs import describe
-from service.parts import Parts
+from service.parts import Services
 
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0
@@ -55,11 +55,11 @@ class JobRunner:
     `settings.job_workers` cook, and as many embed; one fits and one searches, in the one process for that.
     """
 
-    def __init__(self, parts: Parts, *, sole_owner: bool) -> None:
-        self.parts = parts
-        self._settings = parts.settings
-        self._database = parts.registry.database
-        self._board = parts.jobs
+    def __init__(self, services: Services, *, sole_owner: bool) -> None:
+        self.services = services
+        self._settings = services.settings
+        self._database = services.registry.database
+        self._board = services.jobs
         self._sole_owner = sole_owner
         self._name = f"worker-{uuid.uuid4().hex[:12]}"
         self._stopping = threading.Event()
@@ -134,7 +134,7 @@ class JobRunner:
                 log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
     def _claim(self, lane: Lane) -> JobRow | None:
-        blobs = self.parts.registry.blobs
+        blobs = self.services.registry.blobs
         if blobs.in_trouble and blobs.trouble() is not None:
             return None  # every job needs them: a job that fails a few times for it would be lost
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
@@ -161,14 +161,14 @@ class JobRunner:
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         began = time.monotonic()
-        tracing = self.parts.tracing
+        tracing = self.services.tracing
         span = nullcontext() if tracing is None else tracing.job(row.kind, row.id, row.traceparent)
         with self._board.runs(row.id) as cancelled, span:
             ended = self._attempt(row, self._progress(row, cancelled))
         self._board.tally.took(row.kind, time.monotonic() - began)
         try:
             if ended:
-                KINDS[row.kind].clean(self.parts, row)
+                KINDS[row.kind].clean(self.services, row)
         finally:
             self._board.tell(row.id)
 
@@ -179,7 +179,7 @@ class JobRunner:
         try:
             if ended >= most:
                 raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
-            result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
+            result = KINDS[row.kind].run(JobContext(self.services, self.fitting, self.computing, row, progress))
             if self._succeed(row, result):
                 self._ended(row.kind, "succeeded")
                 return True
@@ -220,7 +220,7 @@ class JobRunner:
         """How often its process ended under a job without that it came further: those before are no fault of its."""
         if not row.crashes:
             return 0
-        reached = KINDS[row.kind].reached(self.parts, row)
+        reached = KINDS[row.kind].reached(self.services, row)
         forgiven = self._store(lambda jobs: jobs.came_further(row.id, reached, worker=self._name))
         return 0 if forgiven else row.crashes
 
@@ -305,7 +305,7 @@ class JobRunner:
         """Remove unfinished uploads that have expired; they wait where database or folder are not there."""
         try:
             if self._clock.is_steady():
-                self.parts.uploads.sweep()
+                self.services.uploads.sweep()
         except (Busy, Unavailable) as error:
             log.warning("unfinished uploads are not swept: %s", error.message)
         except Exception:
@@ -317,7 +317,7 @@ class JobRunner:
             if not self._clock.is_steady():
                 continue
             try:
-                collect(self.parts.registry, _now(), used=blobs_in_use, progress=self._go_on)
+                collect(self.services.registry, _now(), used=blobs_in_use, progress=self._go_on)
             except Interrupted:
                 return
             except (Busy, Unavailable) as error:
@@ -334,14 +334,14 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def cancel(parts: Parts, caller: Caller, job_id: str) -> JobRow:
+def cancel(services: Services, caller: Caller, job_id: str) -> JobRow:
     """Cancel a queued or running job that the caller sees; one that ended stays as it is. Raises NotFound."""
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         row = catalogue.jobs.get(caller.namespaces, job_id)
         if row.state not in FINAL:
             caller.audit(catalogue, "job.cancel", row.id, namespace=row.namespace, kind=row.kind)
             row = _cancelled(catalogue, row)
-    _told(parts, row)
+    _told(services, row)
     return row
 
 
@@ -351,14 +351,14 @@ def _cancelled(catalogue: Catalogue, row: JobRow) -> JobRow:
     return row
 
 
-def _told(parts: Parts, row: JobRow) -> None:
+def _told(services: Services, row: JobRow) -> None:
     """Once a cancellation is stored: end what runs here, or clean up, and tell who watches."""
-    event = parts.jobs.running().get(row.id)
+    event = services.jobs.running().get(row.id)
     if event is not None:
         event.set()  # whoever runs it cleans up
     elif row.state == "cancelled":
-        KINDS[row.kind].clean(parts, row)
-    parts.jobs.tell(row.id)
+        KINDS[row.kind].clean(services, row)
+    services.jobs.tell(row.id)
 
 
 def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
@@ -376,10 +376,10 @@ def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
     return cancelled
 
 
-def after_withdrawal(parts: Parts, cancelled: Sequence[JobRow]) -> None:
+def after_withdrawal(services: Services, cancelled: Sequence[JobRow]) -> None:
     """Once that is stored: end what of it runs here, and clean up after the rest."""
     for row in cancelled:
-        _told(parts, row)
+        _told(services, row)
 
 
 def result_of(row: JobRow) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import kept_curve
 from service.jobs.training_folder import CHECKPOINT, TURN, place_of, sweep
-from service.parts import Parts
+from service.parts import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest
@@ -52,9 +52,9 @@ class Training:
     request: TrainingRequest
 
     @property
-    def parts(self) -> Parts:
+    def services(self) -> Services:
         """The server's parts."""
-        return self.context.parts
+        return self.context.services
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ class Training:
     @property
     def place(self) -> Path:
         """The folder of its files."""
-        return place_of(self.parts.settings, self.arguments["key"])
+        return place_of(self.services.settings, self.arguments["key"])
 
 
 def _run(context: JobContext) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     if request.spec.adamix is None:
         return found
     cooked = cook(
-        context.parts.registry,
+        context.services.registry,
         _present(training).context.caller,
         merge_request(pushed.row.ref, name=request.name, owner=_owner(training)),
         namespace=split_name(request.name)[0],
@@ -96,7 +96,7 @@ def train(training: Training) -> Pushed:
     An adapter that was pushed for the same request before is given back instead. Raises what the training or the push
     does, and Forbidden where the key was revoked since; errors that a retry would repeat remove the training's files.
     """
-    settings = training.parts.settings
+    settings = training.services.settings
     try:
         _check_key(training)
         known = _known(training)
@@ -125,14 +125,14 @@ def _made(training: Training) -> Pushed:
 
 def _present(training: Training) -> Training:
     """The training with its job as it is now: of another key, where the one that asked first was revoked since."""
-    with training.parts.registry.database.read() as catalogue:
+    with training.services.registry.database.read() as catalogue:
         row = catalogue.jobs.get(None, training.context.row.id)
     return replace(training, context=replace(training.context, row=row))
 
 
 def _check_key(training: Training) -> None:
     """Raises Forbidden where the key was revoked; asked before a training begins and, hours later, before it pushes."""
-    with training.parts.registry.database.read() as catalogue:
+    with training.services.registry.database.read() as catalogue:
         key = catalogue.keys.find(training.context.row.created_by)
     if key is not None and key.revoked_at is not None:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
@@ -148,7 +148,7 @@ def _owned(training: Training, row: AdapterRow) -> AdapterRow:
     owner = _owner(training)
     if owner in (None, row.owner):
         return row
-    with training.parts.registry.database.write() as catalogue:
+    with training.services.registry.database.write() as catalogue:
         training.context.caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, owner=owner)
         return catalogue.adapters.set_owner(row, owner)
 
@@ -159,7 +159,7 @@ def _pushed_name(training: Training) -> str:
 
 def _known(training: Training) -> AdapterRow | None:
     """The adapter that was pushed for an equal request before, maybe by a server that ended before it said so."""
-    with training.parts.registry.database.read() as catalogue:
+    with training.services.registry.database.read() as catalogue:
         rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
     key = training.arguments["key"]
     return next((row for row in rows if row.provenance.training.get("request") == key), None)
@@ -167,9 +167,9 @@ def _known(training: Training) -> AdapterRow | None:
 
 def _check_base(training: Training) -> None:
     base_id = training.request.base_model
-    if base_id not in training.parts.bases:
+    if base_id not in training.services.bases:
         raise Unavailable(f"The training needs base model {base_id!r}, which this server no longer serves.")
-    found, asked = training.parts.bases[base_id].shape.fingerprint, training.arguments["fingerprint"]
+    found, asked = training.services.bases[base_id].shape.fingerprint, training.arguments["fingerprint"]
     if found != asked:
         raise Incompatible(
             f"Base model {base_id!r} is {found} now, and was {asked} when the training was asked for: ask again.",
@@ -202,7 +202,7 @@ def _unwritable(error: OSError) -> Unavailable:
 
 
 def _lay_out(training: Training, data: Path) -> None:
-    request, blobs = training.request, training.parts.registry.blobs
+    request, blobs = training.request, training.services.registry.blobs
     for name, digest in (("train.jsonl", request.texts), ("valid.jsonl", request.valid)):
         if digest is not None:
             with blobs.open(digest) as source, (data / name).open("wb") as target:
@@ -224,7 +224,7 @@ def _rows(training: Training) -> list[AdapterRow]:
     adapter = training.request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
-    with training.parts.registry.database.read() as catalogue:
+    with training.services.registry.database.read() as catalogue:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
@@ -245,8 +245,8 @@ def _told(training: Training, run: TrainingRun, progress: Progress) -> dict[str,
 
     A checkpoint of another version is deleted and the training begins anew: whoever asked could not delete it.
     """
-    settings, request = training.parts.settings, training.request
-    entry = training.parts.bases[request.base_model].entry
+    settings, request = training.services.settings, training.request
+    entry = training.services.bases[request.base_model].entry
     setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
     asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
@@ -259,31 +259,31 @@ def _told(training: Training, run: TrainingRun, progress: Progress) -> dict[str,
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     """Push what the child has written, with all that is known of its making."""
-    parts, request = training.parts, training.request
+    services, request = training.services, training.request
     folder = read_directory(training.place / "adapter")
     sample, warnings = _sample(training, folder)
     if request.spec.adamix is not None:
         folder = read_directory(training.place / f"adapter{BANK}")
     weights = folder.weights.read_bytes()
-    digest = parts.registry.blobs.put_bytes(weights)
+    digest = services.registry.blobs.put_bytes(weights)
     namespace, _ = split_name(request.name)
-    with parts.registry.database.write() as catalogue:
-        record_bytes(parts.registry, catalogue, digest, weights)
+    with services.registry.database.write() as catalogue:
+        record_bytes(services.registry, catalogue, digest, weights)
         catalogue.blobs.grant(namespace, digest)
         key_id = training.context.caller.key_id
-        check_stored(catalogue, parts.registry.quotas, "stored_bytes", key_id=key_id, namespaces=[namespace])
+        check_stored(catalogue, services.registry.quotas, "stored_bytes", key_id=key_id, namespaces=[namespace])
     manifest = Manifest(
         name=_pushed_name(training), domain=request.domain, base_model=request.base_model,
         base_fingerprint=training.arguments["fingerprint"], config=folder.config,
         files={WEIGHTS_FILE: FileSource(digest=digest)}, sample=sample, card=request.card,
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )  # fmt: skip
-    pushed = push(parts.registry, training.context.caller, manifest)
-    with parts.registry.database.write() as catalogue:
+    pushed = push(services.registry, training.context.caller, manifest)
+    with services.registry.database.write() as catalogue:
         catalogue.curves.remove(
             training.context.row.id
         )  # the adapter's record has it from now on, and is purged with it
-    parts.jobs.wake()
+    services.jobs.wake()
     note = (str(told["note"]),) if told.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
 
@@ -300,7 +300,7 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     """The passages as a sample, where there are enough that are different and not too long; else why there is none."""
     if folder.sample is None:
         return None, ()
-    limits = training.parts.registry.limits.sample
+    limits = training.services.registry.limits.sample
     texts = decode_lines(folder.sample.read_bytes())
     usable = [text for text in dict.fromkeys(texts) if text.strip() and len(text) <= limits.max_chars]
     upto = accumulate(map(len, usable))
@@ -312,9 +312,9 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     )
 
 
-def _reached(parts: Parts, row: JobRow) -> int:
+def _reached(services: Services, row: JobRow) -> int:
     """The step that the training was saved after."""
-    return saved_step(place_of(parts.settings, row.arguments["key"]) / CHECKPOINT)
+    return saved_step(place_of(services.settings, row.arguments["key"]) / CHECKPOINT)
 
 
 TRAIN = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["reach"]), lane="training", reached=_reached)

@@ -34,7 +34,7 @@ def kept_curve(context: JobContext, path: Path) -> Iterator[Progress]:
             found = read_losses(path)
             if found is None or found == stored:
                 return
-            with context.parts.registry.database.write() as catalogue:
+            with context.services.registry.database.write() as catalogue:
                 catalogue.curves.put(context.row.id, found)
             stored = found
         except (Busy, Unavailable, OSError) as error:  # a picture ends no training, and hides no error of one

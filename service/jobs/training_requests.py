@@ -19,7 +19,7 @@ from registry.spec import FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
 from service.jobs.queue_room import check_room
-from service.parts import Parts
+from service.parts import Services
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
 from training.hyperparameters import Hyperparameters
@@ -37,7 +37,7 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
 """The head that sizes are estimated with, for tasks that need one: how many labels there are only the data say."""
 
 
-def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
+def submit(services: Services, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
     """Queue a training, or give the job that is at the same one already; the owner that was said last is taken.
 
     Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
@@ -47,18 +47,18 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
     who.check_write(namespace)
     if request.spec.adamix is not None:
         check_part(f"{name}{BANK}", "name of the bank")
-    members = _members(parts, who, request)
-    _check_size(parts, request, members)
+    members = _members(services, who, request)
+    _check_size(services, request, members)
     for what, digest in (("texts", request.texts), ("valid", request.valid)):
         if digest is not None:
-            _check_blob(parts, who.caller(request_id), digest, what=what)
+            _check_blob(services, who.caller(request_id), digest, what=what)
     if request.valid == request.texts:
         raise InvalidParameter(
             "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
             param="valid",
         )
     pinned = _pinned(request, members)
-    shape = parts.bases[request.base_model].shape
+    shape = services.bases[request.base_model].shape
     told = pinned.model_dump(mode="json", exclude={"owner"})  # beside it, as workers of the last release do not know it
     owned = {} if request.owner is None else {"owner": request.owner}
     arguments = {
@@ -71,7 +71,7 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         **owned,
     }
     asked = who.caller(request_id).audit
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{arguments['key']}"
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
@@ -80,9 +80,9 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
                 known = catalogue.jobs.amend(known, owned)
             asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name, **owned)
             return known
-        check_room(catalogue, parts.settings, KIND, who.key_id, most=parts.settings.training_queue)
+        check_room(catalogue, services.settings, KIND, who.key_id, most=services.settings.training_queue)
         job = catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
-        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
+        check_jobs(catalogue, services.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
         asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owned)
         return job
 
@@ -93,13 +93,13 @@ def blobs_in_use(catalogue: Catalogue) -> set[str]:
     return {request[what] for request in requests for what in ("texts", "valid") if request.get(what) is not None}
 
 
-def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:
+def _members(services: Services, who: Principal, request: TrainingRequest) -> list[AdapterRow]:
     """The adapters that a fusion is over, which the caller sees."""
     adapter = request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
-    fingerprint = parts.bases[request.base_model].shape.fingerprint
-    with parts.registry.database.read() as catalogue:
+    fingerprint = services.bases[request.base_model].shape.fingerprint
+    with services.registry.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
     problems = [
         f"{row.ref} is of another base model." if fusable else f"{row.ref} has {not_fused(row.config)}"
@@ -112,10 +112,10 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
     return rows
 
 
-def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
+def _check_size(services: Services, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
     """Raises Incompatible or InvalidParameter for what cannot be trained on the base, TooLarge beyond the settings."""
-    spec, settings, shape = request.spec, parts.settings, parts.bases[request.base_model].shape
-    TASKS[spec.task].check_base(parts.bases[request.base_model].text)
+    spec, settings, shape = request.spec, services.settings, services.bases[request.base_model].shape
+    TASKS[spec.task].check_base(services.bases[request.base_model].text)
     frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     numbers = hyperparameters_on(spec, shape, config)
@@ -161,12 +161,12 @@ def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *,
         )
 
 
-def _check_blob(parts: Parts, caller: Caller, digest: str, *, what: str) -> None:
+def _check_blob(services: Services, caller: Caller, digest: str, *, what: str) -> None:
     """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
-    size, limit = blob_size(parts.registry, caller, digest, what=what), parts.settings.max_training_bytes
+    size, limit = blob_size(services.registry, caller, digest, what=what), services.settings.max_training_bytes
     if size > limit:
         raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
-    with parts.registry.blobs.open(digest) as file:
+    with services.registry.blobs.open(digest) as file:
         if file.read(2) == b"\x1f\x8b":
             raise InvalidParameter(f"{what} is a gzip file: upload the JSON lines as they are.", param=what)
 

@@ -43,7 +43,7 @@ def store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
 
 
 def elsewhere(store: Store, place: ProcessPool, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
-    registry, caller = store._runtime.parts.registry, Caller("admin", None, "test")
+    registry, caller = store._runtime.services.registry, Caller("admin", None, "test")
     base, spec = pool_of(registry, caller, PoolRequest(**pool))
     at = Elsewhere(place, score_samples, 1)
     return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, elsewhere=at)
@@ -70,7 +70,7 @@ def test_what_is_known_is_not_computed_again(store: Store, processes: ProcessPoo
 
 def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: ProcessPool) -> None:
     row = store._row("team/code")
-    weights = store._runtime.parts.registry.blobs.read(row.weights_blob)
+    weights = store._runtime.services.registry.blobs.read(row.weights_blob)
     (path,) = (
         one for one in store.folder.rglob("*") if one.is_file() and one.stat().st_size == len(weights)
         and one.read_bytes() == weights

@@ -80,7 +80,7 @@ class World:
     @property
     def registry(self) -> Registry:
         """The server's registry."""
-        return self.runtime.parts.registry
+        return self.runtime.services.registry
 
     def key(self, scopes: Sequence[str], namespaces: Sequence[str] | None = None) -> str:
         """The secret of a new key."""

@@ -61,7 +61,7 @@ def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
     return AdapterRow(
         id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
         base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
-        weights_blob=runtime.parts.registry.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data),
+        weights_blob=runtime.services.registry.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data),
         sample=None, sample_state="none", recipe_digest=None, tuned_on=None, created_at=datetime.now(UTC),
         created_by="k", retired_at=None, etag="e",
     )  # fmt: skip
@@ -187,7 +187,7 @@ class TestStart:
             assert (ready.status_code, ready.json()["checks"]) == (503, {"base/tiny": "is loading"})
             with runtime.database.write() as catalogue:
                 job = catalogue.jobs.enqueue("embed", {"adapter_id": 0}, namespace="a", created_by="k", delay=0.0)
-            runtime.parts.jobs.wake()
+            runtime.services.jobs.wake()
             assert client.get("/healthz").status_code == 200
             with runtime.database.read() as catalogue:
                 assert catalogue.jobs.get(None, job.id).attempts == 0, "a load that ends the process is no try of a job"
@@ -337,28 +337,28 @@ class TestAdapters:
         return data, adapter_digest(runtime.bases["tiny"].shape.fingerprint, CONFIG, load_tensors(data))
 
     def test_a_stored_adapter_is_served_by_its_digest(self, runtime: Runtime) -> None:
-        handle = loadable(row_of(runtime, *self.weights(runtime)), runtime.parts.registry.blobs)
+        handle = loadable(row_of(runtime, *self.weights(runtime)), runtime.services.registry.blobs)
         plain, adapted = (runtime.engine.score("tiny", ["a soup"], h)[0].nll for h in (None, handle))
         assert abs(plain - adapted) > 0.1  # nats: more than rounding comes to
 
     def test_bytes_that_are_not_the_digests_are_never_served(self, runtime: Runtime) -> None:
         data, _ = self.weights(runtime)
-        handle = loadable(row_of(runtime, data, DIGEST), runtime.parts.registry.blobs)
+        handle = loadable(row_of(runtime, data, DIGEST), runtime.services.registry.blobs)
         with pytest.raises(Internal, match="not those of its digest"):
             runtime.engine.score("tiny", ["a soup"], handle)
 
     def test_a_blob_that_is_gone_fails_the_request(self, runtime: Runtime) -> None:
         row = row_of(runtime, *self.weights(runtime, seed=1))  # which the engine has not loaded yet
-        runtime.parts.registry.blobs.delete(row.weights_blob)
+        runtime.services.registry.blobs.delete(row.weights_blob)
         with pytest.raises(SoupError):
-            runtime.engine.score("tiny", ["a soup"], loadable(row, runtime.parts.registry.blobs))
+            runtime.engine.score("tiny", ["a soup"], loadable(row, runtime.services.registry.blobs))
         assert runtime.engine.score("tiny", ["a soup"])
 
     def test_an_adapter_of_another_base_state_never_matches(self, runtime: Runtime) -> None:
         data, digest = self.weights(runtime)
         row = replace(row_of(runtime, data, digest), base_fingerprint=DIGEST)
         with pytest.raises(Internal):
-            loadable(row, runtime.parts.registry.blobs).load()
+            loadable(row, runtime.services.registry.blobs).load()
 
 
 class TestEncoders:

@@ -15,7 +15,7 @@ from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup
 from service.jobs.kinds import KINDS
-from service.parts import Parts
+from service.parts import Services
 
 HIDDEN = "Only keys that see every namespace this job works on see more."
 
@@ -48,7 +48,7 @@ def _knows_owner(row: JobRow, principal: Principal) -> bool:
     return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(principal.namespaces)
 
 
-def job_shown(parts: Parts, row: JobRow, principal: Principal) -> Job:
+def job_shown(services: Services, row: JobRow, principal: Principal) -> Job:
     """A job as a key sees it; what a cook job gave has the shape `POST /v1/soups` answers with."""
     body = job_begun(row, principal)
     if not sees_all_of(row, principal.namespaces):
@@ -59,15 +59,15 @@ def job_shown(parts: Parts, row: JobRow, principal: Principal) -> Job:
     if row.kind not in COOKS or row.result is None:
         return body
     cooked = Cooked.model_validate(row.result)
-    return body.model_copy(update={"result": soup_of(parts, cooked).model_dump(mode="json")})
+    return body.model_copy(update={"result": soup_of(services, cooked).model_dump(mode="json")})
 
 
-def soup_of(parts: Parts, cooked: Cooked) -> Soup:
+def soup_of(services: Services, cooked: Cooked) -> Soup:
     """The body of a cooked request, with the soup or adapter behind its model."""
     evidence = cooked.evidence
     return Soup(
         **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},
-        soup=_adapter(parts, cooked.soup_id),
+        soup=_adapter(services, cooked.soup_id),
         selection=evidence.selection,
         sample=evidence.sample,
         verification=evidence.verification,
@@ -78,8 +78,8 @@ def soup_of(parts: Parts, cooked: Cooked) -> Soup:
     )
 
 
-def _adapter(parts: Parts, adapter_id: int | None) -> Adapter | None:
+def _adapter(services: Services, adapter_id: int | None) -> Adapter | None:
     if adapter_id is None:
         return None
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         return adapter_body(catalogue.adapters.get(adapter_id))

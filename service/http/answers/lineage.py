@@ -12,12 +12,12 @@ from typing import Any
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.names import NameRef, parse_ref
 from service.http.schemas.adapters import Child, Lineage, Parent
-from service.parts import Parts
+from service.parts import Services
 
 
-def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
+def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Lineage:
     """Parents, children and evidence of an adapter, for a key that reads the namespaces of `visible` (None: all)."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
         missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
         lost = set() if row.recipe_digest is None else catalogue.soups.lost_statistics(row.recipe_digest)

@@ -34,7 +34,7 @@ from service.http.schemas.hub import (
     SiblingOfLfs,
     TreeFile,
 )
-from service.parts import Parts
+from service.parts import Services
 
 MAIN = "main"
 """The revision of whoever names none: what the name means without a version."""
@@ -58,13 +58,13 @@ class Revision:
     files: Mapping[str, VersionFile]
 
 
-def revision_of(parts: Parts, principal: Principal, ns: str, name: str, revision: str) -> Revision:
+def revision_of(services: Services, principal: Principal, ns: str, name: str, revision: str) -> Revision:
     """The version that a revision of `ns/name` means now, with the files that it has under that commit.
 
     Raises NotFound or Retired, whose `param` says whether it is the repository or the revision that is not there.
     """
-    row = _version_of(parts, principal, ns, name, revision)
-    files = files_of(row, parts)
+    row = _version_of(services, principal, ns, name, revision)
+    files = files_of(row, services)
     now = commit_of(row, files)
     if not COMMIT.fullmatch(revision) or revision == now:
         return Revision(row, now, files)
@@ -73,9 +73,9 @@ def revision_of(parts: Parts, principal: Principal, ns: str, name: str, revision
     return Revision(row, revision, {name: file for name, file in files.items() if name in LASTING})
 
 
-def _version_of(parts: Parts, principal: Principal, ns: str, name: str, revision: str) -> AdapterRow:
+def _version_of(services: Services, principal: Principal, ns: str, name: str, revision: str) -> AdapterRow:
     """The row that a revision of `ns/name` means now, a commit by its last digits; raises as `revision_of` does."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         newest = repository(catalogue, principal.namespaces, ns, name)
         if revision == MAIN:
             return newest
@@ -144,16 +144,16 @@ def _absent(error: SoupError, message: str, param: str) -> SoupError:
     return Retired(error.message, param=param) if isinstance(error, Retired) else NotFound(message, param=param)
 
 
-def repository_body(revision: Revision, parts: Parts, *, blobs: bool = False) -> HubModel:
+def repository_body(revision: Revision, services: Services, *, blobs: bool = False) -> HubModel:
     """A repository at one revision; with `blobs` its files have sizes and digests."""
     files = [_sibling(one) if blobs else Sibling(rfilename=one.name) for one in revision.files.values()]
-    listed = listed_body(revision.row, parts)
+    listed = listed_body(revision.row, services)
     return listed.model_copy(update={"sha": revision.commit, "siblings": files})
 
 
-def listed_body(row: ListedRow, parts: Parts) -> HubModel:
+def listed_body(row: ListedRow, services: Services) -> HubModel:
     """A repository as it is listed."""
-    base, library = base_name(row, parts), library_of(row.config)
+    base, library = base_name(row, services), library_of(row.config)
     card = card_fields(row.card, base_model=base, owner=row.owner, relation=relation_of(row), library=library)
     return HubModel(
         id=f"{row.namespace}/{row.name}",

@@ -15,20 +15,20 @@ from fastapi.responses import RedirectResponse, Response
 from registry.formats import WEIGHTS_FILE
 from service.http.files.ranges import names_etag
 from service.http.files.version_files import VersionFile
-from service.parts import Parts
+from service.parts import Services
 
 ELSEWHERE: dict[int | str, dict[str, Any]] = {307: {"description": "Weights, where the server sends to its store"}}
 
 
-def sent_to_store(request: Request, parts: Parts, file: VersionFile, *, etag: str) -> Response | None:
+def sent_to_store(request: Request, services: Services, file: VersionFile, *, etag: str) -> Response | None:
     """The answer that sends a GET of weights to the store; None where this server answers it.
 
     Raises DamagedBlob where the blob is missing, or known to be damaged.
     """
-    if parts.signed_url is None or request.method != "GET" or file.name != WEIGHTS_FILE or file.data is not None:
+    if services.signed_url is None or request.method != "GET" or file.name != WEIGHTS_FILE or file.data is not None:
         return None
     if names_etag(request.headers.get("if-none-match"), f'"{etag}"'):
         return None
-    parts.registry.blobs.size_there(file.digest)  # nobody is sent to what is not there
+    services.registry.blobs.size_there(file.digest)  # nobody is sent to what is not there
     headers = {"cache-control": "no-store", "etag": f'"{etag}"', "referrer-policy": "no-referrer"}
-    return RedirectResponse(parts.signed_url(file.digest), status_code=307, headers=headers)
+    return RedirectResponse(services.signed_url(file.digest), status_code=307, headers=headers)

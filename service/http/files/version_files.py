@@ -18,7 +18,7 @@ from registry.formats.card import Relation
 from registry.formats.how_to_load import how_to_load
 from registry.names import sha256_digest
 from registry.spec import BaseShape
-from service.parts import Parts
+from service.parts import Services
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,22 @@ class VersionFile:
         return self.blobs.open(self.digest) if self.data is None else io.BytesIO(self.data)
 
 
-def files_of(row: AdapterRow, parts: Parts) -> dict[str, VersionFile]:
+def files_of(row: AdapterRow, services: Services) -> dict[str, VersionFile]:
     """The files of a version by name, made ones first. No blob is looked at yet."""
-    blobs = parts.registry.blobs
-    made = {name: VersionFile(name, sha256_digest(data), blobs, data) for name, data in made_files(row, parts).items()}
+    blobs = services.registry.blobs
+    made = {
+        name: VersionFile(name, sha256_digest(data), blobs, data) for name, data in made_files(row, services).items()
+    }
     return made | {name: VersionFile(name, digest, blobs) for name, digest in stored_files(row).items()}
 
 
-def made_files(row: AdapterRow, parts: Parts) -> dict[str, bytes]:
+def made_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
     """The files that are made from the row."""
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
-    shape, name = _shape(row, parts), base_name(row, parts)
-    use = how_to_load(row.config, name=row.name, base=name, revision=_base_revision(row, parts), shape=shape)
+    shape, name = _shape(row, services), base_name(row, services)
+    use = how_to_load(row.config, name=row.name, base=name, revision=_base_revision(row, services), shape=shape)
     card = format_card(row.card, base_model=name, relation=relation_of(row), use=use)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
@@ -75,23 +77,23 @@ def relation_of(row: ListedRow) -> Relation:
     return "merge" if row.kind == "soup" else "adapter"
 
 
-def base_name(row: ListedRow, parts: Parts) -> str:
+def base_name(row: ListedRow, services: Services) -> str:
     """The base model as others know it: a hub's repository, or its id here where it is a folder of the server."""
-    if row.base_model not in parts.bases:  # it is no longer served
+    if row.base_model not in services.bases:  # it is no longer served
         return row.base_model
-    source = parts.bases[row.base_model].entry.source
+    source = services.bases[row.base_model].entry.source
     return row.base_model if Path(source).is_absolute() else source
 
 
-def _base_revision(row: AdapterRow, parts: Parts) -> str | None:
+def _base_revision(row: AdapterRow, services: Services) -> str | None:
     """The pinned revision of a base model of a hub; None where it is a folder of the server, or no longer served."""
-    if row.base_model not in parts.bases:
+    if row.base_model not in services.bases:
         return None
-    entry = parts.bases[row.base_model].entry
+    entry = services.bases[row.base_model].entry
     return None if Path(entry.source).is_absolute() else entry.revision
 
 
-def _shape(row: AdapterRow, parts: Parts) -> BaseShape | None:
-    if row.base_model not in parts.bases:
+def _shape(row: AdapterRow, services: Services) -> BaseShape | None:
+    if row.base_model not in services.bases:
         return None
-    return parts.bases[row.base_model].shape
+    return services.bases[row.base_model].shape

@@ -11,7 +11,7 @@ from service.engine.json_schema import validate_schema
 from service.engine.text_support import stop_token_ids
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
-from service.parts import Parts
+from service.parts import Services
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -25,7 +25,7 @@ def schema_of(asked: ResponseFormat | None) -> str | None:
 
 
 def following(
-    parts: Parts,
+    services: Services,
     model: ResolvedModel,
     schema: str | None,
     admitted: Sequence[GenerateRequest],
@@ -40,7 +40,7 @@ def following(
     if schema is None:
         return list(admitted)
     try:
-        grammar = parts.grammars.grammar(model.base, stop_token_ids(model.base, ends), schema)
+        grammar = services.grammars.grammar(model.base, stop_token_ids(model.base, ends), schema)
     except BaseException:
         for one in admitted:
             if one.on_end is not None:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from registry.errors import Busy
-from service.parts import Parts
+from service.parts import Services
 
 
 @contextmanager
-def embedding_place(parts: Parts) -> Iterator[None]:
+def embedding_place(services: Services) -> Iterator[None]:
     """A place among the samples that are embedded at once; raises Busy where there is none."""
-    if not parts.selections.acquire(blocking=False):
+    if not services.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:
         yield
     finally:
-        parts.selections.release()
+        services.selections.release()

@@ -22,7 +22,7 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
 from service.engine.key_quotas import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
-from service.parts import Parts
+from service.parts import Services
 from service.rates import Measure, Rates, SharedRates, Want
 
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -31,7 +31,7 @@ MEASURES: tuple[Measure, ...] = ("requests", "tokens")
 
 
 def admit(
-    request: Request, parts: Parts, principal: Principal, asked: Sequence[tuple[ResolvedModel, Asked]]
+    request: Request, services: Services, principal: Principal, asked: Sequence[tuple[ResolvedModel, Asked]]
 ) -> list[Asked]:
     """Take what these requests to the engine may need, and give them back as it is to have them: each settles itself.
 
@@ -44,12 +44,12 @@ def admit(
     total = Counter[Subject]()
     for own, tokens in zip(subjects, needed, strict=True):
         total.update(dict.fromkeys(own, tokens))
-    limits = _limits(parts, total)
+    limits = _limits(services, total)
     wants = [want for subject, tokens in total.items() for want in _wants(subject, limits[subject], tokens)]
-    request.state.rate_headers = partial(_headers, parts.rates, wants)
+    request.state.rate_headers = partial(_headers, services.rates, wants)
     _check_size(wants)
-    parts.rates.take(wants)
-    meter, metered = Meter(parts, principal, asked[0][0]), []
+    services.rates.take(wants)
+    meter, metered = Meter(services, principal, asked[0][0]), []
     for (model, one), own, tokens in zip(asked, subjects, needed, strict=True):
         its = [want for subject in own for want in _wants(subject, limits[subject], tokens)]
         metered.append(replace(one, on_end=partial(meter.ended, model, [w for w in its if w.measure == "tokens"])))
@@ -59,8 +59,8 @@ def admit(
 class Meter:
     """What came of one HTTP request for a model, which may be several to the engine, some for another to compare."""
 
-    def __init__(self, parts: Parts, principal: Principal, model: ResolvedModel) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, principal: Principal, model: ResolvedModel) -> None:
+        self._services = services
         self._principal = principal
         self._model = model
         self._counted = False
@@ -68,7 +68,7 @@ class Meter:
     def ended(self, model: ResolvedModel, wants: Sequence[Want], read: int, written: int) -> None:
         """A request to the engine has ended: settle its tokens, and count them. In the engine's thread."""
         for want in wants:
-            self._parts.rates.settle(want, read + written)
+            self._services.rates.settle(want, read + written)
         if read:
             self._count(model, UsageSum(tokens_in=read, tokens_out=written))
             if not self._counted:
@@ -76,7 +76,7 @@ class Meter:
             self._counted = True
 
     def _count(self, model: ResolvedModel, used: UsageSum) -> None:
-        self._parts.usage.count(self._principal.key_id, _namespace(model, self._principal), _name(model), used)
+        self._services.usage.count(self._principal.key_id, _namespace(model, self._principal), _name(model), used)
 
 
 def tokens_needed(model: ResolvedModel, asked: GenerateRequest | ScoreRequest) -> int:
@@ -124,9 +124,9 @@ def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str
     return found
 
 
-def _limits(parts: Parts, subjects: Counter[Subject]) -> dict[Subject, UseLimits]:
-    with parts.registry.database.read() as catalogue:
-        return {subject: in_force(catalogue, parts.registry.quotas, *subject) for subject in subjects}
+def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, UseLimits]:
+    with services.registry.database.read() as catalogue:
+        return {subject: in_force(catalogue, services.registry.quotas, *subject) for subject in subjects}
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:

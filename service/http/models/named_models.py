@@ -17,7 +17,7 @@ from registry.stored_files import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import check_supports_text
-from service.parts import Parts
+from service.parts import Services
 
 
 @dataclass(frozen=True)
@@ -60,63 +60,63 @@ def name_ref(ns: str, name: str) -> NameRef:
     return ref
 
 
-def adapter_named(parts: Parts, principal: Principal, ns: str, name: str) -> AdapterRow:
+def adapter_named(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
     """The adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
-    with parts.registry.database.glance() as catalogue:
+    with services.registry.database.glance() as catalogue:
         return catalogue.adapters.resolve(principal.namespaces, name_ref(ns, name))
 
 
-def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
+def resolve_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
     """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
 
     Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
     operator has replaced the base under the adapter).
     """
     if "/" not in text and not text.startswith("sha256:"):
-        return ResolvedModel(asked=text, base_id=text, base=base_named(parts, check_part(text, "model")).text)
+        return ResolvedModel(asked=text, base_id=text, base=base_named(services, check_part(text, "model")).text)
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return ResolvedModel(asked=text, base_id=ref.id, base=base_named(parts, ref.id).text)
-    with parts.registry.database.glance() as catalogue:
+        return ResolvedModel(asked=text, base_id=ref.id, base=base_named(services, ref.id).text)
+    with services.registry.database.glance() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
-    if row.base_model not in parts.bases:
+    if row.base_model not in services.bases:
         raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
-    base = parts.bases[row.base_model].text
+    base = services.bases[row.base_model].text
     if base.shape.fingerprint != row.base_fingerprint:
         raise Incompatible(
             f"'{row.ref}' was made for another state of base model '{row.base_model}' "
             f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
         )
     return ResolvedModel(
-        asked=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, parts.registry.blobs)
+        asked=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, services.registry.blobs)
     )
 
 
-def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
+def language_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
     """`resolve_model` for a route that continues or scores text.
 
     Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
     experts, and encoders.
     """
-    model = resolve_model(parts, principal, text)
+    model = resolve_model(services, principal, text)
     check_supports_text(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
     return model
 
 
-def sole_base(parts: Parts) -> str:
+def sole_base(services: Services) -> str:
     """The id of the server's one base model, for a request that names none; raises InvalidParameter."""
-    if len(parts.bases) != 1:
-        choice = ", ".join(f"'{base_id}'" for base_id in sorted(parts.bases)) or "none"
+    if len(services.bases) != 1:
+        choice = ", ".join(f"'{base_id}'" for base_id in sorted(services.bases)) or "none"
         raise InvalidParameter(
-            f"Name a 'model': it may be left out where there is one base model, and here there are {len(parts.bases)} "
-            f"({choice}).",
+            f"Name a 'model': it may be left out where there is one base model, and here there are "
+            f"{len(services.bases)} ({choice}).",
             param="model",
         )
-    return next(iter(parts.bases))
+    return next(iter(services.bases))
 
 
-def base_named(parts: Parts, base_id: str) -> ServedBaseModel:
+def base_named(services: Services, base_id: str) -> ServedBaseModel:
     """The base model of an id that a request names; raises NotFound."""
-    if base_id not in parts.bases:
+    if base_id not in services.bases:
         raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
-    return parts.bases[base_id]
+    return services.bases[base_id]

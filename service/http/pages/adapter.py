@@ -11,7 +11,7 @@ from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record, of_tuning
@@ -26,7 +26,7 @@ from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_
 from service.http.schemas.usage import UsageList, UsageTotal
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 VERSIONS = 20
@@ -50,13 +50,13 @@ class ModelPage(Wire):
 
 
 @pages.get(addresses.MODEL + addresses.TWIN)
-def model(ns: str, name: str, services: AppParts, principal: Reader) -> ModelPage:
+def model(ns: str, name: str, services: AppServices, principal: Reader) -> ModelPage:
     """What the page shows."""
     return of_row(services, principal, adapter_named(services, principal, ns, name))
 
 
 @pages.get(addresses.MODEL)
-def model_page(request: Request, ns: str, name: str, services: AppParts, principal: Reader) -> Response:
+def model_page(request: Request, ns: str, name: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     found = of_row(services, principal, adapter_named(services, principal, ns, name))
     row = found.adapter
@@ -73,7 +73,7 @@ def model_page(request: Request, ns: str, name: str, services: AppParts, princip
 
 
 @pages.get(addresses.MODEL_CSV)
-def model_csv(ns: str, name: str, table: str, services: AppParts, principal: Reader) -> Response:
+def model_csv(ns: str, name: str, table: str, services: AppServices, principal: Reader) -> Response:
     """Its losses, all of them."""
     row = adapter_named(services, principal, ns, name)
     losses = _losses(row, lineage_of(services, principal.namespaces, row))
@@ -82,7 +82,7 @@ def model_csv(ns: str, name: str, table: str, services: AppParts, principal: Rea
 
 @pages.get(addresses.MODEL_SVG)
 def model_svg(
-    ns: str, name: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light"
+    ns: str, name: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light"
 ) -> Response:
     """Its lineage or its losses as a plot."""
     row = adapter_named(services, principal, ns, name)
@@ -96,7 +96,7 @@ def model_svg(
 
 
 @pages.get(addresses.MODEL_FILE)
-def file(request: Request, ns: str, name: str, file: str, services: AppParts, principal: Reader) -> Response:
+def file(request: Request, ns: str, name: str, file: str, services: AppServices, principal: Reader) -> Response:
     """One of its files, to be kept by whoever fetches it; a browser that signed in forgets it, as it does pages."""
     answer = get_file(request, ns, name, file, services, principal)
     if getattr(request.state, "session", None) is not None:
@@ -104,7 +104,7 @@ def file(request: Request, ns: str, name: str, file: str, services: AppParts, pr
     return answer
 
 
-def of_row(services: Parts, principal: Principal, row: AdapterRow) -> ModelPage:
+def of_row(services: Services, principal: Principal, row: AdapterRow) -> ModelPage:
     """Everything that the page shows of a row."""
     body, lineage = adapter_body(row), lineage_of(services, principal.namespaces, row)
     name = f"{row.name}@{row.version}"

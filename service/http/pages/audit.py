@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import Text, begin_of, given
 from service.http.pages.page import PageRoute, shown
@@ -36,7 +36,7 @@ Asked = Annotated[dict[str, Any], Depends(filters)]
 
 
 @pages.get(addresses.AUDIT + addresses.CSV)
-def audit_csv(services: AppParts, principal: Admin, asked: Asked) -> Response:
+def audit_csv(services: AppServices, principal: Admin, asked: Asked) -> Response:
     """All of it, as a file."""
     found = list_audit(services, principal, **asked, format="csv")
     assert isinstance(found, Response)
@@ -44,7 +44,9 @@ def audit_csv(services: AppParts, principal: Admin, asked: Asked) -> Response:
 
 
 @pages.get(addresses.AUDIT + addresses.TWIN)
-def audit(services: AppParts, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None) -> AuditList:
+def audit(
+    services: AppServices, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
+) -> AuditList:
     """What the page shows."""
     found = list_audit(services, principal, **asked, limit=limit, cursor=cursor)
     assert isinstance(found, AuditList)
@@ -53,7 +55,7 @@ def audit(services: AppParts, principal: Admin, asked: Asked, limit: Limit = Non
 
 @pages.get(addresses.AUDIT)
 def audit_page(
-    request: Request, services: AppParts, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppServices, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
     days = {name: asked[name].date().isoformat() if asked[name] else None for name in ("since", "until")}

@@ -18,7 +18,7 @@ from registry.names import NameRef, check_part, parse_ref
 from registry.spec import Card
 from service.access.keys import Principal
 from service.http import problems
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.forms import Form, takes_form
@@ -29,7 +29,7 @@ from service.http.routes.adapters import change_adapter, list_adapters, retire_a
 from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST = 500
@@ -63,7 +63,7 @@ class Outcome(Wire):
 
 
 @pages.get(addresses.BULK + addresses.TWIN)
-def selection(services: AppParts, principal: Writer, asked: Asked, ref: Chosen = None) -> Selection:
+def selection(services: AppServices, principal: Writer, asked: Asked, ref: Chosen = None) -> Selection:
     """What the page shows; raises InvalidParameter where nothing is asked for, TooLarge where too much is found."""
     if ref and asked.given:
         raise InvalidParameter("Tick models or search for them, not both.", param="ref")
@@ -76,14 +76,14 @@ def selection(services: AppParts, principal: Writer, asked: Asked, ref: Chosen =
 
 
 @pages.get(addresses.BULK)
-def bulk_page(request: Request, services: AppParts, principal: Writer, asked: Asked, ref: Chosen = None) -> Response:
+def bulk_page(request: Request, services: AppServices, principal: Writer, asked: Asked, ref: Chosen = None) -> Response:
     """The page: what would be changed, and how it can be."""
     return _page(request, selection(services, principal, asked, ref), {})
 
 
 @pages.post(addresses.BULK)
 @takes_form(REFS)
-def change(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
+def change(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Change those that the page showed, one by one, and say what became of each."""
     refs = [one for one in dict.fromkeys(form.get("refs", "").split()) if one]
     try:
@@ -116,7 +116,7 @@ def _page(request: Request, found: Selection, given: Mapping[str, str], *, error
     return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags, owners=owners)
 
 
-def _found(services: Parts, principal: Principal, asked: Filters) -> list[ListedAdapter]:
+def _found(services: Services, principal: Principal, asked: Filters) -> list[ListedAdapter]:
     """All live versions that a search finds; raises TooLarge beyond MOST."""
     data: list[ListedAdapter] = []
     cursor: str | None = None
@@ -132,7 +132,7 @@ def _found(services: Parts, principal: Principal, asked: Filters) -> list[Listed
         cursor = page.next_cursor
 
 
-def _still(services: Parts, principal: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
+def _still(services: Services, principal: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
     """Those of some versions that are there: what a form named can be gone by the time it is sent."""
     data = []
     for one in refs:
@@ -153,7 +153,7 @@ def _named(ref: str) -> tuple[str, str]:
 
 
 def _action(
-    form: Mapping[str, str], request: Request, services: Parts, principal: Principal, *, count: int
+    form: Mapping[str, str], request: Request, services: Services, principal: Principal, *, count: int
 ) -> Callable[[str, str], bool]:
     """What is done to a version by its namespace and name, which tells whether it is another now.
 
@@ -210,7 +210,7 @@ def _owned(owner: str | None) -> Callable[[AdapterRow], AdapterPatch | None]:
 
 def _changed(
     request: Request,
-    services: Parts,
+    services: Services,
     principal: Principal,
     ns: str,
     name: str,

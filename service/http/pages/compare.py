@@ -16,7 +16,7 @@ from registry.samples.texts import split_texts
 from registry.spec import Recipe
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import addresses, words
 from service.http.pages.forms import SAMPLE, Form, numbered, takes_form
@@ -29,7 +29,7 @@ from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Reader
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Numbers = Annotated[Sequence[PlotNumber], Query(max_length=MOST_MODELS)]
@@ -57,7 +57,7 @@ class Comparison(Wire):
 
 
 @pages.get(addresses.COMPARE + addresses.TWIN)
-def comparison(services: AppParts, principal: Reader, model: NamedModels = None) -> Comparison:
+def comparison(services: AppServices, principal: Reader, model: NamedModels = None) -> Comparison:
     """What the page shows."""
     resolved = [resolve_model(services, principal, name) for one in model or () if (name := one.strip())]
     found = {one.digest or one.base_id: one for one in resolved}  # each once, by whatever name it is asked for
@@ -65,7 +65,7 @@ def comparison(services: AppParts, principal: Reader, model: NamedModels = None)
 
 
 @pages.get(addresses.COMPARE_CSV)
-def comparison_csv(table: str, services: AppParts, principal: Reader, model: NamedModels = None) -> Response:
+def comparison_csv(table: str, services: AppServices, principal: Reader, model: NamedModels = None) -> Response:
     """One of its tables."""
     return csv_of(tables(comparison(services, principal, model)), table)
 
@@ -85,7 +85,7 @@ def compare_svg(
 
 
 @pages.get(addresses.COMPARE)
-def compare_page(request: Request, services: AppParts, principal: Reader, model: NamedModels = None) -> Response:
+def compare_page(request: Request, services: AppServices, principal: Reader, model: NamedModels = None) -> Response:
     """The page; what is wrong with a name is said above the form that has it."""
     try:
         return _page(request, services, principal, comparison(services, principal, model))
@@ -95,7 +95,7 @@ def compare_page(request: Request, services: AppParts, principal: Reader, model:
 
 @pages.post(addresses.COMPARE)
 @takes_form(SAMPLE)
-async def measure(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
+async def measure(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The page, with how well each model predicts a text: all of them against the first."""
     if not principal.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
@@ -125,7 +125,7 @@ def _texts(found: Comparison, text: str) -> list[str]:
 
 def _page(
     request: Request,
-    services: Parts,
+    services: Services,
     principal: Principal,
     found: Comparison | None,
     *,
@@ -160,7 +160,7 @@ def _page(
 # --- what is known of them ----------------------------------------------------------------------------
 
 
-def _compared(services: Parts, principal: Principal, model: ResolvedModel) -> Compared:
+def _compared(services: Services, principal: Principal, model: ResolvedModel) -> Compared:
     """What is known of one model."""
     if model.row is None:
         facts = {"Kind": "base model", "Base model": model.base_id}

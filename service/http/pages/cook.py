@@ -15,7 +15,7 @@ from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
 from service.access.keys import Principal
 from service.http import problems
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
@@ -24,7 +24,7 @@ from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
 from service.jobs.cook import check_pool
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 WHAT: dict[Effort, str] = {
@@ -54,7 +54,7 @@ class CookForm(Wire):
 
 
 @pages.get(addresses.COOK + addresses.TWIN)
-def cook_form(services: AppParts, principal: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
+def cook_form(services: AppServices, principal: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
     """What the page shows."""
     sample = services.registry.limits.sample
     return CookForm(
@@ -67,14 +67,14 @@ def cook_form(services: AppParts, principal: Writer) -> CookForm:  # noqa: ARG00
 
 
 @pages.get(addresses.COOK)
-def cook_page(request: Request, services: AppParts, principal: Writer) -> Response:
+def cook_page(request: Request, services: AppServices, principal: Writer) -> Response:
     """The form."""
     return _form(request, services, principal, {})
 
 
 @pages.post(addresses.COOK)
 @takes_form(SAMPLE)
-def cook(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
+def cook(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Begin to cook, and show how it goes on; where that cannot be, the form again, with what is wrong."""
     try:
         asked, request_id = _asked(form, services), request.state.request_id
@@ -87,13 +87,13 @@ def cook(request: Request, form: Form, services: AppParts, principal: Writer) ->
 
 
 def _form(
-    request: Request, services: Parts, principal: Principal, given: Mapping[str, str], error: SoupError | None = None
+    request: Request, services: Services, principal: Principal, given: Mapping[str, str], error: SoupError | None = None
 ) -> Response:
     """The form as it was given, and what is wrong with it."""
     return shown(request, "cook.html", error=error, form=cook_form(services, principal), given=given)
 
 
-def _asked(form: Mapping[str, str], services: Parts) -> SoupRequest:
+def _asked(form: Mapping[str, str], services: Services) -> SoupRequest:
     """The request that a form makes; raises InvalidSample, or InvalidParameter for any other field."""
     given = {name: value.strip() for name, value in form.items()}
     if not given.get("sample"):

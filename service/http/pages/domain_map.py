@@ -19,7 +19,7 @@ from registry.samples.texts import split_texts
 from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.embedding_places import embedding_place
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
@@ -29,7 +29,7 @@ from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
 from service.http.pages.tables import Column, Table, csv_of
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 TABLED = 49
@@ -79,20 +79,20 @@ class Map(Wire):
 
 
 @pages.get(addresses.MAP + addresses.TWIN)
-def whole_map(services: AppParts, principal: Reader, selector: Text = None) -> Map:
+def whole_map(services: AppServices, principal: Reader, selector: Text = None) -> Map:
     """What the page shows; raises NotFound where nothing was fitted yet."""
     return _map(services, principal, given(selector), _fitted(services, principal))
 
 
 @pages.get(addresses.MAP_CSV)
-def map_csv(table: str, services: AppParts, principal: Reader, selector: Text = None) -> Response:
+def map_csv(table: str, services: AppServices, principal: Reader, selector: Text = None) -> Response:
     """Its table, whole."""
     return csv_of([places(whole_map(services, principal, selector))], table)
 
 
 @pages.get(addresses.MAP_SVG)
 def map_svg(
-    services: AppParts,
+    services: AppServices,
     principal: Reader,
     selector: Text = None,
     x: PlotNumber | None = None,
@@ -109,7 +109,7 @@ def map_svg(
 
 
 @pages.get(addresses.MAP)
-def map_page(request: Request, services: AppParts, principal: Reader, selector: Text = None) -> Response:
+def map_page(request: Request, services: AppServices, principal: Reader, selector: Text = None) -> Response:
     """The page; where nothing was fitted yet, or a selector cannot be read, it says so."""
     fitted, id = _fitted(services, principal), given(selector)
     if id is None and not fitted:
@@ -122,7 +122,7 @@ def map_page(request: Request, services: AppParts, principal: Reader, selector: 
 
 @pages.post(addresses.MAP)
 @takes_form(SAMPLE)
-def place(request: Request, form: Form, services: AppParts, principal: Reader) -> Response:
+def place(request: Request, form: Form, services: AppServices, principal: Reader) -> Response:
     """The page with a text on it."""
     fitted, id, text = _fitted(services, principal), given(form.get("selector")), form.get("text", "")
     found: Map | None = None
@@ -138,7 +138,7 @@ def place(request: Request, form: Form, services: AppParts, principal: Reader) -
     return _page(request, fitted, found, text=text)
 
 
-def _fitted(services: Parts, principal: Principal) -> list[FittedMap]:
+def _fitted(services: Services, principal: Principal) -> list[FittedMap]:
     """The posterior selectors that serve the pools which a key sees, newest first."""
     with services.registry.database.read() as catalogue:
         rows = catalogue.selectors.serving(principal.namespaces, "posterior")
@@ -146,7 +146,7 @@ def _fitted(services: Parts, principal: Principal) -> list[FittedMap]:
 
 
 def _map(
-    services: Parts, principal: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None
+    services: Services, principal: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None
 ) -> Map:
     """The map of a selector, the newest where none is named, and a text on it; raises NotFound."""
     if id is None and not fitted:

@@ -14,13 +14,13 @@ from registry.errors import Forbidden, NotFound, Retired
 from registry.names import DigestRef
 from service.access.keys import Principal
 from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Cell, Column, Table, csv_of
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Admin
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 NAMED = {BASE: "base models alone", OTHER: "all others together"}
@@ -52,7 +52,7 @@ class EngineState(Wire):
 
 
 @pages.get(addresses.ENGINE + addresses.TWIN)
-def engine(services: AppParts, principal: Admin) -> EngineState:
+def engine(services: AppServices, principal: Admin) -> EngineState:
     """What the page shows; raises Forbidden for keys that do not see the whole server."""
     if principal.namespaces is not None:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
@@ -68,13 +68,13 @@ def engine(services: AppParts, principal: Admin) -> EngineState:
 
 
 @pages.get(addresses.ENGINE_CSV)
-def engine_csv(table: str, services: AppParts, principal: Admin) -> Response:
+def engine_csv(table: str, services: AppServices, principal: Admin) -> Response:
     """Its table."""
     return csv_of([adapters(engine(services, principal))], table)
 
 
 @pages.get(addresses.ENGINE)
-def engine_page(request: Request, services: AppParts, principal: Admin) -> Response:
+def engine_page(request: Request, services: AppServices, principal: Admin) -> Response:
     """The page."""
     found = engine(services, principal)
     asked = found.counters["adapter_hits_total"] + found.counters["adapter_loads_total"]
@@ -110,7 +110,7 @@ def _times(model: str, found: AdapterTotals) -> AdapterTimes:
     )
 
 
-def _names(services: Parts, principal: Principal, digests: Sequence[str]) -> dict[str, str]:
+def _names(services: Services, principal: Principal, digests: Sequence[str]) -> dict[str, str]:
     """The newest ref of each digest; the digest, where it has none any more."""
     found = {}
     with services.registry.database.read() as catalogue:

@@ -13,7 +13,7 @@ from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobState
 from registry.errors import NotFound
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.forms import FEW, Form, takes_form
 from service.http.pages.page import PageRoute, gone_to, shown
@@ -27,7 +27,7 @@ from service.http.schemas.soups import Soup
 from service.http.security.auth import Reader, Writer
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 STATES = get_args(JobState)
@@ -36,7 +36,7 @@ Text = Annotated[str | None, Query(max_length=100)]
 
 @pages.get(addresses.JOBS + addresses.TWIN)
 def jobs(
-    services: AppParts,
+    services: AppServices,
     principal: Reader,
     kind: Text = None,
     state: Text = None,
@@ -50,7 +50,7 @@ def jobs(
 @pages.get(addresses.JOBS)
 def jobs_page(
     request: Request,
-    services: AppParts,
+    services: AppServices,
     principal: Reader,
     kind: Text = None,
     state: Text = None,
@@ -66,30 +66,30 @@ def jobs_page(
 
 
 @pages.get(addresses.JOB + addresses.TWIN)
-def job(id: str, services: AppParts, principal: Reader) -> Job:
+def job(id: str, services: AppServices, principal: Reader) -> Job:
     """What the page shows."""
     return get_job(id, services, principal)
 
 
 @pages.get(addresses.JOB_EVENTS, response_class=StreamingResponse)
-async def job_events(id: str, request: Request, services: AppParts, principal: Reader) -> StreamingResponse:
+async def job_events(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
     """How it goes on, as it does."""
     return await follow_job(id, request, services, principal)
 
 
 @pages.get(addresses.JOB_CSV)
-def job_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
+def job_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """One of the tables of what a cook gave."""
     return csv_of(tables(_existing_report(id, services, principal)), table)
 
 
 @pages.get(addresses.JOB_SVG)
-def job_svg(id: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light") -> Response:
+def job_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """One of the plots of what a cook gave."""
     return svg_response(report_plots(_existing_report(id, services, principal), THEMES[theme]), plot)
 
 
-def _existing_report(id: str, services: Parts, principal: Principal) -> SoupReport:
+def _existing_report(id: str, services: Services, principal: Principal) -> SoupReport:
     """The report of a job that has cooked; raises NotFound."""
     report = report_of(get_job(id, services, principal))
     if report is None:
@@ -98,7 +98,7 @@ def _existing_report(id: str, services: Parts, principal: Principal) -> SoupRepo
 
 
 @pages.get(addresses.JOB)
-def job_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
+def job_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     found = get_job(id, services, principal)
     report = report_of(found)
@@ -118,7 +118,7 @@ def job_page(request: Request, id: str, services: AppParts, principal: Reader) -
 
 @pages.post(addresses.JOB_CANCEL)
 @takes_form(FEW)
-def cancel(id: str, request: Request, form: Form, services: AppParts, principal: Writer) -> Response:  # noqa: ARG001
+def cancel(id: str, request: Request, form: Form, services: AppServices, principal: Writer) -> Response:  # noqa: ARG001
     """Cancel it."""
     return gone_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
 

@@ -17,7 +17,7 @@ from registry.names import KeyScope
 from service.access.key_watch import present
 from service.access.keys import Principal
 from service.http import problems
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import begin_of, given
 from service.http.pages.forms import FEW, Form, takes_form
@@ -27,7 +27,7 @@ from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
 from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
 from service.http.security.auth import Admin
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 SCOPES: dict[KeyScope, str] = {
@@ -43,14 +43,14 @@ GRACE = timedelta(days=1)
 
 
 @pages.get(addresses.KEYS + addresses.TWIN)
-def keys(services: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
+def keys(services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """What the page shows."""
     return list_keys(services, principal, page_size(limit, services), cursor)
 
 
 @pages.get(addresses.KEYS)
 def keys_page(
-    request: Request, services: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
     return _page(request, services, principal, limit=limit, cursor=cursor)
@@ -58,7 +58,7 @@ def keys_page(
 
 @pages.post(addresses.KEYS)
 @takes_form(NEW)
-def make(request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
+def make(request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Make a key, and show its secret once; the form again where that cannot be, with what is wrong."""
     try:
         made = create_key(request, _new(form), services, principal)
@@ -69,7 +69,7 @@ def make(request: Request, form: Form, services: AppParts, principal: Admin) -> 
 
 @pages.post(addresses.KEY_ROTATE)
 @takes_form(FEW)
-def rotate(id: str, request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
+def rotate(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Give a key another secret, and show it once."""
     grace = GRACE if form.get("grace") else timedelta()
     made = rotate_key(request, id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
@@ -78,7 +78,7 @@ def rotate(id: str, request: Request, form: Form, services: AppParts, principal:
 
 @pages.post(addresses.KEY_REVOKE)
 @takes_form(FEW)
-def revoke(id: str, request: Request, form: Form, services: AppParts, principal: Admin) -> Response:
+def revoke(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Revoke a key, whose name has to be said as well."""
     try:
         if given(form.get("name")) != given(managed_key(services, principal, id).name):
@@ -91,7 +91,7 @@ def revoke(id: str, request: Request, form: Form, services: AppParts, principal:
 
 def _page(
     request: Request,
-    services: Parts,
+    services: Services,
     principal: Principal,
     *,
     made: CreatedKey | None = None,

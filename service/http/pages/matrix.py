@@ -16,7 +16,7 @@ from registry.names import check_part
 from registry.select.select import pool_of
 from registry.spec import PoolRequest
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.forms import FEW, Form, takes_form
@@ -26,7 +26,7 @@ from service.http.routes.evaluations import begin_evaluation
 from service.http.schemas.evaluations import Evaluation, EvaluationRequest, evaluation_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, Writer
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST = 10_000
@@ -74,14 +74,14 @@ class Matrix(Wire):
 
 
 @pages.get(addresses.MATRIX + addresses.TWIN)
-def matrix(services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
+def matrix(services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
     """What the page shows."""
     return _matrix(services, principal, given(base_model), given(namespace))
 
 
 @pages.get(addresses.MATRIX_CSV)
 def matrix_csv(
-    table: str, services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None
+    table: str, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
     """Its table: a row for each pair."""
     return csv_of([_table(_matrix(services, principal, given(base_model), given(namespace), whole=True))], table)
@@ -89,7 +89,7 @@ def matrix_csv(
 
 @pages.get(addresses.MATRIX)
 def matrix_page(
-    request: Request, services: AppParts, principal: Reader, base_model: Text = None, namespace: Text = None
+    request: Request, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
     """The page."""
     return _page(request, _matrix(services, principal, given(base_model), given(namespace)))
@@ -97,7 +97,7 @@ def matrix_page(
 
 @pages.post(addresses.MATRIX)
 @takes_form(FEW)
-def evaluate(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
+def evaluate(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Have what is missing evaluated, and show how that goes on."""
     base_model, namespace = given(form.get("base_model")), given(form.get("namespace"))
     try:
@@ -116,7 +116,7 @@ def _pool(base_model: str | None, namespace: str | None) -> PoolRequest:
 
 
 def _matrix(
-    services: Parts, principal: Principal, base_model: str | None, namespace: str | None, *, whole: bool = False
+    services: Services, principal: Principal, base_model: str | None, namespace: str | None, *, whole: bool = False
 ) -> Matrix:
     """What is known, of the first base model where none is named; raises InvalidParameter for one that is not here."""
     names = sorted(services.bases)
@@ -160,7 +160,7 @@ def _matrix(
     )
 
 
-def _left(services: Parts, principal: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
+def _left(services: Services, principal: Principal, base: str, namespace: str | None) -> tuple[int | None, int | None]:
     """How many pairs the pool has, and how many of them are not evaluated; None twice where it is none.
 
     So it is of a pool that is too large to be read for a page; whoever asks for it to be evaluated is told.

@@ -15,7 +15,7 @@ from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import Text
 from service.http.pages.page import PageRoute, gone_to, shown
@@ -24,7 +24,7 @@ from service.http.routes.adapters import list_adapters
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, needs
-from service.parts import Parts
+from service.parts import Services
 
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -130,7 +130,7 @@ def home(principal: Anybody) -> Response:
 
 @pages.get(addresses.MODELS + addresses.TWIN)
 def models(
-    services: AppParts, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
 ) -> ModelList:
     """What the page shows."""
     found = list_adapters(services, principal, **asked.model_dump(), limit=limit, cursor=cursor)
@@ -149,7 +149,7 @@ def models(
 
 @pages.get(addresses.MODELS)
 def models_page(
-    request: Request, services: AppParts, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppServices, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
     found = models(services, principal, asked, limit, cursor)
@@ -169,7 +169,7 @@ def models_page(
 # --- what is found out for a row ------------------------------------------------------------------
 
 
-def aliases_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
+def aliases_of(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
     """The aliases that point at these versions, by ref."""
     found: dict[str, list[AliasChip]] = {}
     names = sorted({(row.namespace, row.name) for row in rows})
@@ -183,7 +183,7 @@ def aliases_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list
     return found
 
 
-def gains_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
+def gains_of(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
     """What the soups among these versions took off the base's perplexity, by ref."""
     soups = [(row.namespace, row.name, row.version) for row in rows if row.kind == "soup"]
     if not soups:
@@ -196,7 +196,7 @@ def gains_of(services: Parts, rows: Sequence[ListedAdapter]) -> dict[str, list[f
     }
 
 
-def use_of(services: Parts, principal: Principal, row: ListedAdapter) -> Use:
+def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
     """Whether a key may ask for a model."""
     if row.base_model not in services.bases:
         return "base"
@@ -205,7 +205,7 @@ def use_of(services: Parts, principal: Principal, row: ListedAdapter) -> Use:
     return "yes" if principal.has("infer") else "scope"
 
 
-def suggested(services: Parts, principal: Principal) -> list[str]:
+def suggested(services: Services, principal: Principal) -> list[str]:
     """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
     bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if why_no_text(base.shape, None) is None]
     newest = list_adapters(services, principal, limit=min(SUGGESTED, services.settings.max_page_size)).data

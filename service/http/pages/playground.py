@@ -22,7 +22,7 @@ from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import resolve_model
 from service.http.pages import addresses
 from service.http.pages.forms import ENCODED, FEW, Form, numbered, takes_form
@@ -40,7 +40,7 @@ from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Writer
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -113,7 +113,9 @@ class Answer(Wire):
 
 
 @pages.get(addresses.PLAYGROUND + addresses.TWIN)
-def playground(services: AppParts, principal: ModelUser, model: NamedModels = None, mix: Written = None) -> Playground:
+def playground(
+    services: AppServices, principal: ModelUser, model: NamedModels = None, mix: Written = None
+) -> Playground:
     """What the page shows."""
     names = suggested(services, principal)
     models = [one for one in model or () if one.strip()] or names[:1]
@@ -130,7 +132,7 @@ def _converses(base: ServedBaseModel) -> bool:
         return False
 
 
-def _kind(services: Parts, principal: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
+def _kind(services: Services, principal: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
     """How the first model is asked, where nobody has said it."""
     try:
         first = resolve_model(services, principal, models[0]) if models else None
@@ -141,7 +143,7 @@ def _kind(services: Parts, principal: Principal, models: Sequence[str], chat: Se
 
 @pages.get(addresses.PLAYGROUND)
 def playground_page(
-    request: Request, services: AppParts, principal: ModelUser, model: NamedModels = None, mix: Written = None
+    request: Request, services: AppServices, principal: ModelUser, model: NamedModels = None, mix: Written = None
 ) -> Response:
     """The page."""
     return _page(request, services, principal, model, given={}, answers=[], mix=mix)
@@ -149,7 +151,7 @@ def playground_page(
 
 @pages.post(addresses.PLAYGROUND_MIX)
 @takes_form(FEW)
-async def mix(request: Request, form: Form, services: AppParts, principal: Writer) -> Response:
+async def mix(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Cook the recipe of the sliders, and go on to ask it beside its first ingredients.
 
     Where it takes longer than a request waits, to its job.
@@ -165,7 +167,7 @@ async def mix(request: Request, form: Form, services: AppParts, principal: Write
 
 @pages.post(addresses.PLAYGROUND)
 @takes_form(PROMPT)
-async def ask(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
+async def ask(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The page with the whole answers, one model after the other; where none answered, with the status of the first."""
     try:
         bodies = await in_thread(_requests, form, services.settings, stream=False)
@@ -188,7 +190,7 @@ async def ask(request: Request, form: Form, services: AppParts, principal: Model
 
 @pages.post(addresses.PLAYGROUND_EVENTS)
 @takes_form(PROMPT)
-async def ask_one(request: Request, form: Form, services: AppParts, principal: ModelUser) -> Response:
+async def ask_one(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The answer of the first model as it is written: the events of the API's own stream."""
     body, *_ = await in_thread(_requests, form, services.settings, stream=True)
     return await _asked(request, body, services, principal)
@@ -196,7 +198,7 @@ async def ask_one(request: Request, form: Form, services: AppParts, principal: M
 
 def _page(
     request: Request,
-    services: Parts,
+    services: Services,
     principal: Principal,
     models: list[str] | None,
     *,
@@ -222,7 +224,7 @@ def _page(
 
 
 async def _answer(
-    request: Request, body: ChatRequest | CompletionRequest, services: Parts, principal: Principal
+    request: Request, body: ChatRequest | CompletionRequest, services: Services, principal: Principal
 ) -> tuple[Answer, SoupError | None]:
     """What one model answers; what it is refused for stands in the place of its answer."""
     try:
@@ -250,7 +252,7 @@ def _told(model: str, data: bytes) -> Answer:
 
 
 async def _asked(
-    request: Request, body: ChatRequest | CompletionRequest, services: Parts, principal: Principal
+    request: Request, body: ChatRequest | CompletionRequest, services: Services, principal: Principal
 ) -> Response:
     """The API's own answer."""
     if isinstance(body, ChatRequest):
@@ -329,11 +331,11 @@ def _tokens(logprobs: Mapping[str, Any] | None, text: str) -> list[Token]:
         found = logprobs["content"]
         words, values = [one["token"] for one in found], [one["logprob"] for one in found]
         tops = [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found]
-        parts = words
+        spans = words
     else:
         words, values = logprobs["tokens"], logprobs["token_logprobs"]
         tops = logprobs["top_logprobs"] or [{}] * len(words)
-        parts = [text[begin:end] for begin, end in pairwise([*logprobs["text_offset"], len(text)])]
+        spans = [text[begin:end] for begin, end in pairwise([*logprobs["text_offset"], len(text)])]
     return [
         Token(
             text=word,
@@ -341,5 +343,5 @@ def _tokens(logprobs: Mapping[str, Any] | None, text: str) -> list[Token]:
             part=part,
             others={other: math.exp(one) for other, one in top.items() if other != word},
         )
-        for word, value, top, part in zip(words, values, tops, parts, strict=True)
+        for word, value, top, part in zip(words, values, tops, spans, strict=True)
     ]

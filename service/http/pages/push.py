@@ -23,7 +23,7 @@ from registry.formats import (
 )
 from registry.names import Digest
 from service.http import problems
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import given
 from service.http.pages.forms import ENCODED, Form, takes_form, takes_token
@@ -72,7 +72,7 @@ class Held(Wire):
 
 
 @pages.get(addresses.PUSH + addresses.TWIN)
-def push_form(services: AppParts, principal: Writer) -> PushForm:
+def push_form(services: AppServices, principal: Writer) -> PushForm:
     """What the page shows."""
     namespaces = None if principal.namespaces is None else list(principal.namespaces)
     return PushForm(
@@ -84,13 +84,13 @@ def push_form(services: AppParts, principal: Writer) -> PushForm:
 
 
 @pages.get(addresses.PUSH)
-def push_page(request: Request, services: AppParts, principal: Writer) -> Response:
+def push_page(request: Request, services: AppServices, principal: Writer) -> Response:
     """The page."""
     return shown(request, "push.html", found=push_form(services, principal))
 
 
 @pages.get(addresses.PUSH_UPLOADS)
-def held(request: Request, services: AppParts, principal: Writer, digest: Annotated[Digest, Query()]) -> Held:
+def held(request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest, Query()]) -> Held:
     """What the server has of a file that this key is about to send."""
     try:
         head_blob(request, digest, services, principal)
@@ -102,7 +102,7 @@ def held(request: Request, services: AppParts, principal: Writer, digest: Annota
 
 @pages.post(addresses.PUSH_UPLOADS)
 @takes_token
-def begin(request: Request, body: NewUpload, services: AppParts, principal: Writer) -> Response:
+def begin(request: Request, body: NewUpload, services: AppServices, principal: Writer) -> Response:
     """Open an upload in parts."""
     return open_upload(request, services, principal, body)
 
@@ -110,7 +110,7 @@ def begin(request: Request, body: NewUpload, services: AppParts, principal: Writ
 @pages.patch(addresses.PUSH_UPLOAD)
 @takes_token
 async def add(
-    request: Request, id: str, services: AppParts, principal: Writer, content_range: ContentRange = None
+    request: Request, id: str, services: AppServices, principal: Writer, content_range: ContentRange = None
 ) -> Response:
     """Add a part."""
     return await add_part(request, id, services, principal, content_range)
@@ -118,14 +118,14 @@ async def add(
 
 @pages.put(addresses.PUSH_UPLOAD)
 @takes_token
-async def finish(request: Request, id: str, services: AppParts, principal: Writer, digest: str) -> Response:
+async def finish(request: Request, id: str, services: AppServices, principal: Writer, digest: str) -> Response:
     """Finish an upload: it is the blob of this digest then."""
     return await finish_upload(request, id, services, principal, digest)
 
 
 @pages.post(addresses.PUSH_MANIFEST)
 @takes_form(FOLDER)
-def push(request: Request, response: Response, form: Form, services: AppParts, principal: Writer) -> Adapter:
+def push(request: Request, response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
     """Push the folder whose large files were uploaded: 201, or 200 where it is known already."""
     try:
         sent = SentDirectory(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
 from service.http.pages.tables import Column, Table, csv_of
@@ -15,7 +15,7 @@ from service.http.routes.selectors import get_selector, list_selectors
 from service.http.schemas.selectors import Selector, SelectorList
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 SHARES = frozenset(
@@ -44,14 +44,14 @@ class SelectorPage(Wire):
 
 
 @pages.get(addresses.SELECTORS + addresses.TWIN)
-def selectors(services: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
+def selectors(services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
     """What the page shows."""
     return list_selectors(services, principal, limit=limit, cursor=cursor)
 
 
 @pages.get(addresses.SELECTORS)
 def selectors_page(
-    request: Request, services: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None
+    request: Request, services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
     found = selectors(services, principal, limit, cursor)
@@ -59,7 +59,7 @@ def selectors_page(
 
 
 @pages.get(addresses.SELECTOR + addresses.TWIN)
-def selector(id: str, services: AppParts, principal: Reader) -> SelectorPage:
+def selector(id: str, services: AppServices, principal: Reader) -> SelectorPage:
     """What the page shows."""
     found = get_selector(id, services, principal)
     with services.registry.database.read() as catalogue:
@@ -67,13 +67,13 @@ def selector(id: str, services: AppParts, principal: Reader) -> SelectorPage:
 
 
 @pages.get(addresses.SELECTOR_CSV)
-def selector_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
+def selector_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """One of its tables."""
     return csv_of([members(get_selector(id, services, principal))], table)
 
 
 @pages.get(addresses.SELECTOR)
-def selector_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
+def selector_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     found = selector(id, services, principal)
     one = found.selector
@@ -91,7 +91,7 @@ def selector_page(request: Request, id: str, services: AppParts, principal: Read
     )
 
 
-def pool_in_words(found: Selector, services: Parts | None = None) -> str:
+def pool_in_words(found: Selector, services: Services | None = None) -> str:
     """The pool of a selector as people read it: all namespaces, or which; of which base, method and tag."""
     pool = found.pool
     bases = {} if services is None else {base.shape.fingerprint: id for id, base in services.bases.items()}

@@ -13,7 +13,7 @@ from registry.errors import NotFound
 from registry.spec import Evidence
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import addresses
 from service.http.pages.page import PageRoute, shown
@@ -21,14 +21,16 @@ from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.report import SoupReport, named, report_plots, report_values, tables
 from service.http.pages.tables import csv_of
 from service.http.security.auth import Reader
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Which = Annotated[int | None, Query(ge=1, description="Of several, which evidence: 1 is the oldest.")]
 
 
 @pages.get(addresses.SOUP_CSV)
-def soup_csv(ns: str, name: str, table: str, services: AppParts, principal: Reader, evidence: Which = None) -> Response:
+def soup_csv(
+    ns: str, name: str, table: str, services: AppServices, principal: Reader, evidence: Which = None
+) -> Response:
     """One of its tables."""
     return csv_of(tables(_report(services, principal, _soup(services, principal, ns, name), evidence)[0]), table)
 
@@ -38,7 +40,7 @@ def soup_svg(
     ns: str,
     name: str,
     plot: str,
-    services: AppParts,
+    services: AppServices,
     principal: Reader,
     evidence: Which = None,
     theme: ThemeQuery = "light",
@@ -49,14 +51,14 @@ def soup_svg(
 
 
 @pages.get(addresses.SOUP + addresses.TWIN)
-def soup(ns: str, name: str, services: AppParts, principal: Reader, evidence: Which = None) -> SoupReport:
+def soup(ns: str, name: str, services: AppServices, principal: Reader, evidence: Which = None) -> SoupReport:
     """What the page shows."""
     return _report(services, principal, _soup(services, principal, ns, name), evidence)[0]
 
 
 @pages.get(addresses.SOUP)
 def soup_page(
-    request: Request, ns: str, name: str, services: AppParts, principal: Reader, evidence: Which = None
+    request: Request, ns: str, name: str, services: AppServices, principal: Reader, evidence: Which = None
 ) -> Response:
     """The page."""
     row = _soup(services, principal, ns, name)
@@ -74,7 +76,7 @@ def soup_page(
     )
 
 
-def _soup(services: Parts, principal: Principal, ns: str, name: str) -> AdapterRow:
+def _soup(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
     """The soup of a name; raises NotFound for an adapter, which nobody mixed."""
     row = adapter_named(services, principal, ns, name)
     if row.recipe_digest is None:
@@ -82,7 +84,9 @@ def _soup(services: Parts, principal: Principal, ns: str, name: str) -> AdapterR
     return row
 
 
-def _report(services: Parts, principal: Principal, row: AdapterRow, which: int | None) -> tuple[SoupReport, int, int]:
+def _report(
+    services: Services, principal: Principal, row: AdapterRow, which: int | None
+) -> tuple[SoupReport, int, int]:
     """The report by one of the evidence, which it is, and how many there are; raises NotFound for one that is not."""
     lineage = lineage_of(services, principal.namespaces, row)
     count = len(lineage.evidence)

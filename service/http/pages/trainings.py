@@ -14,7 +14,7 @@ from registry.errors import NotFound, Retired
 from registry.names import parse_ref
 from service.access.keys import Principal
 from service.http.answers.jobs import job_shown, sees_all_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import Text, given
 from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record
@@ -28,7 +28,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 from service.jobs.runner import FINAL
 from service.jobs.training_requests import KIND
-from service.parts import Parts
+from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -68,7 +68,7 @@ class TrainingPage(ListedTraining):
 
 @pages.get(addresses.TRAININGS + addresses.TWIN)
 def trainings(
-    services: AppParts, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
     """What the page shows."""
     size = page_size(limit, services)
@@ -82,7 +82,7 @@ def trainings(
 @pages.get(addresses.TRAININGS)
 def trainings_page(
     request: Request,
-    services: AppParts,
+    services: AppServices,
     principal: Reader,
     state: Text = None,
     limit: Limit = None,
@@ -102,7 +102,7 @@ def trainings_page(
 
 
 @pages.get(addresses.TRAINING + addresses.TWIN)
-def training(id: str, services: AppParts, principal: Reader) -> TrainingPage:
+def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
     """What the page shows; raises NotFound for a job that trains nothing."""
     row = job_row(services, principal.namespaces, id)
     if row.kind != KIND:
@@ -124,20 +124,20 @@ def training(id: str, services: AppParts, principal: Reader) -> TrainingPage:
 
 
 @pages.get(addresses.TRAINING_CSV)
-def training_csv(id: str, table: str, services: AppParts, principal: Reader) -> Response:
+def training_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """Its losses, all of them."""
     losses = training(id, services, principal).losses
     return csv_of([] if losses is None else [losses_table(losses)], table)
 
 
 @pages.get(addresses.TRAINING_SVG)
-def training_svg(id: str, plot: str, services: AppParts, principal: Reader, theme: ThemeQuery = "light") -> Response:
+def training_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """Its losses as a plot."""
     return svg_response(losses_plots(training(id, services, principal).losses, THEMES[theme]), plot)
 
 
 @pages.get(addresses.TRAINING)
-def training_page(request: Request, id: str, services: AppParts, principal: Reader) -> Response:
+def training_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     found = training(id, services, principal)
     return shown(
@@ -151,7 +151,7 @@ def training_page(request: Request, id: str, services: AppParts, principal: Read
     )
 
 
-def _about(services: Parts, row: JobRow, principal: Principal) -> dict[str, Any]:
+def _about(services: Services, row: JobRow, principal: Principal) -> dict[str, Any]:
     """The fields of a listed training."""
     asked = row.arguments["request"] if sees_all_of(row, principal.namespaces) else {}
     job = job_shown(services, row, principal)
@@ -159,7 +159,7 @@ def _about(services: Parts, row: JobRow, principal: Principal) -> dict[str, Any]
     return {"job": job, "adapter": None if job.result is None else job.result.get("adapter"), **fields}
 
 
-def _made(services: Parts, principal: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
+def _made(services: Services, principal: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
     """What a training pushed, retired or not: of AdaMix the `bank`, and the `adapter` that it was merged to."""
     told, found = result or {}, {}
     with services.registry.database.read() as catalogue:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from plots.charts import stacked_bars
 from plots.style import THEMES
 from registry.errors import InvalidParameter
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.pages import addresses
 from service.http.pages.fields import Text, day, given
 from service.http.pages.page import PageRoute, shown
@@ -27,7 +27,9 @@ MAX_BARS = 25
 
 
 @pages.get(addresses.USAGE + addresses.CSV)
-def usage_csv(services: AppParts, principal: Anyone, since: Text = None, until: Text = None, by: By = None) -> Response:
+def usage_csv(
+    services: AppServices, principal: Anyone, since: Text = None, until: Text = None, by: By = None
+) -> Response:
     """All of it, as a file."""
     found = get_usage(
         services, principal, since=day(since, "since"), until=day(until, "until"), by=[_group(by)], format="csv"
@@ -38,7 +40,7 @@ def usage_csv(services: AppParts, principal: Anyone, since: Text = None, until: 
 
 @pages.get(addresses.USAGE + addresses.TWIN)
 def usage(
-    services: AppParts,
+    services: AppServices,
     principal: Anyone,
     since: Text = None,
     until: Text = None,
@@ -62,7 +64,7 @@ def usage(
 
 @pages.get(addresses.USAGE_SVG)
 def usage_svg(
-    services: AppParts,
+    services: AppServices,
     principal: Anyone,
     since: Text = None,
     until: Text = None,
@@ -81,7 +83,7 @@ def usage_svg(
 @pages.get(addresses.USAGE)
 def usage_page(
     request: Request,
-    services: AppParts,
+    services: AppServices,
     principal: Anyone,
     since: Text = None,
     until: Text = None,

@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import Query
 
 from registry.errors import InvalidParameter
-from service.parts import Parts
+from service.parts import Services
 
 Limit = Annotated[int | None, Query(ge=1, description="Rows of this page.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
 
 
-def page_size(limit: int | None, parts: Parts) -> int:
+def page_size(limit: int | None, services: Services) -> int:
     """The rows of a page; raises InvalidParameter beyond the setting."""
-    most = parts.settings.max_page_size
+    most = services.settings.max_page_size
     if limit is not None and limit > most:
         raise InvalidParameter(f"A page has at most {most} rows here; follow next_cursor for more.", param="limit")
-    return limit or parts.settings.page_size
+    return limit or services.settings.page_size

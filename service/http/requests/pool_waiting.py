@@ -16,7 +16,7 @@ from anyio.lowlevel import RunVar
 
 from registry.errors import Busy, Unavailable
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks of all requests of a key that wait."""
@@ -63,7 +63,7 @@ class Waiters:
 _waiters: RunVar[Waiters] = RunVar("pool_waiters")
 
 
-async def until_selectable(parts: Parts, key_id: str, check: Check, room: Check, seconds: float) -> float:
+async def until_selectable(services: Services, key_id: str, check: Check, room: Check, seconds: float) -> float:
     """Wait until the pool of a request has a member, which `check` raises for, and give what is left of the seconds.
 
     Samples that were pushed a moment ago are embedded meanwhile: a fit that was begun before would fail. Before it
@@ -80,12 +80,12 @@ async def until_selectable(parts: Parts, key_id: str, check: Check, room: Check,
     waiters = _waiters.get(None)
     if waiters is None:
         _waiters.set(waiters := Waiters())
-    with waiters.joined(key_id, parts.settings.job_queue_per_key) as told:
+    with waiters.joined(key_id, services.settings.job_queue_per_key) as told:
         while waiting is not None:
             left = deadline - clock()
-            if left <= 0 or parts.jobs.closed:
+            if left <= 0 or services.jobs.closed:
                 raise waiting
-            await _pause(parts, told, min(left, LOOK_AGAIN * waiters.count(key_id)))
+            await _pause(services, told, min(left, LOOK_AGAIN * waiters.count(key_id)))
             waiting = await _pending(check)
     waiters.look(key_id)
     return max(0.0, deadline - clock())
@@ -102,11 +102,11 @@ async def _pending(check: Check) -> Unavailable | None:
     return None
 
 
-async def _pause(parts: Parts, told: asyncio.Event, seconds: float) -> None:
+async def _pause(services: Services, told: asyncio.Event, seconds: float) -> None:
     """Wait until it is told, so many seconds at most, or until the server stops."""
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
-    while (left := until - clock()) > 0 and not told.is_set() and not parts.jobs.closed:
+    while (left := until - clock()) > 0 and not told.is_set() and not services.jobs.closed:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(left, HEED)):
                 await told.wait()

@@ -13,29 +13,29 @@ from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL
-from service.parts import Parts
+from service.parts import Services
 
 
-def wait_of(asked: float | None, parts: Parts) -> float:
+def wait_of(asked: float | None, services: Services) -> float:
     """The seconds to wait; raises InvalidParameter beyond the limit."""
     if asked is None:
-        return parts.settings.wait_seconds
-    if asked > parts.settings.max_wait_seconds:
+        return services.settings.wait_seconds
+    if asked > services.settings.max_wait_seconds:
         raise InvalidParameter(
-            f"'wait' may be at most {parts.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
+            f"'wait' may be at most {services.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
             param="wait",
         )
     return asked
 
 
-def job_row(parts: Parts, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
+def job_row(services: Services, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
     """A job as the catalogue has it now; raises NotFound for one of another namespace."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         return catalogue.jobs.get(scope, job_id)
 
 
 @contextmanager
-def job_watch(parts: Parts, job_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
+def job_watch(services: Services, job_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
     """While open, listens to one job; what is given waits for its next change, at most so many seconds."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -49,18 +49,18 @@ def job_watch(parts: Parts, job_id: str) -> Iterator[Callable[[float], Awaitable
                 await changed.wait()
         changed.clear()
 
-    with parts.jobs.watched(job_id, tell):
+    with services.jobs.watched(job_id, tell):
         yield change
 
 
-async def finished(parts: Parts, job_id: str, seconds: float) -> JobRow:
+async def finished(services: Services, job_id: str, seconds: float) -> JobRow:
     """The job once it ended, or as it stands after `seconds`, or when the server stops: it goes on with the next."""
     deadline = asyncio.get_running_loop().time() + seconds
-    with job_watch(parts, job_id) as change:
-        parts.jobs.wake()
+    with job_watch(services, job_id) as change:
+        services.jobs.wake()
         while True:
-            row = await in_thread(job_row, parts, None, job_id)
+            row = await in_thread(job_row, services, None, job_id)
             left = deadline - asyncio.get_running_loop().time()
-            if row.state in FINAL or left <= 0 or parts.jobs.closed:
+            if row.state in FINAL or left <= 0 or services.jobs.closed:
                 return row
             await change(min(left, 1.0))

@@ -22,7 +22,7 @@ from registry.select.pools import enqueue_refits
 from registry.spec import Manifest
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.files.ranges import REVALIDATE, ranged
 from service.http.files.signed_links import ELSEWHERE, sent_to_store
 from service.http.files.version_files import files_of
@@ -53,15 +53,17 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
 @takes(FILES)
-def push_adapter(request: Request, response: Response, body: Manifest, parts: AppParts, principal: Writer) -> Adapter:
+def push_adapter(
+    request: Request, response: Response, body: Manifest, services: AppServices, principal: Writer
+) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)
     principal.check_write(namespace)
     if body.sample is not None:
-        with parts.registry.database.read() as catalogue:
-            check_room(catalogue, parts.settings, "embed", principal.key_id)
-    pushed = push(parts.registry, principal.caller(request.state.request_id), body)
-    parts.jobs.wake()
+        with services.registry.database.read() as catalogue:
+            check_room(catalogue, services.settings, "embed", principal.key_id)
+    pushed = push(services.registry, principal.caller(request.state.request_id), body)
+    services.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
     return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
@@ -69,7 +71,7 @@ def push_adapter(request: Request, response: Response, body: Manifest, parts: Ap
 
 @router.get("")
 def list_adapters(
-    parts: AppParts,
+    services: AppServices,
     principal: Reader,
     base_model: str | None = None,
     method: str | None = None,
@@ -89,8 +91,8 @@ def list_adapters(
     `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one.
     `tuned_on` is the digest of a sample: those that have learnt from it, by training or through their ingredients.
     """
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
             principal.namespaces,
             base_model=base_model,
@@ -110,19 +112,19 @@ def list_adapters(
 
 
 @router.get("/{digest}")
-def get_by_digest(digest: str, parts: AppParts, principal: Reader) -> Adapter:
+def get_by_digest(digest: str, services: AppServices, principal: Reader) -> Adapter:
     """The adapter of a digest, `sha256:...`."""
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
-    with parts.registry.database.glance() as catalogue:
+    with services.registry.database.glance() as catalogue:
         return adapter_body(catalogue.adapters.resolve(principal.namespaces, ref))
 
 
 @router.get("/{ns}/{name}")
-def get_adapter(ns: str, name: str, parts: AppParts, principal: Reader) -> Adapter:
+def get_adapter(ns: str, name: str, services: AppServices, principal: Reader) -> Adapter:
     """One adapter."""
-    return adapter_body(adapter_named(parts, principal, ns, name))
+    return adapter_body(adapter_named(services, principal, ns, name))
 
 
 @router.patch("/{ns}/{name}")
@@ -131,7 +133,7 @@ def change_adapter(
     ns: str,
     name: str,
     body: AdapterPatch,
-    parts: AppParts,
+    services: AppServices,
     principal: Writer,
     if_match: IfMatch = None,
 ) -> Adapter:
@@ -139,89 +141,91 @@ def change_adapter(
 
     Pools that held it are refitted, unless the owner is all that is said.
     """
-    row = adapter_named(parts, principal, ns, name)
+    row = adapter_named(services, principal, ns, name)
     principal.check_write(ns)
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
         caller = principal.caller(request.state.request_id)
         said = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
         if said:
             row = catalogue.adapters.set_owner(row, body.owner)
         if body.model_fields_set != said.keys():
-            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=parts.registry.refits)
+            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=services.registry.refits)
         caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **said)
-    parts.jobs.wake()
+    services.jobs.wake()
     return adapter_body(row)
 
 
 @router.delete("/{ns}/{name}")
-def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, principal: Writer) -> AdapterList:
+def retire_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
     ref = name_ref(ns, name)
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         found = catalogue.adapters.resolve(principal.namespaces, ref)
         principal.check_write(ns)
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
         _check_protected(catalogue, principal, ns, ref.name, versions={row.version for row in live})
         rows = [catalogue.adapters.retire(row.id) for row in live]
-        _after_change(parts, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
-    parts.jobs.wake()
+        _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
+    services.jobs.wake()
     return AdapterList(data=[listed_body(row) for row in rows])
 
 
 @router.post("/{ns}/{name}/restore")
 def restore_adapter(
-    request: Request, ns: str, name: str, parts: AppParts, principal: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch = None
 ) -> Adapter:
     """Bring a retired version, `name@version`, back; a live one stays as it is. Its pools are refitted."""
     ref = name_ref(ns, name)
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         found = catalogue.adapters.find(principal.namespaces, ref)
         principal.check_write(ns)
         if ref.version is None:
             raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
         row = catalogue.adapters.restore(found.id, if_match=etag_of(if_match))
         if found.retired_at is not None:
-            quotas = parts.registry.quotas
+            quotas = services.registry.quotas
             check_stored(catalogue, quotas, "adapters", key_id=found.created_by, namespaces=[found.namespace])
-            _after_change(parts, principal.caller(request.state.request_id), catalogue, "adapter.restore", [row])
-    parts.jobs.wake()
+            _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.restore", [row])
+    services.jobs.wake()
     return adapter_body(row)
 
 
-def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]) -> None:
+def _after_change(
+    services: AppServices, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]
+) -> None:
     for row in rows:
-        enqueue_refits(catalogue, row, created_by=caller.key_id, refits=parts.registry.refits)
+        enqueue_refits(catalogue, row, created_by=caller.key_id, refits=services.registry.refits)
         caller.audit(catalogue, action, row.ref, digest=row.digest)
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_lineage(ns: str, name: str, parts: AppParts, principal: Reader) -> Lineage:
+def get_lineage(ns: str, name: str, services: AppServices, principal: Reader) -> Lineage:
     """What this was mixed from, what was mixed from it, and on what evidence."""
-    return lineage_of(parts, principal.namespaces, adapter_named(parts, principal, ns, name))
+    return lineage_of(services, principal.namespaces, adapter_named(services, principal, ns, name))
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 @router.get("/{ns}/{name}/files")
-def list_files(ns: str, name: str, parts: AppParts, principal: Reader) -> FileList:
+def list_files(ns: str, name: str, services: AppServices, principal: Reader) -> FileList:
     """The files of an adapter directory."""
-    files = files_of(adapter_named(parts, principal, ns, name), parts).values()
+    files = files_of(adapter_named(services, principal, ns, name), services).values()
     return FileList(data=[StoredFile(name=one.name, size=one.size, digest=one.digest) for one in files])
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
 @router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=ELSEWHERE)
-def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, principal: Reader) -> Response:
+def get_file(request: Request, ns: str, name: str, file: str, services: AppServices, principal: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
-    row = adapter_named(parts, principal, ns, name)
-    files = files_of(row, parts)
+    row = adapter_named(services, principal, ns, name)
+    files = files_of(row, services)
     if file not in files:
         raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
     one = files[file]
-    return sent_to_store(request, parts, one, etag=one.digest) or ranged(
+    return sent_to_store(request, services, one, etag=one.digest) or ranged(
         request,
         digest=one.digest,
         size=one.size_for(request.method),
@@ -235,10 +239,10 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, p
 
 
 @router.get("/{ns}/{name}/aliases")
-def list_aliases(ns: str, name: str, parts: AppParts, principal: Reader) -> AliasList:
+def list_aliases(ns: str, name: str, services: AppServices, principal: Reader) -> AliasList:
     """Every alias of a name."""
-    row = adapter_named(parts, principal, ns, name)
-    with parts.registry.database.read() as catalogue:
+    row = adapter_named(services, principal, ns, name)
+    with services.registry.database.read() as catalogue:
         rows = catalogue.aliases.list(row.namespace, row.name)
     return AliasList(data=[_alias(one) for one in rows])
 
@@ -250,13 +254,13 @@ def put_alias(
     name: str,
     alias: str,
     body: AliasBody,
-    parts: AppParts,
+    services: AppServices,
     principal: Writer,
     if_match: IfMatch = None,
 ) -> Alias:
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
     check_alias(alias)
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         target = catalogue.adapters.resolve(
             principal.namespaces, NameRef(namespace=ns, name=name, version=body.version)
         )
@@ -271,12 +275,12 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request, ns: str, name: str, alias: str, parts: AppParts, principal: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, alias: str, services: AppServices, principal: Writer, if_match: IfMatch = None
 ) -> Response:
     """Remove an alias."""
     principal.check_visible(ns)
     principal.check_write(ns)
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         _check_protected(catalogue, principal, ns, name, alias=alias)
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
         principal.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
@@ -304,19 +308,19 @@ def _alias(row: AliasRow) -> Alias:
 
 
 @router.post("/{ns}/{name}/purge")
-def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, principal: Admin) -> Purged:
+def purge_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Admin) -> Purged:
     """Remove a version, `name@version`, for good: row, evidence, weights and sample, as far as nothing else needs them.
 
     Soups made of it stay and are served, but cannot be rebuilt; they are named, as are those that learnt from its
     sample. There is no way back.
     """
     ref = name_ref(ns, name)
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         row = catalogue.adapters.find(principal.namespaces, ref)
     if ref.version is None:
         raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
-    done = purge(parts.registry, principal.caller(request.state.request_id), row.id)
-    parts.jobs.wake()
+    done = purge(services.registry, principal.caller(request.state.request_id), row.id)
+    services.jobs.wake()
     soups, tuned = (
         [one for one in found if principal.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned)
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from registry.catalogue.rows import AuditRow, Page
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -34,7 +34,7 @@ COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "deta
 
 @router.get("", response_model=AuditList, responses=CSV)
 def list_audit(
-    parts: AppParts,
+    services: AppServices,
     principal: Admin,
     action: Action = None,
     subject: Word = None,
@@ -49,7 +49,7 @@ def list_audit(
     """One page of what was done in the namespaces this key sees, as far as it matches every filter."""
 
     def page(size: int, cursor: str | None) -> Page[AuditRow]:
-        with parts.registry.database.read() as catalogue:
+        with services.registry.database.read() as catalogue:
             return catalogue.audit.list(
                 principal.namespaces,
                 action=action,
@@ -63,8 +63,8 @@ def list_audit(
             )
 
     if format == "csv":
-        return csv_file("audit.csv", COLUMNS, partial(page, parts.settings.max_page_size), _cells)
-    found = page(page_size(limit, parts), cursor)
+        return csv_file("audit.csv", COLUMNS, partial(page, services.settings.max_page_size), _cells)
+    found = page(page_size(limit, services), cursor)
     entries = [AuditEntry.model_validate(row, from_attributes=True) for row in found.rows]
     return AuditList(data=entries, next_cursor=found.next_cursor)
 

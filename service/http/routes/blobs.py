@@ -18,7 +18,7 @@ from registry.context import Caller
 from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
 from registry.uploads.files import ask_again, is_damaged, record_blob, room_for_blob, too_large
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.files.ranges import ranged
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.received import announced_length, check_digest, received
@@ -39,73 +39,73 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 
 
 @router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
-async def put_blob(request: Request, digest: str, parts: AppParts, principal: Writer) -> Response:
+async def put_blob(request: Request, digest: str, services: AppServices, principal: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 
     201, or 200 where this key sees the blob already. Where what is stored was damaged, it is replaced.
     """
     check_digest(digest)
-    limit = parts.settings.max_blob_bytes
+    limit = services.settings.max_blob_bytes
     length = announced_length(request)
     if length is not None and length > limit:
         raise too_large(limit)
     caller = principal.caller(request.state.request_id)
-    known, damaged, left = await in_thread(_known, parts, caller, digest)
+    known, damaged, left = await in_thread(_known, services, caller, digest)
     if left is not None and (left[0] < (length or 1)):
         raise left[1]
     async with contextmanager_in_threadpool(
-        parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
+        services.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
         size = await _store(request, writer, limit, left)
-    await in_thread(_record, parts, caller, digest, size, repaired=damaged)
+    await in_thread(_record, services, caller, digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
 
 
 @router.head("/{digest}", response_class=Response)
-def head_blob(request: Request, digest: str, parts: AppParts, principal: Either) -> Response:
+def head_blob(request: Request, digest: str, services: AppServices, principal: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
-    size = _size(digest, parts, principal, read=False)
+    size = _size(digest, services, principal, read=False)
     if principal.has("write"):
-        ask_again(parts.registry, digest, size)
-    return _answer(request, digest, size, parts)
+        ask_again(services.registry, digest, size)
+    return _answer(request, digest, size, services)
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
-def get_blob(request: Request, digest: str, parts: AppParts, principal: Reader) -> Response:
+def get_blob(request: Request, digest: str, services: AppServices, principal: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
-    return _answer(request, digest, _size(digest, parts, principal, read=True), parts)
+    return _answer(request, digest, _size(digest, services, principal, read=True), services)
 
 
-def _size(digest: str, parts: AppParts, principal: Principal, *, read: bool) -> int:
+def _size(digest: str, services: AppServices, principal: Principal, *, read: bool) -> int:
     """The size of a blob that the key sees, verified where it is to be `read`; raises NotFound, DamagedBlob."""
     check_digest(digest)
-    if not _visible(parts, principal, digest):
+    if not _visible(services, principal, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
-    blobs = parts.registry.blobs
+    blobs = services.registry.blobs
     return blobs.size(digest) if read else blobs.size_there(digest)
 
 
-def _answer(request: Request, digest: str, size: int, parts: AppParts) -> Response:
-    return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
+def _answer(request: Request, digest: str, size: int, services: AppServices) -> Response:
+    return ranged(request, digest=digest, size=size, open=lambda: services.registry.blobs.open(digest))
 
 
-def _known(parts: AppParts, caller: Caller, digest: str) -> tuple[bool, bool, Left]:
+def _known(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, Left]:
     """Whether the key sees the blob, whether what is stored of it is damaged, and what a quota leaves for a new one."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         known = catalogue.blobs.visible(caller.namespaces, digest)
-    return known, is_damaged(parts.registry, digest), room_for_blob(parts.registry, caller, digest)
+    return known, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
 
 
-def _visible(parts: AppParts, principal: Principal, digest: str) -> bool:
-    with parts.registry.database.read() as catalogue:
+def _visible(services: AppServices, principal: Principal, digest: str) -> bool:
+    with services.registry.database.read() as catalogue:
         return catalogue.blobs.visible(principal.namespaces, digest)
 
 
-def _record(parts: AppParts, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
-    with parts.registry.database.write() as catalogue:
-        record_blob(parts.registry, catalogue, caller, digest, size, repaired=repaired)
+def _record(services: AppServices, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
+    with services.registry.database.write() as catalogue:
+        record_blob(services.registry, catalogue, caller, digest, size, repaired=repaired)
 
 
 async def _store(request: Request, writer: BlobWriter, limit: int, left: Left) -> int:

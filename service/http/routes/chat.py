@@ -15,7 +15,7 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.answer_grammars import following, schema_of
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_sampling, check_text
@@ -26,37 +26,39 @@ from service.http.requests.body_limits import CONVERSATION, takes
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
 @takes(CONVERSATION)
-async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, principal: ModelUser) -> Response:
+async def chat_completions(
+    request: Request, body: ChatRequest, services: AppServices, principal: ModelUser
+) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    answers, asked = await in_thread(_prepare, request, parts, principal, body)
+    answers, asked = await in_thread(_prepare, request, services, principal, body)
     if body.stream:
-        stream = TokenStream(parts.engine, asked, outbox_of(request))
+        stream = TokenStream(services.engine, asked, outbox_of(request))
         await stream.start(request)
         return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
-    (generation,) = await finish(request, parts.engine, asked)
+    (generation,) = await finish(request, services.engine, asked)
     return JSONResponse(answers.whole(generation), headers=answer_headers(request, answers.model))
 
 
 def _prepare(
-    request: Request, parts: Parts, principal: Principal, body: ChatRequest
+    request: Request, services: Services, principal: Principal, body: ChatRequest
 ) -> tuple[ChatAnswers, list[GenerateRequest]]:
-    check_sampling(parts.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
+    check_sampling(services.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
-        check_text(message.text, parts.settings, param="messages")
-    parts.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(parts, principal, body.model, [one.text for one in body.messages if one.role == "user"])
+        check_text(message.text, services.settings, param="messages")
+    services.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
+    model = model_for(services, principal, body.model, [one.text for one in body.messages if one.role == "user"])
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     schema = schema_of(body.response_format)
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
-    admitted = admit(request, parts, principal, [(model, _asked(body, model, ids, principal, ends))])
-    return ChatAnswers(body, model, len(ids)), following(parts, model, schema, admitted, ends=ends)
+    admitted = admit(request, services, principal, [(model, _asked(body, model, ids, principal, ends))])
+    return ChatAnswers(body, model, len(ids)), following(services, model, schema, admitted, ends=ends)
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:

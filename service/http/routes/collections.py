@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from registry.errors import Forbidden
 from registry.lifecycle.collect import collect, would_collect
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.collections import Collection, CollectRequest
 from service.http.security.auth import Admin
@@ -19,14 +19,14 @@ router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedR
 
 
 @router.post("")
-def collect_now(request: Request, body: CollectRequest, parts: AppParts, principal: Admin) -> Collection:
+def collect_now(request: Request, body: CollectRequest, services: AppServices, principal: Admin) -> Collection:
     """Take away what is due by the server's settings, as it does by itself every hour; with `dry_run` only say what.
 
     Takes a key with all namespaces. Storing or cooking the same again brings back what went.
     """
     if principal.namespaces is not None:
         raise Forbidden("A collection is of the whole server: it takes a key with scope 'admin' and all namespaces.")
-    registry, moment = parts.registry, datetime.now(UTC)
+    registry, moment = services.registry, datetime.now(UTC)
     if body.dry_run:
         found = would_collect(registry, moment, used=blobs_in_use)
     else:
@@ -34,6 +34,6 @@ def collect_now(request: Request, body: CollectRequest, parts: AppParts, princip
         found = collect(registry, moment, used=blobs_in_use, caller=caller)
         with registry.database.write() as catalogue:
             caller.audit(catalogue, "server.collect", "server", **asdict(found))
-        parts.jobs.wake()
+        services.jobs.wake()
     counts = asdict(found) | {"expired": list(found.expired), "removed": list(found.removed)}
     return Collection(dry_run=body.dry_run, **counts)

@@ -11,7 +11,7 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.answers.token_text import TokenText
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.answer_grammars import following, schema_of
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text
@@ -22,49 +22,51 @@ from service.http.requests.body_limits import PROMPTS, takes
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
 @takes(PROMPTS)
-async def completions(request: Request, body: CompletionRequest, parts: AppParts, principal: ModelUser) -> Response:
+async def completions(
+    request: Request, body: CompletionRequest, services: AppServices, principal: ModelUser
+) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n.
 
     With `best_of` more are generated, and the `n` best of each prompt given back.
     """
-    answers, requests = await in_thread(_prepare, request, parts, principal, body)
+    answers, requests = await in_thread(_prepare, request, services, principal, body)
     if body.stream:
-        stream = TokenStream(parts.engine, requests, outbox_of(request))
+        stream = TokenStream(services.engine, requests, outbox_of(request))
         await stream.start(request)
         return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
-    generations = await finish(request, parts.engine, requests)
+    generations = await finish(request, services.engine, requests)
     whole = answers.whole(generations).model_dump()
     return JSONResponse(whole, headers=answer_headers(request, answers.model))
 
 
 def _prepare(
-    request: Request, parts: Parts, principal: Principal, body: CompletionRequest
+    request: Request, services: Services, principal: Principal, body: CompletionRequest
 ) -> tuple[CompletionAnswers, list[GenerateRequest]]:
     """Everything that can be refused before the engine is asked."""
-    check_sampling(parts.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
-    check_best_of(body.best_of, parts.settings, n=body.n, stream=body.stream)
+    check_sampling(services.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
+    check_best_of(body.best_of, services.settings, n=body.n, stream=body.stream)
     if body.stream and body.echo and body.logprobs is not None:
         raise InvalidParameter("'echo' with 'logprobs' cannot be streamed; leave 'stream' out.", param="stream")
-    limit = parts.settings.max_prompts
+    limit = services.settings.max_prompts
     if len(body.prompts) > limit:
         raise TooLarge(f"The request has {len(body.prompts)} prompts; at most {limit} are taken.", param="prompt")
     if not body.prompts or not all(body.prompts):
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
-        check_text(given, parts.settings, param="prompt")
-    parts.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(parts, principal, body.model, [one for one in body.prompts if isinstance(one, str)])
+        check_text(given, services.settings, param="prompt")
+    services.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
+    model = model_for(services, principal, body.model, [one for one in body.prompts if isinstance(one, str)])
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
     schema = schema_of(body.response_format)
-    admitted = admit(request, parts, principal, [(model, one) for one in _asked(body, model, prompts, principal)])
-    return CompletionAnswers(body, model, prompts), following(parts, model, schema, admitted)
+    admitted = admit(request, services, principal, [(model, one) for one in _asked(body, model, prompts, principal)])
+    return CompletionAnswers(body, model, prompts), following(services, model, schema, admitted)
 
 
 def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:

@@ -20,7 +20,7 @@ from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import closing_tokens, empty_text_error, has_bos
 from service.http.answers.streaming import finish
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.inference_limits import check_ids, check_texts
 from service.http.models.metering import admit, answer_headers
 from service.http.models.named_models import ResolvedModel, resolve_model
@@ -30,33 +30,33 @@ from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, Embeddin
 from service.http.schemas.wire import Usage
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
 @takes(TEXTS)
-async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, principal: ModelUser) -> Response:
+async def embeddings(request: Request, body: EmbeddingRequest, services: AppServices, principal: ModelUser) -> Response:
     """One vector per text, or per list of token ids. Padding and the BOS (an encoder's CLS) are left out of the mean; a
     text beyond the context is refused.
     """
-    model, rows, asked = await in_thread(_prepare, request, parts, principal, body)
-    scores = await finish(request, parts.engine, asked)
+    model, rows, asked = await in_thread(_prepare, request, services, principal, body)
+    scores = await finish(request, services.engine, asked)
     answer = await in_thread(_answer, body, rows, asked, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 
 def _prepare(
-    request: Request, parts: Parts, principal: Principal, body: EmbeddingRequest
+    request: Request, services: Services, principal: Principal, body: EmbeddingRequest
 ) -> tuple[ResolvedModel, list[Row], list[ScoreRequest]]:
     """What is embedded, and the requests to the engine: one for rows that begin with a BOS, one for the others."""
     inputs = body.inputs
     if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
-    check_texts(inputs, parts.settings, param="input")
-    parts.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
-    model = resolve_model(parts, principal, body.model)
+    check_texts(inputs, services.settings, param="input")
+    services.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    model = resolve_model(services, principal, body.model)
     if model.row is not None:
         raise InvalidParameter(
             f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
@@ -72,7 +72,7 @@ def _prepare(
         if windows:
             pooled = frozenset(range(len(windows)))
             asked.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=principal.key_id))
-    return model, rows, admit(request, parts, principal, [(model, one) for one in asked])
+    return model, rows, admit(request, services, principal, [(model, one) for one in asked])
 
 
 @dataclass(frozen=True)

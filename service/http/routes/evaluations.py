@@ -14,7 +14,7 @@ from registry.quotas import check_jobs
 from registry.select.select import pool_of
 from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
@@ -28,22 +28,22 @@ KIND = "evaluate"
 
 @router.post("", status_code=202)
 def evaluate_pool(
-    request: Request, response: Response, body: EvaluationRequest, parts: AppParts, principal: Writer
+    request: Request, response: Response, body: EvaluationRequest, services: AppServices, principal: Writer
 ) -> Job:
     """Evaluate what is missing of a pool: 202 and the job, which is followed and cancelled as every job.
 
     A pair that is known is not computed again; a job that was cancelled or broke off leaves what it had, and the next
     goes on. A request like one that is queued or running gives that job.
     """
-    row = begin_evaluation(parts, principal, body, request.state.request_id)
-    parts.jobs.wake()
+    row = begin_evaluation(services, principal, body, request.state.request_id)
+    services.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
     return job_begun(row, principal)
 
 
 @router.get("")
 def list_evaluations(
-    parts: AppParts,
+    services: AppServices,
     principal: Reader,
     base_model: str | None = None,
     namespace: str | None = None,
@@ -53,14 +53,14 @@ def list_evaluations(
     cursor: Cursor = None,
 ) -> EvaluationList:
     """Evaluations of adapters on samples, of both of which the key sees a live version, newest first."""
-    if base_model is not None and base_model not in parts.bases:
+    if base_model is not None and base_model not in services.bases:
         raise InvalidParameter(
-            f"{base_model[:64]!r} is not on the allowlist; this server has: {', '.join(sorted(parts.bases))}.",
+            f"{base_model[:64]!r} is not on the allowlist; this server has: {', '.join(sorted(services.bases))}.",
             param="base_model",
         )
-    fingerprint = None if base_model is None else parts.bases[base_model].shape.fingerprint
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
+    fingerprint = None if base_model is None else services.bases[base_model].shape.fingerprint
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
         page = catalogue.evaluations.list(
             principal.namespaces,
             base_fingerprint=fingerprint,
@@ -73,14 +73,14 @@ def list_evaluations(
     return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
-def begin_evaluation(parts: AppParts, principal: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
+def begin_evaluation(services: AppServices, principal: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
     """Queue the job, or give the one that is at the same pool already; raises as `registry.evaluate.matrix.pairs_of`.
 
     Of keys that see other namespaces than those of the pool none sees the job.
     """
     caller = principal.caller(request_id)
-    base, pool = pool_of(parts.registry, caller, body.pool)
-    pairs_of(parts.registry, pool, passages=body.passages)
+    base, pool = pool_of(services.registry, caller, body.pool)
+    pairs_of(services.registry, pool, passages=body.passages)
     arguments = {
         "base": base.entry.id,
         "pool": pool.model_dump(mode="json"),
@@ -89,15 +89,15 @@ def begin_evaluation(parts: AppParts, principal: Principal, body: EvaluationRequ
         "request_id": request_id,
     }
     dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{principal.home}"
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             catalogue.jobs.join(known.id, principal.key_id, request_id=request_id)
             return known
-        check_room(catalogue, parts.settings, KIND, principal.key_id)
+        check_room(catalogue, services.settings, KIND, principal.key_id)
         job = catalogue.jobs.enqueue(
             KIND, arguments, namespace=principal.home, created_by=principal.key_id, dedupe_key=dedupe
         )
-        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=principal.key_id, namespace=principal.home)
+        check_jobs(catalogue, services.registry.quotas, KIND, key_id=principal.key_id, namespace=principal.home)
         caller.audit(catalogue, "evaluation.ask", job.id, namespace=principal.home)
         return job

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from registry.errors import Forbidden
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.readiness import Readiness
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.health import Alive, Ready
@@ -21,8 +21,8 @@ router = APIRouter(tags=["health"], route_class=CheckedRoute)
 _admin = needs("admin")
 
 
-async def _may_read_metrics(request: Request, parts: AppParts) -> None:
-    if parts.settings.metrics_public:
+async def _may_read_metrics(request: Request, services: AppServices) -> None:
+    if services.settings.metrics_public:
         return
     principal = await _admin(request)
     if principal.namespaces is not None:
@@ -38,10 +38,10 @@ async def healthz() -> Alive:
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
-def readyz(request: Request, response: Response, parts: AppParts) -> Ready:
+def readyz(request: Request, response: Response, services: AppServices) -> Ready:
     """Whether database and blobs can be used and every base model that is held computes a token. Needs no key."""
     readiness: Readiness = request.app.state.readiness
-    ready = readiness.of(parts)
+    ready = readiness.of(services)
     if ready.status != "ready":
         response.status_code = 503
     return ready

@@ -17,7 +17,7 @@ from registry.errors import InvalidParameter, NotFound
 from registry.formats.how_to_load import OURS, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.files.hub_revisions import (
     COMMIT,
     FILE,
@@ -42,7 +42,7 @@ from service.http.requests.paging import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
 from service.http.security.auth import Reader
 from service.http.security.forwarded import came_by_tls
-from service.parts import Parts
+from service.parts import Services
 
 
 class HubRoute(CheckedRoute):
@@ -81,7 +81,7 @@ def hub_whoami(principal: Reader) -> HubUser:
 def hub_list(
     request: Request,
     response: Response,
-    parts: AppParts,
+    services: AppServices,
     principal: Reader,
     author: Annotated[str | None, Query(description="A namespace.")] = None,
     search: Annotated[str | None, Query(description="Words, as `q` of /v1/adapters.")] = None,
@@ -95,53 +95,53 @@ def hub_list(
     A page may have fewer than were asked for where tags are looked for that no card has, such as `peft`.
     """
     _check_query(request, sort)
-    size = min(limit or parts.settings.page_size, parts.settings.max_page_size)
+    size = min(limit or services.settings.page_size, services.settings.max_page_size)
     wanted = filter or []
     tags = [tag for tag in wanted if is_part(tag) and tag not in WORDS]
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
             principal.namespaces, namespace=author, q=search or None, tags=tags, newest=True, limit=size, cursor=cursor
         )
     if page.next_cursor is not None:
         response.headers["link"] = f'<{_next(request, page.next_cursor)}>; rel="next"'
-    return [listed_body(row, parts) for row in page.rows if _has(row, parts, wanted)]
+    return [listed_body(row, services) for row in page.rows if _has(row, services, wanted)]
 
 
 @router.get("/api/models/{ns}/{name}", response_model_exclude_none=True)
-def hub_repository(ns: str, name: str, parts: AppParts, principal: Reader, blobs: bool = False) -> HubModel:
+def hub_repository(ns: str, name: str, services: AppServices, principal: Reader, blobs: bool = False) -> HubModel:
     """A repository as it is now; with `blobs` its files have sizes and digests."""
-    return repository_body(revision_of(parts, principal, ns, name, MAIN), parts, blobs=blobs)
+    return repository_body(revision_of(services, principal, ns, name, MAIN), services, blobs=blobs)
 
 
 @router.get("/api/models/{ns}/{name}/revision/{revision:path}", response_model_exclude_none=True)
 def hub_revision(
-    ns: str, name: str, revision: str, parts: AppParts, principal: Reader, blobs: bool = False
+    ns: str, name: str, revision: str, services: AppServices, principal: Reader, blobs: bool = False
 ) -> HubModel:
     """A repository at a revision: `main`, an alias, the number of a version, or a commit."""
-    return repository_body(revision_of(parts, principal, ns, name, revision), parts, blobs=blobs)
+    return repository_body(revision_of(services, principal, ns, name, revision), services, blobs=blobs)
 
 
 @router.get("/api/models/{ns}/{name}/auth-check", status_code=204, response_class=Response)
-def hub_check(ns: str, name: str, parts: AppParts, principal: Reader) -> Response:
+def hub_check(ns: str, name: str, services: AppServices, principal: Reader) -> Response:
     """Whether this key sees a repository."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         repository(catalogue, principal.namespaces, ns, name)
     return Response(status_code=204)
 
 
 @router.get("/api/models/{ns}/{name}/refs")
-def hub_refs(ns: str, name: str, parts: AppParts, principal: Reader) -> HubRefs:
+def hub_refs(ns: str, name: str, services: AppServices, principal: Reader) -> HubRefs:
     """The revisions of a repository: `main` and its aliases as branches, its newest live versions as tags.
 
     An alias that is written like a commit means none as a revision, and is not among them.
     """
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         newest = repository(catalogue, principal.namespaces, ns, name)
         versions = catalogue.adapters.live_versions(ns, name, limit=MOST_REFS)
         pointed = catalogue.adapters.aliased_versions(ns, name)
         aliases = {row.alias: row.version for row in catalogue.aliases.list(ns, name)}
     rows = {row.version: row for row in [newest, *versions, *pointed]}
-    commits = {version: commit_of(row, files_of(row, parts)) for version, row in rows.items()}
+    commits = {version: commit_of(row, files_of(row, services)) for version, row in rows.items()}
     branches = {alias: at for alias, at in aliases.items() if alias != MAIN and not COMMIT.fullmatch(alias)}
     moving = {MAIN: newest.version, **branches}
     return HubRefs(
@@ -156,15 +156,17 @@ def hub_refs(ns: str, name: str, parts: AppParts, principal: Reader) -> HubRefs:
 
 
 @router.get("/api/models/{ns}/{name}/tree/{revision}", response_model_exclude_none=True)
-def hub_tree(ns: str, name: str, revision: str, parts: AppParts, principal: Reader) -> list[TreeFile]:
+def hub_tree(ns: str, name: str, revision: str, services: AppServices, principal: Reader) -> list[TreeFile]:
     """The files of a revision."""
-    return tree_files(list(revision_of(parts, principal, ns, name, revision).files.values()))
+    return tree_files(list(revision_of(services, principal, ns, name, revision).files.values()))
 
 
 @router.get("/api/models/{ns}/{name}/tree/{revision}/{path:path}", response_model_exclude_none=True)
-def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader) -> list[TreeFile]:
+def hub_folder(
+    ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
+) -> list[TreeFile]:
     """The files of a folder of a revision: no version has folders, so that this tells what it is that is not there."""
-    found = revision_of(parts, principal, ns, name, revision)
+    found = revision_of(services, principal, ns, name, revision)
     if path.strip("/"):
         raise _no_file(found, path)
     return tree_files(list(found.files.values()))
@@ -172,27 +174,27 @@ def hub_folder(ns: str, name: str, revision: str, path: str, parts: AppParts, pr
 
 @router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
 def hub_head(
-    request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader
+    request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:
     """What a file of a revision is: its commit, digest and size."""
-    return _file(request, parts, revision_of(parts, principal, ns, name, revision), path)
+    return _file(request, services, revision_of(services, principal, ns, name, revision), path)
 
 
 @router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=ELSEWHERE)
 def hub_file(
-    request: Request, ns: str, name: str, revision: str, path: str, parts: AppParts, principal: Reader
+    request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:
     """A file of a revision, with ETag and one Range."""
-    return _file(request, parts, revision_of(parts, principal, ns, name, revision), path)
+    return _file(request, services, revision_of(services, principal, ns, name, revision), path)
 
 
-def _file(request: Request, parts: Parts, revision: Revision, path: str) -> Response:
+def _file(request: Request, services: Services, revision: Revision, path: str) -> Response:
     request.state.problem_headers = lambda error: {**problem_headers(error), COMMIT_HEADER: revision.commit}
     file = revision.files.get(path)
     if file is None:
         raise _no_file(revision, path)
     etag = etag_of_file(file)
-    answer = sent_to_store(request, parts, file, etag=etag) or ranged(
+    answer = sent_to_store(request, services, file, etag=etag) or ranged(
         request,
         digest=etag,
         size=file.size_for(request.method),
@@ -235,8 +237,8 @@ def _check_query(request: Request, sort: str | None) -> None:
         )
 
 
-def _has(row: ListedRow, parts: Parts, wanted: Sequence[str]) -> bool:
-    return not wanted or set(wanted) <= set(tags_of(row, base_name(row, parts)))
+def _has(row: ListedRow, services: Services, wanted: Sequence[str]) -> bool:
+    return not wanted or set(wanted) <= set(tags_of(row, base_name(row, services)))
 
 
 def _next(request: Request, cursor: str) -> str:

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from registry.errors import NotFound
 from service.http.answers.jobs import check_reach, job_shown
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row, job_watch
@@ -24,7 +24,7 @@ KEEPALIVE_SECONDS = 5.0
 
 @router.get("")
 def list_jobs(
-    parts: AppParts,
+    services: AppServices,
     principal: Reader,
     kind: str | None = None,
     state: str | None = None,
@@ -32,42 +32,42 @@ def list_jobs(
     cursor: Cursor = None,
 ) -> JobList:
     """Jobs of the namespaces this key sees, newest first."""
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
         page = catalogue.jobs.list(principal.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[job_shown(parts, row, principal) for row in page.rows], next_cursor=page.next_cursor)
+    return JobList(data=[job_shown(services, row, principal) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
-def get_job(id: str, parts: AppParts, principal: Reader) -> Job:
+def get_job(id: str, services: AppServices, principal: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return job_shown(parts, job_row(parts, principal.namespaces, id), principal)
+    return job_shown(services, job_row(services, principal.namespaces, id), principal)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
-async def follow_job(id: str, request: Request, parts: AppParts, principal: Reader) -> StreamingResponse:
+async def follow_job(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
 
     They end without it once the key, or the session, that asked has ended or sees the job no more.
     """
-    await in_thread(job_row, parts, principal.namespaces, id)
+    await in_thread(job_row, services, principal.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
         last, asks = "", principal
-        with job_watch(parts, id) as change:
+        with job_watch(services, id) as change:
             while not await request.is_disconnected():
                 try:
-                    row = await in_thread(job_row, parts, asks.namespaces, id)
+                    row = await in_thread(job_row, services, asks.namespaces, id)
                 except NotFound:
                     return
-                body = await in_thread(job_shown, parts, row, asks)
+                body = await in_thread(job_shown, services, row, asks)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
                 said = body.progress.model_dump_json()
                 yield f"event: progress\ndata: {said}\n\n" if said != last else ": still running\n\n"
                 last = said
-                if parts.jobs.closed:  # who follows asks the next server
+                if services.jobs.closed:  # who follows asks the next server
                     return
                 await change(KEEPALIVE_SECONDS)
                 found = await reauthenticated(request, "read")
@@ -79,7 +79,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, principal: Read
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, request: Request, parts: AppParts, principal: Writer) -> Job:
+def cancel_job(id: str, request: Request, services: AppServices, principal: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
-    check_reach(job_row(parts, principal.namespaces, id), principal.namespaces)
-    return job_shown(parts, cancel(parts, principal.caller(request.state.request_id), id), principal)
+    check_reach(job_row(services, principal.namespaces, id), principal.namespaces)
+    return job_shown(services, cancel(services, principal.caller(request.state.request_id), id), principal)

@@ -16,13 +16,13 @@ from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.access.key_watch import present
 from service.access.keys import SHOWN, Principal, new_secret, replace_admin_secret, secret_sha256
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
 from service.http.security.auth import Admin, needs
 from service.jobs.runner import after_withdrawal, withdraw
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
@@ -32,12 +32,12 @@ LONGEST = timedelta(days=3660)
 
 
 @router.post("", status_code=201)
-def create_key(request: Request, body: NewKey, parts: AppParts, principal: Admin) -> CreatedKey:
+def create_key(request: Request, body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
     """Make a key. Its secret is in this answer and nowhere else."""
     _check(body, principal)
     secret = new_secret()
     namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         row = catalogue.keys.add(
             body.name,
             secret_sha256(secret),
@@ -58,33 +58,33 @@ def create_key(request: Request, body: NewKey, parts: AppParts, principal: Admin
 
 
 @router.get("")
-def list_keys(parts: AppParts, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
+def list_keys(services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """The keys this key may manage, oldest first, revoked ones included, without secrets.
 
     Without `limit` and `cursor` all of them are in one answer, as clients expect that know no pages of keys.
     """
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         if limit is None and cursor is None:
             return KeyList(data=[_key(row) for row in catalogue.keys.list() if principal.manages(row.namespaces)])
-        page = catalogue.keys.page(principal.manages, limit=page_size(limit, parts), cursor=cursor)
+        page = catalogue.keys.page(principal.manages, limit=page_size(limit, services), cursor=cursor)
     return KeyList(data=[_key(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
-def managed_key(parts: Parts, principal: Principal, id: str) -> Key:
+def managed_key(services: Services, principal: Principal, id: str) -> Key:
     """One key that this one may manage; raises NotFound."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         return _key(_managed(catalogue, id, principal))
 
 
 @router.delete("/{id}")
-def revoke_key(request: Request, id: str, parts: AppParts, principal: Admin) -> Key:
+def revoke_key(request: Request, id: str, services: AppServices, principal: Admin) -> Key:
     """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409).
 
     Its queued and running jobs are cancelled, but for those that another key asked for too, and for the embeddings and
     refits of what it has pushed. An answer that is being written, such as a stream, goes on to its end.
     """
     cancelled: list[JobRow] = []
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         row = _managed(catalogue, id, principal)
         if row.revoked_at is None:
             with _an_admin_stays(catalogue, id):
@@ -92,12 +92,12 @@ def revoke_key(request: Request, id: str, parts: AppParts, principal: Admin) -> 
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
             principal.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
-    after_withdrawal(parts, cancelled)
+    after_withdrawal(services, cancelled)
     return _key(row)
 
 
 @router.patch("/{id}")
-def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, principal: Admin) -> Key:
+def change_key(request: Request, id: str, body: KeyPatch, services: AppServices, principal: Admin) -> Key:
     """Change name, scopes, namespaces or end of a key, from the next request on; the last admin key stays one (409).
 
     What it has queued goes on.
@@ -110,7 +110,7 @@ def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, princ
         _check_end(changes["expires_at"], principal)
     if "scopes" in changes:
         changes["scopes"] = sorted(set(changes["scopes"]))
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         before = _managed(catalogue, id, principal)
         _check_lasts(before)
         _check_outlives_none(before, principal)
@@ -122,7 +122,9 @@ def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, princ
 
 
 @router.post("/{id}/rotate")
-def rotate_key(request: Request, id: str, parts: AppParts, principal: Anybody, body: Rotation = NO_GRACE) -> CreatedKey:
+def rotate_key(
+    request: Request, id: str, services: AppServices, principal: Anybody, body: Rotation = NO_GRACE
+) -> CreatedKey:
     """Give a key another secret, which is in this answer and nowhere else. An admin may, and every key for itself.
 
     The secret that it had, and any before, end at once or after `grace_seconds`.
@@ -130,7 +132,7 @@ def rotate_key(request: Request, id: str, parts: AppParts, principal: Anybody, b
     if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         before = catalogue.keys.get(id) if principal.key_id == id else _managed(catalogue, id, principal)
         _check_lasts(before)
         _check_outlives_none(before, principal)
@@ -139,7 +141,7 @@ def rotate_key(request: Request, id: str, parts: AppParts, principal: Anybody, b
         row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:SHOWN], ends_at=ends_at)
         caller = principal.caller(request.state.request_id)
         caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
-    replace_admin_secret(parts.settings.admin_key_path, held, secret)
+    replace_admin_secret(services.settings.admin_key_path, held, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 

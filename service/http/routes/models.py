@@ -11,12 +11,12 @@ from registry.names import BaseRef, parse_ref
 from registry.spec import BaseShape
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import base_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.models import ArchitectureCard, EncoderCard, ModelCard, ModelList
 from service.http.security.auth import needs
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(prefix="/v1/models", tags=["inference"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("infer", "read"))]
@@ -27,22 +27,22 @@ PAGE = 200
 
 
 @router.get("")
-def list_models(parts: AppParts, principal: Either) -> ModelList:
+def list_models(services: AppServices, principal: Either) -> ModelList:
     """Base models, then the adapters and soups that answer with text, newest first, each name once.
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(parts, base) for base in parts.bases.values()]
+    found = [_base_card(services, base) for base in services.bases.values()]
     names: set[str] = set()
     cursor: str | None = None
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         while len(names) < MAX_LISTED:
             page = catalogue.adapters.list(principal.namespaces, limit=PAGE, cursor=cursor)
             for row in page.rows:
                 name = f"{row.namespace}/{row.name}"
                 if name not in names:
                     names.add(name)
-                    card = _adapter_card(parts, row, name)
+                    card = _adapter_card(services, row, name)
                     found += [card] if card.speaks else []
             cursor = page.next_cursor
             if cursor is None:
@@ -51,26 +51,26 @@ def list_models(parts: AppParts, principal: Either) -> ModelList:
 
 
 @router.get("/{id}")
-def get_base_or_digest(id: str, parts: AppParts, principal: Either) -> ModelCard:
+def get_base_or_digest(id: str, services: AppServices, principal: Either) -> ModelCard:
     """A base model by its id, or an adapter by its digest."""
-    return _card(parts, principal, id if id.startswith("sha256:") else f"base/{id}")
+    return _card(services, principal, id if id.startswith("sha256:") else f"base/{id}")
 
 
 @router.get("/{ns}/{name}")
-def get_model(ns: str, name: str, parts: AppParts, principal: Either) -> ModelCard:
+def get_model(ns: str, name: str, services: AppServices, principal: Either) -> ModelCard:
     """An adapter or soup by `ns/name[@version|@alias]`, or a base model by `base/<id>`."""
-    return _card(parts, principal, f"{ns}/{name}")
+    return _card(services, principal, f"{ns}/{name}")
 
 
-def _card(parts: Parts, principal: Principal, text: str) -> ModelCard:
+def _card(services: Services, principal: Principal, text: str) -> ModelCard:
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return _base_card(parts, base_named(parts, ref.id))
-    with parts.registry.database.read() as catalogue:
-        return _adapter_card(parts, catalogue.adapters.resolve(principal.namespaces, ref), text)
+        return _base_card(services, base_named(services, ref.id))
+    with services.registry.database.read() as catalogue:
+        return _adapter_card(services, catalogue.adapters.resolve(principal.namespaces, ref), text)
 
 
-def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
+def _base_card(services: Services, base: ServedBaseModel) -> ModelCard:
     shape = base.shape
     return ModelCard(
         id=base.entry.id,
@@ -81,7 +81,7 @@ def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
         base_model=base.entry.id,
         digest=None,
         max_model_len=shape.context,
-        packed=parts.engine.packed(base.entry.id),
+        packed=services.engine.packed(base.entry.id),
         fingerprint=shape.fingerprint,
         architecture=_architecture(shape),
         encoders=[
@@ -102,9 +102,9 @@ def _architecture(shape: BaseShape) -> ArchitectureCard:
     )
 
 
-def _adapter_card(parts: Parts, row: ListedRow, name: str) -> ModelCard:
+def _adapter_card(services: Services, row: ListedRow, name: str) -> ModelCard:
     """Of an adapter whose base model is no longer served, what it would be on a causal one."""
-    encoder = row.base_model in parts.bases and parts.bases[row.base_model].entry.kind == "encoder"
+    encoder = row.base_model in services.bases and services.bases[row.base_model].entry.kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),

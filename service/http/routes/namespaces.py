@@ -16,7 +16,7 @@ from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from registry.quotas import in_force
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.if_match import IfMatch, etag_of
 from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
@@ -26,22 +26,22 @@ router = APIRouter(prefix="/v1", route_class=CheckedRoute)
 
 
 @router.get("/namespaces/{ns}", tags=["namespaces"])
-def get_namespace(ns: str, parts: AppParts, principal: Reader) -> Namespace:
+def get_namespace(ns: str, services: AppServices, principal: Reader) -> Namespace:
     """The settings of a namespace that this key sees; the defaults where nothing was set."""
     _check_namespace(ns, principal)
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         return _body(catalogue.namespaces.get(ns))
 
 
 @router.patch("/namespaces/{ns}", tags=["namespaces"])
 def change_namespace(
-    request: Request, ns: str, body: NamespacePatch, parts: AppParts, principal: Admin, if_match: IfMatch = None
+    request: Request, ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch = None
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
     _check_namespace(ns, principal)
     changes = body.changes()
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         before = asdict(catalogue.namespaces.get(ns))
         row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
         was = {name: before[name] for name in changes}
@@ -61,32 +61,34 @@ def _body(row: NamespaceRow) -> Namespace:
 
 
 @router.get("/keys/{id}/limits", tags=["keys"])
-def get_key_limits(id: str, parts: AppParts, principal: Admin) -> Limits:
+def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
     """The limits of a key, and what it uses of its quotas."""
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         _check_key(catalogue, id, principal)
-        return _limits(parts, catalogue, "key", id)
+        return _limits(services, catalogue, "key", id)
 
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
-def change_key_limits(request: Request, id: str, body: UseLimits, parts: AppParts, principal: Admin) -> Limits:
+def change_key_limits(request: Request, id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
     """Change those limits of a key that are named; null leaves one to the server's default."""
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         _check_key(catalogue, id, principal)
         _change(catalogue, "key", id, body, principal, request.state.request_id)
-        return _limits(parts, catalogue, "key", id)
+        return _limits(services, catalogue, "key", id)
 
 
 @router.get("/namespaces/{ns}/limits", tags=["keys"])
-def get_namespace_limits(ns: str, parts: AppParts, principal: Reader) -> Limits:
+def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> Limits:
     """The limits of a namespace that this key sees, and what it uses of its quotas."""
     _check_namespace(ns, principal)
-    with parts.registry.database.read() as catalogue:
-        return _limits(parts, catalogue, "namespace", ns)
+    with services.registry.database.read() as catalogue:
+        return _limits(services, catalogue, "namespace", ns)
 
 
 @router.patch("/namespaces/{ns}/limits", tags=["keys"])
-def change_namespace_limits(request: Request, ns: str, body: UseLimits, parts: AppParts, principal: Admin) -> Limits:
+def change_namespace_limits(
+    request: Request, ns: str, body: UseLimits, services: AppServices, principal: Admin
+) -> Limits:
     """Change those limits of a namespace that are named; null leaves one to the server's default.
 
     Only for admins of all namespaces: a namespace's own admin is held to them.
@@ -94,9 +96,9 @@ def change_namespace_limits(request: Request, ns: str, body: UseLimits, parts: A
     _check_namespace(ns, principal)
     if principal.namespaces is not None:
         raise Forbidden("The limits of a namespace are changed by keys that see all namespaces.", param="namespace")
-    with parts.registry.database.write() as catalogue:
+    with services.registry.database.write() as catalogue:
         _change(catalogue, "namespace", ns, body, principal, request.state.request_id)
-        return _limits(parts, catalogue, "namespace", ns)
+        return _limits(services, catalogue, "namespace", ns)
 
 
 def _change(
@@ -117,13 +119,13 @@ def _check_key(catalogue: Catalogue, id: str, principal: Principal) -> None:
         raise NotFound("There is no such key, or this key may not manage it.", param="id")
 
 
-def _limits(parts: AppParts, catalogue: Catalogue, kind: LimitKind, subject: str) -> Limits:
+def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subject: str) -> Limits:
     used = catalogue.limits
     return Limits(
         kind=kind,
         id=subject,
         limits=used.get(kind, subject),
-        in_force=in_force(catalogue, parts.registry.quotas, kind, subject),
+        in_force=in_force(catalogue, services.registry.quotas, kind, subject),
         in_use=InUse(
             stored_bytes=used.stored_bytes(kind, subject),
             adapters=used.adapters(kind, subject),

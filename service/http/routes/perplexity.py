@@ -19,7 +19,7 @@ from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import Windows, has_bos, text_windows
 from service.http.answers.streaming import finish
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.inference_limits import check_texts
 from service.http.models.metering import admit, answer_headers
 from service.http.models.named_models import ResolvedModel, language_model
@@ -28,7 +28,7 @@ from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
@@ -36,12 +36,12 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/v1/perplexity")
 @takes(TEXTS)
 async def perplexity(
-    request: Request, response: Response, body: PerplexityRequest, parts: AppParts, principal: ModelUser
+    request: Request, response: Response, body: PerplexityRequest, services: AppServices, principal: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    asked, requests = await in_thread(_prepare, request, parts, principal, names, body.texts)
-    scores = await finish(request, parts.engine, requests)
+    asked, requests = await in_thread(_prepare, request, services, principal, names, body.texts)
+    scores = await finish(request, services.engine, requests)
     response.headers.update(answer_headers(request, asked[0].model))
     baseline = None if body.baseline is None else 1
     (answer,) = await in_thread(_answers, body.texts, asked, scores, baseline=baseline, seed=body.seed)
@@ -49,11 +49,11 @@ async def perplexity(
 
 
 async def against_the_first(
-    request: Request, parts: Parts, principal: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> list[PerplexityAnswer]:
     """The perplexity of several models, each but the first against that; every one of them is scored once."""
-    asked, requests = await in_thread(_prepare, request, parts, principal, names, texts)
-    scores = await finish(request, parts.engine, requests)
+    asked, requests = await in_thread(_prepare, request, services, principal, names, texts)
+    scores = await finish(request, services.engine, requests)
     return await in_thread(_answers, texts, asked, scores, baseline=0, seed=0)
 
 
@@ -73,11 +73,11 @@ class Asked:
 
 
 def _prepare(
-    request: Request, parts: Parts, principal: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[Asked], list[ScoreRequest]]:
-    check_texts(texts, parts.settings, param="texts")
-    parts.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
-    models = [language_model(parts, principal, name) for name in names]
+    check_texts(texts, services.settings, param="texts")
+    services.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    models = [language_model(services, principal, name) for name in names]
     if len({model.base_id for model in models}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in models))
         raise InvalidParameter(
@@ -90,7 +90,7 @@ def _prepare(
         )
         for model in models
     ]
-    return asked, admit(request, parts, principal, [(one.model, one.request(principal)) for one in asked])
+    return asked, admit(request, services, principal, [(one.model, one.request(principal)) for one in asked])
 
 
 def _answers(

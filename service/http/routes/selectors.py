@@ -21,7 +21,7 @@ from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectOptions, SelectorSpec
 from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.embedding_places import embedding_place
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
@@ -51,45 +51,45 @@ router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
 async def fit_selector(
-    request: Request, response: Response, body: FitRequest, parts: AppParts, principal: Writer
+    request: Request, response: Response, body: FitRequest, services: AppServices, principal: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
-    found = await _fit(request, response, body, parts, principal)
-    return found if isinstance(found, Job) else await in_thread(_fitted, parts, None, found)
+    found = await _fit(request, response, body, services, principal)
+    return found if isinstance(found, Job) else await in_thread(_fitted, services, None, found)
 
 
-def _check_pool(parts: AppParts, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
+def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
     """Refuse a fit of a pool without members before it is a job, which would fail."""
-    base, pool = pool_of(parts.registry, caller, request)
+    base, pool = pool_of(services.registry, caller, request)
     encoder = encoder_for(spec, base.encoders())
-    check_selectable(parts.registry.database, pool, None if encoder is None else encoder.digest)
+    check_selectable(services.registry.database, pool, None if encoder is None else encoder.digest)
 
 
-def _check_room(parts: AppParts, principal: Principal) -> None:
+def _check_room(services: AppServices, principal: Principal) -> None:
     """Raises Busy where no fit could be queued."""
-    with parts.registry.database.read() as catalogue:
-        check_room(catalogue, parts.settings, "fit", principal.key_id)
+    with services.registry.database.read() as catalogue:
+        check_room(catalogue, services.settings, "fit", principal.key_id)
 
 
 def _enqueue_fit(
-    parts: AppParts, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
+    services: AppServices, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
 ) -> JobRow:
-    base, pool = pool_of(parts.registry, caller, request)
-    with parts.registry.database.write() as catalogue:
-        check_room(catalogue, parts.settings, "fit", principal.key_id)
+    base, pool = pool_of(services.registry, caller, request)
+    with services.registry.database.write() as catalogue:
+        check_room(catalogue, services.settings, "fit", principal.key_id)
         home, key_id = principal.home, principal.key_id
         job = enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=home, created_by=key_id, asked=True)
-        check_jobs(catalogue, parts.registry.quotas, "fit", key_id=key_id, namespace=home)
+        check_jobs(catalogue, services.registry.quotas, "fit", key_id=key_id, namespace=home)
         caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
         return job
 
 
-def _fitted(parts: AppParts, visible: Namespaces, selector_id: str) -> Selector:
-    with parts.registry.database.read() as catalogue:
-        return _bodies(parts, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
+def _fitted(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
+    with services.registry.database.read() as catalogue:
+        return _bodies(services, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
 
 
-def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
+def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
     """Selectors with what they do not know yet, and whether anybody asks for them."""
     asked, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
     return [
@@ -97,32 +97,34 @@ def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) 
             row,
             missing_members(members_of(catalogue, row.pool, row.encoder_digest), row),
             asked_at=asked.get(row.id),
-            idle=row.id in asked and parts.registry.refits.is_idle(asked[row.id], now),
+            idle=row.id in asked and services.registry.refits.is_idle(asked[row.id], now),
         )
         for row in rows
     ]
 
 
 @router.get("/selectors")
-def list_selectors(parts: AppParts, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
+def list_selectors(
+    services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
+) -> SelectorList:
     """Fitted selectors whose whole pool this key sees, newest first."""
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
         page = catalogue.selectors.list(principal.namespaces, limit=size, cursor=cursor)
-        data = _bodies(parts, catalogue, page.rows)
+        data = _bodies(services, catalogue, page.rows)
     return SelectorList(data=data, next_cursor=page.next_cursor)
 
 
 @router.get("/selectors/{id}")
-def get_selector(id: str, parts: AppParts, principal: Reader) -> Selector:
+def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
     """One fitted selector: its members, its report, and what it does not know yet."""
-    return _fitted(parts, principal.namespaces, id)
+    return _fitted(services, principal.namespaces, id)
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
 @takes(FILES)
 async def select_adapters(
-    request: Request, response: Response, body: SelectRequest, parts: AppParts, principal: Reader
+    request: Request, response: Response, body: SelectRequest, services: AppServices, principal: Reader
 ) -> Selected | Job:
     """Which adapters of a pool a sample belongs to.
 
@@ -132,80 +134,80 @@ async def select_adapters(
     caller = principal.caller(request.state.request_id)
 
     def check(base: BaseModel) -> CheckedSample:
-        return check_sample(parts.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
+        return check_sample(services.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, parts, principal, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, parts, principal), Job):
+    sample, answers = await in_thread(_prepare, services, principal, body, check)
+    if not answers and isinstance(found := await _fit(request, response, body, services, principal), Job):
         return found
-    return await in_thread(_select, parts, caller, sample, body)
+    return await in_thread(_select, services, caller, sample, body)
 
 
 @router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
 async def nearest_adapters(
-    request: Request, response: Response, body: NearestRequest, parts: AppParts, principal: Reader
+    request: Request, response: Response, body: NearestRequest, services: AppServices, principal: Reader
 ) -> Nearest | Job:
     """The adapters whose samples are most like some text, by the cosine selector of their pool; one text is enough.
 
     There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
     domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
     """
-    limits = parts.registry.limits.sample.of_any_number
+    limits = services.registry.limits.sample.of_any_number
 
     def check(base: BaseModel) -> CheckedSample:
         return prepare(body.texts, limits, bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, parts, principal, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, parts, principal), Job):
+    sample, answers = await in_thread(_prepare, services, principal, body, check)
+    if not answers and isinstance(found := await _fit(request, response, body, services, principal), Job):
         return found
-    return await in_thread(_nearest, parts, principal.caller(request.state.request_id), sample, body)
+    return await in_thread(_nearest, services, principal.caller(request.state.request_id), sample, body)
 
 
 def _prepare(
-    parts: AppParts,
+    services: AppServices,
     principal: Principal,
     body: SelectRequest | NearestRequest,
     check: Callable[[BaseModel], CheckedSample],
 ) -> tuple[CheckedSample, bool]:
     """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
-    wait_of(body.wait, parts)  # too long a wait is refused even where nothing is waited for
-    base, pool = pool_of(parts.registry, principal.caller(""), body.pool)
+    wait_of(body.wait, services)  # too long a wait is refused even where nothing is waited for
+    base, pool = pool_of(services.registry, principal.caller(""), body.pool)
     sample = check(base)
     encoder = encoder_for(body.spec, base.encoders())
     digest = None if encoder is None else encoder.digest
-    if latest(pool, body.spec, digest, parts.registry.database) is None and not principal.has("write"):
+    if latest(pool, body.spec, digest, services.registry.database) is None and not principal.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
-    return sample, answering(parts.registry, pool, body.spec, digest) is not None
+    return sample, answering(services.registry, pool, body.spec, digest) is not None
 
 
 async def _fit(
     request: Request,
     response: Response,
     body: FitRequest | SelectRequest | NearestRequest,
-    parts: AppParts,
+    services: AppServices,
     principal: Principal,
 ) -> str | Job:
     """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
-    seconds = wait_of(body.wait, parts)
+    seconds = wait_of(body.wait, services)
     caller = principal.caller(request.state.request_id)
     left = await until_selectable(
-        parts,
+        services,
         principal.key_id,
-        lambda: _check_pool(parts, caller, body.spec, body.pool),
-        lambda: _check_room(parts, principal),
+        lambda: _check_pool(services, caller, body.spec, body.pool),
+        lambda: _check_room(services, principal),
         seconds,
     )
-    job = await in_thread(_enqueue_fit, parts, principal, caller, body.spec, body.pool)
-    row = await finished(parts, job.id, left)
+    job = await in_thread(_enqueue_fit, services, principal, caller, body.spec, body.pool)
+    row = await finished(services, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, principal)
     return str(result_of(row)["selector"])
 
 
-def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
-    with embedding_place(parts):
+def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
+    with embedding_place(services):
         chosen = select(
-            parts.registry,
+            services.registry,
             caller,
             sample,
             pool=body.pool,
@@ -216,7 +218,7 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
             scored=False,
         )
     return Selected(
-        selection=with_note(parts.registry, chosen),
+        selection=with_note(services.registry, chosen),
         sample=chosen.report_of(sample),
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,
@@ -224,10 +226,10 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
     )
 
 
-def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
-    with embedding_place(parts):
+def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
+    with embedding_place(services):
         chosen = select(
-            parts.registry,
+            services.registry,
             caller,
             sample,
             pool=body.pool,
@@ -238,7 +240,7 @@ def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: Neare
         )
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = chosen.ranking.ranked[: body.limit]
-    with parts.registry.database.read() as catalogue:
+    with services.registry.database.read() as catalogue:
         rows = catalogue.adapters.listed(caller.namespaces, [ids[one.member.digest] for one in best])
     near = [(one.score, rows.get(ids[one.member.digest])) for one in best]
     return Nearest(

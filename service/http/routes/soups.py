@@ -16,7 +16,7 @@ from registry.spec import Cooked, CookRequest
 from service.access.keys import Principal
 from service.http.answers.jobs import job_begun, soup_of
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
@@ -31,7 +31,7 @@ from service.http.thread_turns import in_thread
 from service.jobs.cook import check_pool, kind_of, request_bytes
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
-from service.parts import Parts
+from service.parts import Services
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 
@@ -44,40 +44,40 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 )
 @takes(RECIPE)
 async def cook_soup(
-    request: Request, response: Response, body: SoupRequest, parts: AppParts, principal: Writer
+    request: Request, response: Response, body: SoupRequest, services: AppServices, principal: Writer
 ) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
-    seconds = wait_of(body.wait, parts)
+    seconds = wait_of(body.wait, services)
     caller = principal.caller(request.state.request_id)
-    _check(parts, principal, body)
+    _check(services, principal, body)
     left = await until_selectable(
-        parts,
+        services,
         principal.key_id,
-        lambda: check_pool(parts.registry, caller, body),
-        lambda: _check_room(parts, principal),
+        lambda: check_pool(services.registry, caller, body),
+        lambda: _check_room(services, principal),
         seconds,
     )
-    job = await in_thread(begin_cook, parts, principal, body, request.state.request_id)
-    row = await finished(parts, job.id, left)
+    job = await in_thread(begin_cook, services, principal, body, request.state.request_id)
+    row = await finished(services, job.id, left)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, principal)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
-    return await in_thread(soup_of, parts, cooked)
+    return await in_thread(soup_of, services, cooked)
 
 
-def begin_cook(parts: Parts, principal: Principal, body: SoupRequest, request_id: str) -> JobRow:
+def begin_cook(services: Services, principal: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """The job that cooks: what needs no work to refuse is refused at once; its bytes come before the job."""
     if body.name and "/" not in body.name:
         body = body.model_copy(update={"name": f"{principal.home}/{body.name}"})
-    namespace = _check(parts, principal, body)
-    settled = by_setting(parts.registry, body, namespace)
-    kind = kind_of(parts.registry, principal.caller(request_id), settled)
+    namespace = _check(services, principal, body)
+    settled = by_setting(services.registry, body, namespace)
+    kind = kind_of(services.registry, principal.caller(request_id), settled)
     no_owner = {"owner"} if body.owner is None else None  # a worker of the last release refuses what it does not know
     told = body.model_dump(mode="json", exclude=no_owner)
     stored = {name: value for name, value in told.items() if name in CookRequest.model_fields}
-    blob = parts.registry.blobs.put_bytes(request_bytes(stored))
+    blob = services.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
         "request": blob,
         "namespace": namespace,
@@ -86,54 +86,54 @@ def begin_cook(parts: Parts, principal: Principal, body: SoupRequest, request_id
         "effort": settled.effort,
     }
     try:
-        with parts.registry.database.write() as catalogue:
-            check_room(catalogue, parts.settings, kind, principal.key_id)
+        with services.registry.database.write() as catalogue:
+            check_room(catalogue, services.settings, kind, principal.key_id)
             job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
-            check_jobs(catalogue, parts.registry.quotas, kind, key_id=principal.key_id, namespace=namespace)
+            check_jobs(catalogue, services.registry.quotas, kind, key_id=principal.key_id, namespace=namespace)
             principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=body.name)
             return job
     except BaseException:
-        parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
+        services.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
         raise
 
 
-def _check(parts: Parts, principal: Principal, body: SoupRequest) -> str:
+def _check(services: Services, principal: Principal, body: SoupRequest) -> str:
     """The namespace that is written to; raises what is refused without a look at the catalogue."""
     namespace = split_name(body.name)[0] if body.name and "/" in body.name else principal.home
     principal.check_write(namespace)
-    if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:
+    if body.recipe is not None and len(body.recipe.ingredients) > services.settings.max_ingredients:
         raise InvalidRecipe(
-            f"A recipe has at most {parts.settings.max_ingredients} ingredients here, this one has "
+            f"A recipe has at most {services.settings.max_ingredients} ingredients here, this one has "
             f"{len(body.recipe.ingredients)}.",
             param="recipe",
         )
     return namespace
 
 
-def _check_room(parts: Parts, principal: Principal) -> None:
+def _check_room(services: Services, principal: Principal) -> None:
     """Raises Busy where no cook could be queued that waits for its pool: that is to be fitted, and so a `search`."""
-    with parts.registry.database.read() as catalogue:
-        check_room(catalogue, parts.settings, "search", principal.key_id)
+    with services.registry.database.read() as catalogue:
+        check_room(catalogue, services.settings, "search", principal.key_id)
 
 
 @router.get("")
 def list_soups(
-    parts: AppParts, principal: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
 ) -> AdapterList:
     """Live soups this key sees, newest first."""
-    size = page_size(limit, parts)
-    with parts.registry.database.read() as catalogue:
+    size = page_size(limit, services)
+    with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(principal.namespaces, kind="soup", q=q, limit=size, cursor=cursor)
     return AdapterList(data=[listed_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{ns}/{name}")
-def get_soup(ns: str, name: str, parts: AppParts, principal: Reader) -> Adapter:
+def get_soup(ns: str, name: str, services: AppServices, principal: Reader) -> Adapter:
     """One soup; the same as the adapter of that name."""
-    return adapter_body(adapter_named(parts, principal, ns, name))
+    return adapter_body(adapter_named(services, principal, ns, name))
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_soup_lineage(ns: str, name: str, parts: AppParts, principal: Reader) -> Lineage:
+def get_soup_lineage(ns: str, name: str, services: AppServices, principal: Reader) -> Lineage:
     """What the soup was mixed from, and on what evidence."""
-    return lineage_of(parts, principal.namespaces, adapter_named(parts, principal, ns, name))
+    return lineage_of(services, principal.namespaces, adapter_named(services, principal, ns, name))

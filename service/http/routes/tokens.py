@@ -10,7 +10,7 @@ from registry.base_model import BaseText
 from registry.base_model.chat_template import template_of
 from service.engine.text_calls import has_bos
 from service.http.answers.token_text import TokenText
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.models.inference_limits import check_ids, check_text
 from service.http.models.named_models import resolve_model, sole_base
 from service.http.requests.bodies import CheckedRoute
@@ -29,10 +29,10 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 @router.post("/tokenize")
 @takes(ONE_TEXT)
-def tokenize(body: TokenizeRequest, parts: AppParts, principal: ModelUser) -> TokenizeAnswer:
+def tokenize(body: TokenizeRequest, services: AppServices, principal: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
-    check_text(body.prompt, parts.settings, param="prompt")
-    base = resolve_model(parts, principal, body.model or sole_base(parts)).base
+    check_text(body.prompt, services.settings, param="prompt")
+    base = resolve_model(services, principal, body.model or sole_base(services)).base
     tokens = base.tokenize(body.prompt, bos=None if body.add_special_tokens else False)
     strings = [str(base.tokenizer.convert_ids_to_tokens(token)) for token in tokens]
     return TokenizeAnswer(
@@ -45,10 +45,10 @@ def tokenize(body: TokenizeRequest, parts: AppParts, principal: ModelUser) -> To
 
 @router.post("/detokenize")
 @takes(TOKEN_IDS)
-def detokenize(body: DetokenizeRequest, parts: AppParts, principal: ModelUser) -> DetokenizeAnswer:
+def detokenize(body: DetokenizeRequest, services: AppServices, principal: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
-    check_text(body.tokens, parts.settings, param="tokens")
-    model = resolve_model(parts, principal, body.model or sole_base(parts))
+    check_text(body.tokens, services.settings, param="tokens")
+    model = resolve_model(services, principal, body.model or sole_base(services))
     check_ids(body.tokens, model, param="tokens")
     text = model.base.tokenizer.decode(body.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return DetokenizeAnswer(prompt=str(text))
@@ -56,10 +56,12 @@ def detokenize(body: DetokenizeRequest, parts: AppParts, principal: ModelUser) -
 
 @router.get("/tokenizer_info")
 def tokenizer_info(
-    parts: AppParts, principal: ModelUser, model: Annotated[str | None, Query(min_length=1, max_length=200)] = None
+    services: AppServices,
+    principal: ModelUser,
+    model: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> TokenizerInfo:
     """The tokenizer behind a model, which may be left out where there is one base model."""
-    found = resolve_model(parts, principal, model or sole_base(parts))
+    found = resolve_model(services, principal, model or sole_base(services))
     base = found.base
     return TokenizerInfo(
         model=found.asked,

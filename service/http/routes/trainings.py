@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from service.http.answers.jobs import job_begun
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Writer
@@ -17,14 +17,14 @@ router = APIRouter(prefix="/v1/trainings", tags=["trainings"], route_class=Check
 
 @router.post("", status_code=202)
 def start_training(
-    request: Request, response: Response, body: TrainingRequest, parts: AppParts, principal: Writer
+    request: Request, response: Response, body: TrainingRequest, services: AppServices, principal: Writer
 ) -> Job:
     """Train an adapter and push it: 202 and the job, which is followed and cancelled as every job.
 
     A request like one that is queued or running gives that job. One that was cancelled, or whose server was killed,
     continues from what it saved; one that succeeded gives what it pushed.
     """
-    row = submit(parts, principal, body, request_id=request.state.request_id)
-    parts.jobs.wake()
+    row = submit(services, principal, body, request_id=request.state.request_id)
+    services.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
     return job_begun(row, principal)

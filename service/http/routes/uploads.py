@@ -20,7 +20,7 @@ from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.names import Digest
 from registry.uploads.sessions import Part
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.problems import held_headers
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.received import announced_length, check_digest, received
@@ -38,35 +38,35 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 
 
 @router.post("", response_model=Upload, status_code=202)
-def open_upload(request: Request, parts: AppParts, principal: Writer, body: NewUpload | None = None) -> Response:
+def open_upload(request: Request, services: AppServices, principal: Writer, body: NewUpload | None = None) -> Response:
     """Open an upload in parts. `Location` is where they go, `Upload-UUID` its id.
 
     With the digest that it is to have, it can be found again in the list of this key's uploads.
     """
     wanted = body or NewUpload()
-    row = parts.uploads.open(_caller(request, principal), digest=wanted.digest, size=wanted.size)
+    row = services.uploads.open(_caller(request, principal), digest=wanted.digest, size=wanted.size)
     return _held(row)
 
 
 @router.get("")
 def list_uploads(
-    request: Request, parts: AppParts, principal: Writer, digest: Annotated[Digest | None, Query()] = None
+    request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest | None, Query()] = None
 ) -> UploadList:
     """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
-    rows = parts.uploads.list(_caller(request, principal), digest=digest)
+    rows = services.uploads.list(_caller(request, principal), digest=digest)
     return UploadList(data=[_shown(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
-def get_upload(request: Request, id: str, parts: AppParts, principal: Writer) -> Response:
+def get_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
     """How much of an upload is held: `Upload-Offset`, and `Range` where that is anything."""
-    row = parts.uploads.get(_caller(request, principal), id)
+    row = services.uploads.get(_caller(request, principal), id)
     return Response(status_code=204, headers=_headers(row))
 
 
 @router.patch("/{id}", response_model=Upload, status_code=202, openapi_extra=_PART)
 async def add_part(
-    request: Request, id: str, parts: AppParts, principal: Writer, content_range: ContentRange = None
+    request: Request, id: str, services: AppServices, principal: Writer, content_range: ContentRange = None
 ) -> Response:
     """Add a part. It begins where the upload ends, or is refused with 416 and the true offset.
 
@@ -77,8 +77,8 @@ async def add_part(
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
-        await _receive(request, part, parts.settings.max_blob_bytes)
+    async with contextmanager_in_threadpool(services.uploads.part(caller, id, start=start, stop=stop)) as part:
+        await _receive(request, part, services.settings.max_blob_bytes)
         row = await in_thread(part.keep)
     return _held(row)
 
@@ -87,7 +87,7 @@ async def add_part(
 async def finish_upload(
     request: Request,
     id: str,
-    parts: AppParts,
+    services: AppServices,
     principal: Writer,
     digest: Annotated[str, Query(description="What all of it is: `sha256:` and 64 hex digits.")],
     content_range: ContentRange = None,
@@ -107,9 +107,9 @@ async def finish_upload(
     elif length or chunked:
         start, stop = 0, length
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
+    async with contextmanager_in_threadpool(services.uploads.part(caller, id, start=start, stop=stop)) as part:
         if start is not None:
-            await _receive(request, part, parts.settings.max_blob_bytes)
+            await _receive(request, part, services.settings.max_blob_bytes)
         size = await in_thread(part.commit, caller, digest)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
@@ -117,9 +117,9 @@ async def finish_upload(
 
 
 @router.delete("/{id}", response_class=Response, status_code=204)
-def delete_upload(request: Request, id: str, parts: AppParts, principal: Writer) -> Response:
+def delete_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
     """Give an upload up: what is held of it is deleted."""
-    parts.uploads.delete(_caller(request, principal), id)
+    services.uploads.delete(_caller(request, principal), id)
     return Response(status_code=204)
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from registry.catalogue.rows import Page, UsageRow
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
 from service.access.keys import Principal
-from service.http.app_parts import AppParts
+from service.http.app_parts import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -30,7 +30,7 @@ Word = Annotated[str | None, Query(max_length=200)]
 
 @router.get("", response_model=UsageList, responses=CSV)
 def get_usage(
-    parts: AppParts,
+    services: AppServices,
     principal: Anyone,
     since: Annotated[date | None, Query(description="Only from this day on (UTC).")] = None,
     until: Annotated[date | None, Query(description="Only before this day (UTC).")] = None,
@@ -47,7 +47,7 @@ def get_usage(
     Days are UTC. What the running server has counted is in it; other servers on the database write theirs every few
     seconds.
     """
-    parts.usage.write()
+    services.usage.write()
     which = UsageFilter(
         principal.key_id,
         principal.namespaces if principal.has("admin") else (),
@@ -58,13 +58,13 @@ def get_usage(
     groups = tuple(by or GROUPS)
 
     def page(size: int, cursor: str | None) -> Page[UsageRow]:
-        with parts.registry.database.read() as catalogue:
+        with services.registry.database.read() as catalogue:
             return catalogue.usage.list(which, by=groups, limit=size, cursor=cursor)
 
     if format == "csv":
-        return csv_file("usage.csv", columns(groups), partial(page, parts.settings.max_page_size), cells(groups))
-    found = page(page_size(limit, parts), cursor)
-    with parts.registry.database.read() as catalogue:
+        return csv_file("usage.csv", columns(groups), partial(page, services.settings.max_page_size), cells(groups))
+    found = page(page_size(limit, services), cursor)
+    with services.registry.database.read() as catalogue:
         total = catalogue.usage.total(which)
     return UsageList(
         data=[UsageEntry(**asdict(row)) for row in found.rows],

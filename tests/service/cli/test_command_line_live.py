@@ -517,7 +517,7 @@ class TestRightAfterAPush:
         assert [one.status_code for one in answers] == [403, 503]
 
     def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-        parts, looks = live.world.runtime.parts, []
+        parts, looks = live.world.runtime.services, []
         monkeypatch.setattr("service.http.requests.pool_waiting.LOOK_AGAIN", 0.1)
         most = parts.settings.job_queue_per_key
 

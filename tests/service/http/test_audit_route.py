@@ -68,11 +68,11 @@ def test_csv_is_all_of_what_json_gives_in_pages(
     world: World, team: dict[str, Any], client: SoupClient, soup: Soup
 ) -> None:
     small = world.runtime.settings.model_copy(update={"max_page_size": 2})
-    object.__setattr__(world.runtime.parts, "settings", small)
+    object.__setattr__(world.runtime.services, "settings", small)
     try:
         answer = world.client.get("/v1/audit", params={"format": "csv", "namespace": "team"})
     finally:
-        object.__setattr__(world.runtime.parts, "settings", world.runtime.settings)
+        object.__setattr__(world.runtime.services, "settings", world.runtime.settings)
     assert answer.headers["content-type"].startswith("text/csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     listed = entries(world, {}, namespace="team")

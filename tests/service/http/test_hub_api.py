@@ -106,7 +106,7 @@ class TestFiles:
     def test_the_same_bytes_every_time(self, acme: World) -> None:
         told = [(one["oid"], one["size"]) for one in acme.client.get("/api/models/acme/law/tree/1").json()]
         assert told == [(one["oid"], one["size"]) for one in acme.client.get("/api/models/acme/law/tree/prod").json()]
-        law, parts = row(acme, "acme/law"), acme.runtime.parts
+        law, parts = row(acme, "acme/law"), acme.runtime.services
         assert len({commit_of(law, files_of(law, parts)) for _ in range(3)}) == 1
 
     def test_ranges(self, acme: World) -> None:
@@ -215,7 +215,7 @@ class TestRevisions:
         """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
         push_lora(acme, "acme/purged", seed=9)
         commit = acme.client.get("/api/models/acme/purged").json()["sha"]
-        found = revision_of(acme.runtime.parts, NOBODY_IN_PARTICULAR, "acme", "purged", commit).files[WEIGHTS]
+        found = revision_of(acme.runtime.services, NOBODY_IN_PARTICULAR, "acme", "purged", commit).files[WEIGHTS]
         with found.open() as file:
             assert acme.client.post("/v1/adapters/acme/purged@1/purge").status_code == 200
             assert file.read() == lora_weights(acme, seed=9)

@@ -46,7 +46,7 @@ class Clock:
 def clock(world: World, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that only the test moves, and fresh buckets."""
     clock = Clock()
-    monkeypatch.setattr(world.runtime, "parts", replace(world.runtime.parts, rates=Rates(clock)))
+    monkeypatch.setattr(world.runtime, "services", replace(world.runtime.services, rates=Rates(clock)))
     return clock
 
 
@@ -190,7 +190,7 @@ def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_
 def test_a_client_that_goes_away_pays_for_what_was_computed(
     live: Live, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, rates = someone(live.world, "team", tokens_per_minute=1000), live.world.runtime.parts.rates
+    one, rates = someone(live.world, "team", tokens_per_minute=1000), live.world.runtime.services.rates
     settled, needed, settle = threading.Event(), list[int](), rates.settle
 
     def noted(want: Any, count: int) -> None:

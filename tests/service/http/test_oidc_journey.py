@@ -97,7 +97,7 @@ def test_what_a_caller_does_is_its_own(live: Live, asks: Any, issuer: LittleIssu
     assert asks(issuer.token("law-team", sub="another"), "GET", where).status_code == 404
     assert asks(one, "DELETE", where).status_code == 204
     asks(two, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 3})
-    world.runtime.parts.usage.write()
+    world.runtime.services.usage.write()
     (used,) = asks(one, "GET", "/v1/usage", params={"by": "key_id"}).json()["data"]
     assert (used["key_id"], used["requests"], used["tokens_out"]) == (id, 1, 3)
     assert {entry["action"] for entry in audit(world, key_id=id)} >= {"key.create", "soup.cook"}

@@ -91,7 +91,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         if name in request.fixturenames:
             world: World = request.getfixturevalue(name)
             expire(world)
-            world.runtime.parts.uploads.sweep()
+            world.runtime.services.uploads.sweep()
             assert part_files(world) == set()
 
 
@@ -322,7 +322,7 @@ class TestWhoseItIs:
         for answer in (world.client.get(path), patch(world, path, b"x", len(DATA)), put(world, path, DATA)):
             refused(answer, 404, "not_found")
         assert world.client.get(UPLOADS).json()["data"] == []
-        assert world.runtime.parts.uploads.sweep() == 2
+        assert world.runtime.services.uploads.sweep() == 2
         assert part_files(world) == set()
         with world.runtime.database.read() as catalogue:
             assert catalogue.uploads.known() == set()
@@ -333,9 +333,9 @@ class TestWhoseItIs:
         files.folder.joinpath("upload-of-no-row").write_bytes(b"young")
         expire(world)
         with files.open(path.rpartition("/")[2]):
-            assert world.runtime.parts.uploads.sweep() == 0
+            assert world.runtime.services.uploads.sweep() == 0
         os.utime(files.folder / "upload-of-no-row", (1, 1))
-        assert world.runtime.parts.uploads.sweep() == 2
+        assert world.runtime.services.uploads.sweep() == 2
 
 
 class TestBounds:

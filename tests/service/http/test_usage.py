@@ -140,11 +140,11 @@ def test_csv_is_all_of_it(world: World, client: SoupClient, soup: Soup, monkeypa
     world.client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 1})
     everything = usage(world, limit=200)["data"]
     small = world.runtime.settings.model_copy(update={"max_page_size": 2})
-    object.__setattr__(world.runtime.parts, "settings", small)
+    object.__setattr__(world.runtime.services, "settings", small)
     try:
         answer = world.client.get("/v1/usage", params={"format": "csv"})
     finally:
-        object.__setattr__(world.runtime.parts, "settings", world.runtime.settings)
+        object.__setattr__(world.runtime.services, "settings", world.runtime.settings)
     assert answer.headers["content-type"].startswith("text/csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert len(everything) > 2

@@ -61,11 +61,11 @@ class Stage:
         )
 
     def runner(self, *, start: bool = True, sole_owner: bool = True, **settings: Any) -> JobRunner:
-        parts = SimpleNamespace(
+        services = SimpleNamespace(
             settings=self.settings.model_copy(update=settings), registry=Registry(self.database, MemoryBlobs()),
             jobs=JobBoard(), tracing=None,
         )  # fmt: skip
-        runner = JobRunner(parts, sole_owner=sole_owner)  # type: ignore[arg-type]
+        runner = JobRunner(services, sole_owner=sole_owner)  # type: ignore[arg-type]
         self.runners.append(runner)
         if start:
             runner.start()
@@ -75,7 +75,7 @@ class Stage:
         with self.database.write() as catalogue:
             job = catalogue.jobs.enqueue("test", {}, namespace="acme", created_by="key-1", **options)
         for runner in self.runners:
-            runner.parts.jobs.wake()
+            runner.services.jobs.wake()
         return job.id
 
     def row(self, job: str) -> JobRow:
@@ -90,7 +90,7 @@ class Stage:
         """The job once `done` says so of it, told by the runner's watch."""
         changed = threading.Event()
         deadline = datetime.now(UTC) + timedelta(seconds=PATIENCE)
-        with runner.parts.jobs.watched(job, changed.set):
+        with runner.services.jobs.watched(job, changed.set):
             while not done(row := self.row(job)):
                 assert datetime.now(UTC) < deadline, row
                 changed.wait(0.2)
@@ -224,7 +224,7 @@ class TestCancel:
     def test_a_queued_job_never_runs(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        assert cancel(runner.parts, Caller("key-1", ("acme",), "req-1"), job).state == "cancelled"
+        assert cancel(runner.services, Caller("key-1", ("acme",), "req-1"), job).state == "cancelled"
         assert (stage.cleaned, stage.without) == ([job], [job])
         runner.start()
         other = stage.enqueue()
@@ -238,7 +238,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         assert stage.started.acquire(timeout=PATIENCE)
-        cancel(runner.parts, Caller("key-1", None, "req-1"), job)
+        cancel(runner.services, Caller("key-1", None, "req-1"), job)
         row = stage.ended(runner, job)
         assert (row.state, row.result, row.error) == ("cancelled", None, None)
         assert (stage.cleaned, stage.without) == ([job], [job])
@@ -249,7 +249,7 @@ class TestCancel:
         job = stage.enqueue()
         claimed = runner._claim("quick")
         assert claimed is not None
-        cancel(runner.parts, Caller("key-1", None, "req-1"), job)
+        cancel(runner.services, Caller("key-1", None, "req-1"), job)
         runner._run(claimed)
         assert stage.row(job).state == "cancelled"
 
@@ -268,7 +268,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         before = stage.ended(runner, job)
-        assert cancel(runner.parts, Caller("key-1", None, "req-1"), job) == before
+        assert cancel(runner.services, Caller("key-1", None, "req-1"), job) == before
         assert stage.without == []
 
     def test_unknown_and_foreign(self, stage: Stage) -> None:
@@ -276,7 +276,7 @@ class TestCancel:
         job = stage.enqueue()
         for scope, one in ((None, "job-0"), (("other",), job)):
             with pytest.raises(NotFound):
-                cancel(runner.parts, Caller("key-1", scope, "req-1"), one)
+                cancel(runner.services, Caller("key-1", scope, "req-1"), one)
         assert stage.row(job).state == "queued"
 
     def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
@@ -326,10 +326,10 @@ class TestProcesses:
     def test_who_watches_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
         runner = stage.runner()
         told = threading.Event()
-        with runner.parts.jobs.watched("job-1", told.set):
+        with runner.services.jobs.watched("job-1", told.set):
             runner.begin_stop()
         assert told.is_set()
-        assert runner.parts.jobs.closed
+        assert runner.services.jobs.closed
         assert runner.stop() is True
 
     def test_a_request_that_waits_for_a_job_is_answered_when_the_server_stops(self, stage: Stage) -> None:
@@ -337,7 +337,7 @@ class TestProcesses:
         job = stage.enqueue()
 
         async def ask() -> JobRow:
-            waiting = asyncio.ensure_future(finished(runner.parts, job, 10 * PATIENCE))
+            waiting = asyncio.ensure_future(finished(runner.services, job, 10 * PATIENCE))
             await asyncio.sleep(0)
             runner.begin_stop()
             return await asyncio.wait_for(waiting, PATIENCE)
@@ -375,7 +375,7 @@ class TestProcesses:
     ) -> None:
         """A training that saves itself: a server that crashes is no failure of its own."""
         saved = 0
-        kind = replace(stage.kind(), reached=lambda _parts, _row: saved)
+        kind = replace(stage.kind(), reached=lambda _services, _row: saved)
         monkeypatch.setattr(module, "KINDS", {"test": kind})
         job = stage.enqueue()
         began: list[int] = []
@@ -399,7 +399,7 @@ class TestProcesses:
         assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": 600}, 7)
 
     def test_and_given_up_once_it_comes_no_further(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        kind = replace(stage.kind(), reached=lambda _parts, _row: 100)
+        kind = replace(stage.kind(), reached=lambda _services, _row: 100)
         monkeypatch.setattr(module, "KINDS", {"test": kind})
         job = stage.enqueue()
         stage.run = lambda _context: stage.change(
@@ -459,7 +459,7 @@ class TestProcesses:
         monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), clean=fail)})
         runner = stage.runner(start=False)
         told: list[str] = []
-        monkeypatch.setattr(runner.parts.jobs, "tell", told.append)
+        monkeypatch.setattr(runner.services.jobs, "tell", told.append)
         job = stage.enqueue()
         claimed = runner._claim("quick")
         assert claimed is not None
@@ -500,7 +500,7 @@ class TestLanes:
         assert stage.started.acquire(timeout=PATIENCE)
         with stage.database.write() as catalogue:
             job = catalogue.jobs.enqueue("quick", {}, namespace="acme", created_by="key-1")
-        runner.parts.jobs.wake()
+        runner.services.jobs.wake()
         assert stage.until(runner, job.id, lambda row: row.state in FINAL).result == {"quick": True}
         assert stage.row(training).state == "running"
         stage.go_on.set()

@@ -338,7 +338,7 @@ class TestWeighing:
         assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
 
     def test_an_error_ends_the_process(self, world: World) -> None:
-        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.parts.registry.bases.values()
+        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.services.registry.bases.values()
         missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
         request = WeighingRequest(texts=("some words",), candidates=(missing,))
         with pytest.raises(SoupError):
@@ -366,7 +366,7 @@ class TestWeighing:
         assert client.wait_job(self.quick(world, 34))["state"] == "succeeded"
         assert computing._child
         assert computing._child.pid == first
-        short = world.runtime.parts.settings.model_copy(update={"gradients_idle_seconds": 0})
+        short = world.runtime.services.settings.model_copy(update={"gradients_idle_seconds": 0})
         monkeypatch.setattr(computing, "_settings", short)
         assert client.wait_job(self.quick(world, 32))["result"]["search"]["seconds"] > 0
         until(lambda: not alive(first))
@@ -462,7 +462,7 @@ class TestWhose:
         cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
         secret = {"ref": "theirs/secret@1", "domain": "hidden"}
         search = {"candidates": [secret], "left_out": [secret], "single": secret, "trials": [{"way": "weighed"}]}
-        with world.runtime.parts.registry.database.write() as catalogue:
+        with world.runtime.services.registry.database.write() as catalogue:
             row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
             catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
         lineage = "/v1/adapters/acme/weighed/lineage"
@@ -488,6 +488,6 @@ class TestWhose:
 
 def test_a_cook_whose_text_a_restore_has_not_brought_back_says_so(world: World) -> None:
     gone = SimpleNamespace(arguments={"request": sha256_digest(b"a request that was not copied")})
-    context: Any = SimpleNamespace(parts=world.runtime.parts, row=gone)
+    context: Any = SimpleNamespace(services=world.runtime.services, row=gone)
     with pytest.raises(NotFound, match="ask again"):
         COOK.run(context)

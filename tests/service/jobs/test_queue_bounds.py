@@ -131,7 +131,7 @@ class TestRevoked:
             claimed = catalogue.jobs.claim("another server", ["train"], 60, datetime.now(UTC) + timedelta(seconds=1))
         assert claimed is not None
         blob = self.row(world, cook).arguments["request"]
-        with world.runtime.parts.jobs.runs(claimed.id) as told:
+        with world.runtime.services.jobs.runs(claimed.id) as told:
             key.revoke()
             assert told.is_set(), "what runs here is asked to stop"
         assert [state_of(world, one) for one in (cook, training)] == ["cancelled", "cancelled"]

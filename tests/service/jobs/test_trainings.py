@@ -239,7 +239,7 @@ def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_i
     path = f"/v1/jobs/{job['id']}"
     until(lambda: len((curve_of(world, job) or {}).get("train_history", ())) > 2)  # while it runs
     assert world.client.post(f"{path}/cancel").json()["state"] == "cancelled"
-    until(lambda: not world.runtime.parts.jobs.running())
+    until(lambda: not world.runtime.services.jobs.running())
     before = curve_of(world, job)
     assert before is not None
     again = started(world, body)
@@ -316,12 +316,12 @@ def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: Lo
         )
         catalogue.jobs.cancel(row.id)
     reached = training_job.TRAIN.reached
-    assert reached(world.runtime.parts, row) == 0
+    assert reached(world.runtime.services, row) == 0
     place = training_job.place_of(world.runtime.settings, row.arguments["key"])
     make(SPEC, base, saving=checkpoint.Saving(place / training_job.CHECKPOINT))
-    assert reached(world.runtime.parts, row) == RECIPE["steps"]
+    assert reached(world.runtime.services, row) == RECIPE["steps"]
     (place / training_job.CHECKPOINT / checkpoint.FILE).write_bytes(b"torn")
-    assert reached(world.runtime.parts, row) == 0
+    assert reached(world.runtime.services, row) == 0
     shutil.rmtree(place)
 
 
@@ -594,7 +594,7 @@ class TestRefusals:
         with idle.runtime.database.read() as catalogue:
             row = catalogue.jobs.get(None, job["id"])
         request = TrainingRequest.model_validate(row.arguments["request"])
-        context = JobContext(idle.runtime.parts, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
+        context = JobContext(idle.runtime.services, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
         training = training_job.Training(context, request)
         with pytest.raises(Forbidden, match="revoked"):
             training_job.train(training)

@@ -65,7 +65,7 @@ def test_a_selector_chooses_the_same(store: Store, said: Any) -> None:
 @pytest.mark.parametrize("ref", ["average", "concat", "lora-concat"])
 def test_a_soup_whose_file_is_lost_is_rebuilt_with_the_same_bytes(store: Store, said: Any, ref: str) -> None:
     row = store.adapter(f"team/{ref}@1")
-    blobs = store._runtime.parts.registry.blobs
+    blobs = store._runtime.services.registry.blobs
     blobs.delete(row.weights_blob)
     assert store.cook(name=f"team/{ref}", **said["asked"][row.ref]).model == row.ref
     assert blobs.is_whole(row.weights_blob)
@@ -76,7 +76,7 @@ def test_a_soup_of_matched_or_decomposed_tensors_is_cooked_again_to_the_same_mod
     store: Store, said: Any, ref: str
 ) -> None:
     """Its bytes are this machine's and library's; what it says differs by what their rounding comes to."""
-    blobs = store._runtime.parts.registry.blobs
+    blobs = store._runtime.services.registry.blobs
     blobs.delete(store.adapter(f"team/{ref}@1").weights_blob)
     soup = store.cook(name=f"team/{ref}", **said["asked"][f"team/{ref}@1"])
     assert mean_nll(store, soup.model, said) == pytest.approx(said["nll"][f"team/{ref}@1"], rel=1e-4)

@@ -451,7 +451,7 @@ def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked
 
 def nobody_asks_for(stocked, selector: dict) -> None:
     """Nobody asked for this selector in a year."""
-    database = stocked.world.runtime.parts.registry.database
+    database = stocked.world.runtime.services.registry.database
     with database.write() as catalogue:
         row = catalogue.selectors.get(None, selector["id"])
         catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC) - timedelta(days=365))
@@ -532,12 +532,12 @@ def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
     runtime = stocked.world.runtime
     body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
     held = 0
-    while runtime.parts.selections.acquire(blocking=False):
+    while runtime.services.selections.acquire(blocking=False):
         held += 1
     try:
         refused = stocked.world.client.post("/v1/select", json=body)
     finally:
-        runtime.parts.selections.release(held)
+        runtime.services.selections.release(held)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "2"
     assert stocked.world.client.post("/v1/select", json=body).status_code == 200

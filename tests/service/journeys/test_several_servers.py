@@ -171,7 +171,7 @@ def test_a_start_sweeps_nothing_of_the_others(
     shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path
 ) -> None:
     """Bytes on their way to a row, and an upload that is being written."""
-    blobs = servers[0].runtime.parts.registry.blobs
+    blobs = servers[0].runtime.services.registry.blobs
     waiting, upload = blobs.put_bytes(b"a row will name this"), b"half of it is there"
     digest = sha256_digest(upload)
     with blobs.writer(digest, max_bytes=100) as writer:

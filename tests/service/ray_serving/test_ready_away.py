@@ -27,7 +27,7 @@ def looked(world: World, error: SoupError, **settings: Any) -> tuple[str, dict[s
     def submit(_: object) -> None:
         raise error
 
-    parts = world.runtime.parts
+    parts = world.runtime.services
     engine: Any = SimpleNamespace(submit=submit, bases_held=lambda: ("tiny",), preloading=False)
     found = Readiness().of(replace(parts, engine=engine, settings=parts.settings.model_copy(update=settings)))
     return found.status, found.checks
