@@ -26,7 +26,7 @@ from registry.base_model import shape_of
 from registry.cook.mix import planned
 from registry.errors import Conflict
 from registry.formats import read_directory
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BaseEntry, BaseShape, Provenance, weights_by_digest
@@ -185,6 +185,6 @@ def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:
         by_digest[digest].part(number, weight, shape.fingerprint)
         for number, (digest, weight) in enumerate(weights.items())
     ]
-    plan = planned(parts, settle(parts, request.mixing, max_width=request.max_width).mixing, shape)
+    plan = planned(parts, choose_mixing(parts, request.mixing, max_width=request.max_width).mixing, shape)
     tensors, report = plan.make()
     return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors, report.size_bytes)

@@ -63,6 +63,11 @@ def projections(config: AdapterConfig, names: Iterable[str]) -> dict[str, list[s
     }
 
 
+def projection_names(config: AdapterConfig, names: Iterable[str]) -> list[str]:
+    """Weights that may be masked among `names`, those of all members together."""
+    return [name for weights in projections(config, names).values() for name in weights]
+
+
 def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 

@@ -24,7 +24,7 @@ from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import DamagedBlob, InvalidSample, Retired, Unavailable
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.names import TEMPORARY, split_name
 from registry.progress import Progress
@@ -234,7 +234,7 @@ def _mixed(
 
 def _to_tune(parts: tuple[SoupIngredient, ...], request: CookRequest) -> MixingRequest:
     """How the start of a training is mixed: as wide as one adapter, where the request leaves that open."""
-    found = settle(parts, request.mixing, max_width=request.max_width).mixing
+    found = choose_mixing(parts, request.mixing, max_width=request.max_width).mixing
     wide = isinstance(request.mixing, AutoMixing) and isinstance(found, ConcatMixing) and len(parts) > 1
     return RecompressMixing(scale=request.mixing.scale) if wide else request.mixing
 

@@ -11,7 +11,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.context import Caller, Registry
 from registry.cook.choose import MOST, part_of, rows_of
 from registry.mixing import concat
-from registry.mixing.auto import apart
+from registry.mixing.auto import exclusion_reasons
 from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.select.select import Chosen
@@ -78,7 +78,7 @@ def _beside(best: SoupIngredient | None, pending: Candidates) -> list[tuple[Adap
     if best is None:
         why = {part.digest: " ".join(concat.check([part], ConcatMixing())) for _, part in pending}
     else:
-        why = apart(best, [part for _, part in pending], ConcatMixing(), ranked=True)
+        why = exclusion_reasons(best, [part for _, part in pending], ConcatMixing(), ranked=True)
     return [(row, part, why.get(part.digest, "")) for row, part in pending]
 
 

@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.context import Caller, Registry
 from registry.cook.statistics import stored_statistic
 from registry.errors import InvalidRecipe
-from registry.mixing.auto import apart, best_unranked, within_width
+from registry.mixing.auto import best_unranked, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.progress import Progress
@@ -152,7 +152,7 @@ def _apart(
     """
     selected = [parts[one.digest] for one in every]
     best = selected[0] if ranked else best_unranked(selected, request.mixing)
-    return best, apart(best, selected, request.mixing, ranked=ranked)
+    return best, exclusion_reasons(best, selected, request.mixing, ranked=ranked)
 
 
 def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[SoupIngredient, ...]]:

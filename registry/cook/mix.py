@@ -11,7 +11,7 @@ from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.context import BaseModel, Registry
 from registry.errors import Incompatible, Internal, InvalidRecipe
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, by_digest
 from registry.mixing.report import TOLERANCE, ExactMixture, report_of
 from registry.spec import (
@@ -77,12 +77,7 @@ class Planned:
         exact = ExactMixture(self.config, self.shape, self.recipe.mixing)
         method = MIXINGS[self.recipe.mixing.method]
         tensors = method.mix([exact.watched(part) for part in self.parts], self.recipe.mixing)
-        report = report_of(
-            self.parts, self.recipe, self.config, tensors, shape=self.shape,
-            residual=exact.residual(self.config, tensors),
-            residuals=exact.residuals(self.config, tensors) if method.by_site else None, by_lapack=method.by_lapack,
-        )  # fmt: skip
-        return tensors, report
+        return tensors, report_of(self.parts, self.recipe, self.config, tensors, shape=self.shape, exact=exact)
 
     def digest_of(self, tensors: Tensors) -> str:
         """The digest of the soup that they are."""
@@ -116,7 +111,7 @@ def mix_ingredients(
 
     Raises Incompatible with all reasons at once.
     """
-    choice = settle(parts, request.mixing, max_width=request.max_width)
+    choice = choose_mixing(parts, request.mixing, max_width=request.max_width)
     check_base(parts, base)
     plan = planned(parts, choice.mixing, base.shape)
     recipe = plan.recipe
@@ -134,7 +129,7 @@ def mix_ingredients(
     replaces = known.adapter_digest if known is not None and known.adapter_digest != digest else None
     if known is not None and replaces is not None and not _agrees(report, known.report):
         raise Internal(f"recipe {recipe.digest} gave {replaces} before and {digest} now")
-    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.why, replaces)
+    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.reason, replaces)
 
 
 def _agrees(report: MixReport, before: MixReport) -> bool:

@@ -22,7 +22,7 @@ from registry.cook.publish import purged_meanwhile
 from registry.errors import Incompatible, InvalidRecipe
 from registry.files import decode_lines
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.progress import Progress
 from registry.quotas import check_stored, room_for_bytes
@@ -68,7 +68,7 @@ def with_statistics(
     if isinstance(mixing, AutoMixing) or not may_measure(mixing):
         return _without(parts, mixing)
     method = MIXINGS[mixing.method]
-    settle(parts, mixing, max_width=request.max_width)
+    choose_mixing(parts, mixing, max_width=request.max_width)
     kind = method.statistic(mixing)
     alone = len(parts) == 1 and method.result(parts, mixing) == parts[0].config
     if kind is None or alone:  # one that stays as wide as it is is itself

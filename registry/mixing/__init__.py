@@ -28,22 +28,26 @@ from registry.spec import AdapterConfig, BaseShape, Mixing, StatisticKind
 
 @dataclass(frozen=True)
 class MixingMethod:
-    """One way of mixing, by its own member of `Mixing`.
+    """The functions of one mixing method, each of which takes the ingredients and the method's member of `Mixing`.
 
-    `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients. Reports
-    have the residual `by_site` where a method says so. `too_wide` says why the parts would be too many, or the soup
-    wider than a width: of a ranking the last ones are left out until it says nothing. `resolved` is the mixing as
-    recipes have it, with what a request may leave open. `statistic` says what has to be known of each of
-    several parts beside its tensors: `mix` reads it. What is computed by LAPACK has the same bytes on one machine only.
+    - `check` lists every reason against mixing the ingredients.
+    - `result` is the soup's configuration.
+    - `mix` reads the ingredients and computes the soup's tensors.
+    - `too_wide` lists reasons against the number of ingredients or a soup wider than `max_width`; the lowest-ranked
+      ingredients are dropped until it is empty.
+    - `resolved` is the mixing as the recipe stores it, with defaults filled in.
+    - `statistic` is the statistic that `mix` reads of each of several ingredients beside its tensors.
+
+    With `by_site` the report lists residuals by site. Methods `by_lapack` give the same bytes on one machine only.
     """
 
     check: Callable[[Sequence[SoupIngredient], Any], list[str]]
     result: Callable[[Sequence[SoupIngredient], Any], AdapterConfig]
     mix: Callable[[Sequence[SoupIngredient], Any], dict[str, Tensor]]
-    too_wide: Callable[[Sequence[SoupIngredient], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
+    too_wide: Callable[[Sequence[SoupIngredient], Any, int], list[str]] = lambda _ingredients, _mixing, _max_width: []
     by_site: bool = False
     by_lapack: bool = False
-    resolved: Callable[[Sequence[SoupIngredient], Any, BaseShape], Mixing] = lambda _parts, mixing, _shape: mixing
+    resolved: Callable[[Sequence[SoupIngredient], Any, BaseShape], Mixing] = lambda _ingredients, mixing, _shape: mixing
     statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
 
 

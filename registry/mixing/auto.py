@@ -1,7 +1,7 @@
-"""Choosing the mixing method of a soup: `auto` becomes `average`, `concat` or `merge` before a recipe is written.
+"""Choose the mixing method of a soup: `auto` becomes `average`, `concat` or `merge` before a recipe is written.
 
-Called by `cook.choose`, which keeps what can be mixed with the best-ranked adapter, and by `cook.mix`, which settles
-on the method or refuses with all reasons and what could be done instead.
+Called by `cook.choose`, which drops adapters that cannot be mixed with the best-ranked one, and by `cook.mix`, which
+chooses the method or refuses with all reasons and what could be done instead.
 """
 
 from __future__ import annotations
@@ -35,63 +35,64 @@ _REFUSED = {
 }
 
 
-_OF_ONE_START = ("average", "ties", "dare", "slerp")
-"""Methods that mix values in the places where they are, and so ask for one initialisation."""
+_SAME_INIT = ("average", "ties", "dare", "slerp")
+"""Methods that mix values position by position, and so need one initialisation."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The mixing of a recipe, and why it is this one; `why` is empty where it was asked for by name."""
+    """The mixing of a recipe and the reason for it; the reason is empty where the request named the method."""
 
     mixing: Mixing
-    why: str = ""
+    reason: str = ""
 
 
-def candidates(parts: Sequence[SoupIngredient], request: MixingRequest) -> list[Mixing]:
-    """The mixings that a request allows for these parts, the preferred first."""
+def candidates(ingredients: Sequence[SoupIngredient], request: MixingRequest) -> list[Mixing]:
+    """The mixings that a request allows for these ingredients, the preferred first."""
     if not isinstance(request, AutoMixing):
         return [request]
-    if any(part.config.merged is not None for part in parts):
+    if any(ingredient.config.merged is not None for ingredient in ingredients):
         return [MergeMixing()]  # nothing else can be done with a bank
-    joined = ConcatMixing(scale=request.scale)
-    if any(part.layers is not None for part in parts):
-        return [joined]
-    several = len(parts) > 1 or parts[0].config.joinable  # a union alone is the average of itself
-    if several and all(part.config.average_on_request for part in parts):
-        return [joined]  # the average of their factors has cross terms: on request only
-    return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
+    concatenated = ConcatMixing(scale=request.scale)
+    if any(ingredient.layers is not None for ingredient in ingredients):
+        return [concatenated]
+    joinable = len(ingredients) > 1 or ingredients[0].config.joinable  # a union alone is the average of itself
+    if joinable and all(ingredient.config.average_on_request for ingredient in ingredients):
+        return [concatenated]  # the average of their factors has cross terms: on request only
+    return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), concatenated]
 
 
-def settle(parts: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> Choice:
-    """The first mixing that nothing stands against; raises Incompatible with everything that does."""
+def choose_mixing(ingredients: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> Choice:
+    """The first candidate with no reason against it; raises Incompatible with the reasons against all of them."""
     against: dict[str, list[str]] = {}
-    for mixing in candidates(parts, request):
+    for mixing in candidates(ingredients, request):
         method = MIXINGS[mixing.method]
-        reasons = method.check(parts, mixing) or method.too_wide(parts, mixing, max_width)
+        reasons = method.check(ingredients, mixing) or method.too_wide(ingredients, mixing, max_width)
         if isinstance(mixing, MergeMixing) and isinstance(request, AutoMixing) and request.scale != "1":
-            asked = f"A merge has no scale, and {request.scale} is asked for"
-            reasons.append(f"{asked}: merge the bank, then scale what comes of it.")
+            problem = f"A merge has no scale, and {request.scale} is asked for"
+            reasons.append(f"{problem}: merge the bank, then scale what comes of it.")
         if not reasons:
-            return Choice(mixing, _why(parts, mixing, against) if isinstance(request, AutoMixing) else "")
+            is_auto = isinstance(request, AutoMixing)
+            return Choice(mixing, _choice_reason(ingredients, mixing, against) if is_auto else "")
         against[mixing.method] = reasons
     problems = list(dict.fromkeys(reason for reasons in against.values() for reason in reasons))
     raise Incompatible(
         f"These adapters cannot be {_REFUSED.get(request.method, 'mixed')}. {' '.join(problems)} "
-        f"{_instead(parts, against)}",
+        f"{_advice(ingredients, against)}",
         param="recipe",
         problems=problems,
     )
 
 
-def _why(parts: Sequence[SoupIngredient], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+def _choice_reason(ingredients: Sequence[SoupIngredient], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
     if isinstance(mixing, MergeMixing):
-        bank = parts[0].config
+        bank = ingredients[0].config
         assert isinstance(bank, BankConfig)  # checked by the method; only banks have experts to count
         return f"the mean of its {bank.experts} experts"
-    if len(parts) == 1:
+    if len(ingredients) == 1:
         return ""
     if isinstance(mixing, AverageMixing):
-        if mixing.assume_same_init and init_reasons(parts):
+        if mixing.assume_same_init and init_reasons(ingredients):
             return "structure and scale agree, and the request vouches for one initialisation"
         return "structure, scale and initialisation agree"
     if not against:
@@ -99,98 +100,101 @@ def _why(parts: Sequence[SoupIngredient], mixing: Mixing, against: Mapping[str, 
     return "exact, and averaging was not possible: " + " ".join(against["average"]).rstrip(".")
 
 
-def _instead(parts: Sequence[SoupIngredient], against: Mapping[str, Sequence[str]]) -> str:
-    """What could be done about it, of what would really help."""
-    if any(part.config.merged is not None for part in parts):
+def _advice(ingredients: Sequence[SoupIngredient], against: Mapping[str, Sequence[str]]) -> str:
+    """A sentence with the changes to the request that would make a soup possible."""
+    if any(ingredient.config.merged is not None for ingredient in ingredients):
         return "Merge each bank by itself, by mixing 'merge' of a recipe of it alone, and mix what comes of them."
     if "merge" in against:
         return "Name the bank alone, or mix adapters by 'auto'."
-    ways = []
-    if not MIXINGS["concat"].check(parts, ConcatMixing()):
+    changes = []
+    if not MIXINGS["concat"].check(ingredients, ConcatMixing()):
         exact = "mix by 'concat', which asks for one method and structure only"
-        ways.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
-    if "average" not in against and not MIXINGS["average"].check(parts, AverageMixing()):
-        ways.append("mix by 'average', which takes the factors of a LoRA apart")
-    if "average" in against and not MIXINGS["average"].check(parts, AverageMixing()):
-        ways.append("leave 'scale' at 1")
-    if any(list(against.get(method, ())) == init_reasons(parts) != [] for method in _OF_ONE_START):
-        ways.append("set mixing.assume_same_init if you know that they started from the same tensors")
-    if not ways:
-        several = len({part.config.method for part in parts}) > 1
-        ways.append(f"mix only adapters of one base model and one {'method' if several else 'structure'}")
-    told = ", or ".join(ways)
-    return told[0].upper() + told[1:] + "."
+        changes.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
+    if not MIXINGS["average"].check(ingredients, AverageMixing()):
+        by_average = "mix by 'average', which takes the factors of a LoRA apart"
+        changes.append("leave 'scale' at 1" if "average" in against else by_average)
+    if any(list(against.get(method, ())) == init_reasons(ingredients) != [] for method in _SAME_INIT):
+        changes.append("set mixing.assume_same_init if you know that they started from the same tensors")
+    if not changes:
+        several = len({ingredient.config.method for ingredient in ingredients}) > 1
+        changes.append(f"mix only adapters of one base model and one {'method' if several else 'structure'}")
+    advice = ", or ".join(changes)
+    return advice[0].upper() + advice[1:] + "."
 
 
-# --- what can be mixed with the best -------------------------------------------------------------
+# --- compatibility with the best ingredient -------------------------------------------------------
 
 
-def best_unranked(parts: Sequence[SoupIngredient], request: MixingRequest) -> SoupIngredient:
-    """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
-    alike = Counter(_alike(part, request) for part in parts)
-    kinds = Counter(_joinable(part) for part in parts)
-    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_joinable(part)]))
+def best_unranked(ingredients: Sequence[SoupIngredient], request: MixingRequest) -> SoupIngredient:
+    """The ingredient to start from where none is ranked.
+
+    One of the largest group that can be averaged, and among equals of the largest that can be concatenated.
+    """
+    averaged = Counter(_average_key(ingredient, request) for ingredient in ingredients)
+    joined = Counter(_join_key(ingredient) for ingredient in ingredients)
+    return max(ingredients, key=lambda best: (averaged[_average_key(best, request)], joined[_join_key(best)]))
 
 
-def _joinable(part: SoupIngredient) -> object:
+def _join_key(ingredient: SoupIngredient) -> object:
     """Equal for adapters that can be concatenated, as far as configurations say."""
-    return concat.kind_of(part.config) if part.config.joinable else part.digest
+    return concat.join_key(ingredient.config) if ingredient.config.joinable else ingredient.digest
 
 
-def _alike(part: SoupIngredient, request: MixingRequest) -> object:
-    """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    on_request = isinstance(request, AutoMixing) and part.config.average_on_request
+def _average_key(ingredient: SoupIngredient, request: MixingRequest) -> object:
+    """Equal for adapters that can be averaged; unique for one that cannot be averaged with any other."""
+    on_request = isinstance(request, AutoMixing) and ingredient.config.average_on_request
     if isinstance(request, ConcatMixing | RecompressMixing | AlignMixing | MergeMixing) or on_request:
-        return part.digest
-    if average_reasons([part, part], request.scale):  # a fusion
-        return part.digest
+        return ingredient.digest
+    if average_reasons([ingredient, ingredient], request.scale):  # a fusion
+        return ingredient.digest
     if request.assume_same_init:
-        return part.config.dense()
-    return part.digest if part.provenance.init_hash is None else (part.config.dense(), part.provenance.init_hash)
+        return ingredient.config.dense()
+    init_hash = ingredient.provenance.init_hash
+    return ingredient.digest if init_hash is None else (ingredient.config.dense(), init_hash)
 
 
-def apart(
+def exclusion_reasons(
     best: SoupIngredient, others: Sequence[SoupIngredient], request: MixingRequest, *, ranked: bool
 ) -> dict[str, str]:
-    """Why each other adapter (by digest) cannot be in a soup with the best; those that can are not in it.
+    """The reasons, by digest, why adapters cannot be in a soup with the best; those that can are not in it.
 
-    With `auto` whoever can be averaged or concatenated stays. Those that can only be averaged (Houlsby adapters
-    train LayerNorms of their own) leave no place for those that can only be concatenated, and where nothing is
-    ranked a wide soup of few does not replace the average of many.
+    With `auto` adapters stay that can be averaged or concatenated. Those that can only be averaged (Houlsby adapters
+    train LayerNorms of their own) exclude those that can only be concatenated, and where nothing is ranked a wide
+    soup of few does not replace the average of many.
     """
     best = replace(best, load=cache(best.load))  # it may be compared with each of the others
     reasons: dict[str, dict[str, list[str]]] = {}
-    for mixing in candidates([best, best], request):  # of several
+    for mixing in candidates([best, best], request):
         check = MIXINGS[mixing.method].check
-        reasons[mixing.method] = {one.digest: check([best, one], mixing) for one in others if one.digest != best.digest}
-    taken = reasons
+        reasons[mixing.method] = {
+            other.digest: check([best, other], mixing) for other in others if other.digest != best.digest
+        }
+    method = next(iter(reasons))
     if len(reasons) > 1:
-        averaged, joined = ({one for one, why in found.items() if not why} for found in reasons.values())
-        if not averaged <= joined or (averaged and not ranked) or not best.config.joinable:
-            taken = {"average": reasons["average"]}
-        else:
-            taken = {"concat": reasons["concat"]}
+        averaged = {digest for digest, against in reasons["average"].items() if not against}
+        concatenated = {digest for digest, against in reasons["concat"].items() if not against}
+        if best.config.joinable and averaged <= concatenated and (ranked or not averaged):
+            method = "concat"
     return {
-        digest: " ".join(dict.fromkeys(one for found in reasons.values() for one in found[digest]))
-        for found in taken.values()
-        for digest, why in found.items()
-        if why
+        digest: " ".join(dict.fromkeys(reason for by_digest in reasons.values() for reason in by_digest[digest]))
+        for digest, against in reasons[method].items()
+        if against
     }
 
 
-def within_width(parts: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
-    """How many of the first parts make a soup within `max_width`, and what the next would have made of it."""
-    count, reason = len(parts), ""
+def within_width(ingredients: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
+    """How many of the first ingredients make a soup within `max_width`, and the reason against one more."""
+    count, reason = len(ingredients), ""
     while count > 1:
-        mixing = _cheapest(parts[:count], request)
-        found = MIXINGS[mixing.method].too_wide(parts[:count], mixing, max_width)
-        if not found:
+        mixing = _narrowest(ingredients[:count], request)
+        reasons = MIXINGS[mixing.method].too_wide(ingredients[:count], mixing, max_width)
+        if not reasons:
             break
-        count, reason = count - 1, found[0]
+        count, reason = count - 1, reasons[0]
     return count, reason
 
 
-def _cheapest(parts: Sequence[SoupIngredient], request: MixingRequest) -> Mixing:
-    """What parts that can be mixed are mixed by: the average where it is possible."""
-    first, *more = candidates(parts, request)
-    return first if not more or not MIXINGS[first.method].check(parts, first) else more[0]
+def _narrowest(ingredients: Sequence[SoupIngredient], request: MixingRequest) -> Mixing:
+    """The mixing of ingredients that can be mixed: the average where it is possible."""
+    first, *more = candidates(ingredients, request)
+    return first if not more or not MIXINGS[first.method].check(ingredients, first) else more[0]

@@ -9,7 +9,7 @@ it is from the mixture of the updates. Of pruned ingredients the soup has one ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import DTYPES, scale_output
 from registry.mixing import sparse
-from registry.mixing.cast import cast_finite
 from registry.mixing.compat import (
     SoupIngredient,
     average_reasons,
@@ -27,54 +26,59 @@ from registry.mixing.compat import (
     layer_reasons,
     structure_reasons,
 )
+from registry.mixing.tensors import add_to, cast_finite
 from registry.spec import AdapterConfig, AverageMixing
 
 
-def check(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> list[str]:
+def check(ingredients: Sequence[SoupIngredient], mixing: AverageMixing) -> list[str]:
     """Every reason why these cannot be averaged; empty when they can. No tensor is read.
 
-    What of an adapter is pruned may differ, or that anything is.
+    Adapters may differ in whether and where they are pruned.
     """
-    reasons = structure_reasons([replace(part, config=part.config.dense()) for part in parts])
-    reasons += average_reasons(parts, mixing.scale) + layer_reasons(parts)
-    of_one_method = len({part.config.method for part in parts}) == 1
-    return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
+    reasons = structure_reasons([replace(ingredient, config=ingredient.config.dense()) for ingredient in ingredients])
+    reasons += average_reasons(ingredients, mixing.scale) + layer_reasons(ingredients)
+    is_one_method = len({ingredient.config.method for ingredient in ingredients}) == 1
+    return reasons + init_reasons(ingredients) if is_one_method and not mixing.assume_same_init else reasons
 
 
-def result(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> AdapterConfig:
-    """The soup's structure: that of each ingredient, where they are pruned with the mask they are given.
+def result(ingredients: Sequence[SoupIngredient], mixing: AverageMixing) -> AdapterConfig:
+    """The soup's structure: that of each ingredient, with the soup's own mask where they are pruned.
 
-    Reads the masks of pruned ingredients; raises Incompatible where they have nothing in common that is kept.
+    Reads the masks of pruned ingredients; raises Incompatible where no entry is kept.
     """
-    if len(parts) == 1 or not sparse.is_sparse(parts):
-        return parts[0].config
-    return sparse.soup_config(parts, mixing)
+    if len(ingredients) == 1 or not sparse.is_sparse(ingredients):
+        return ingredients[0].config
+    return sparse.soup_config(ingredients, mixing)
 
 
-def result_dtype(parts: Sequence[SoupIngredient]) -> str:
+def result_dtype(ingredients: Sequence[SoupIngredient]) -> str:
     """The ingredients' dtype where they share one, else F32."""
-    dtypes = {part.dtype for part in parts}
+    dtypes = {ingredient.dtype for ingredient in ingredients}
     return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
-def mix(parts: Sequence[SoupIngredient], mixing: AverageMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: AverageMixing) -> dict[str, Tensor]:
     """The averaged tensors in the result's dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.
     """
     total: dict[str, Tensor] = {}
-    ordered = by_digest(parts)
-    mask = sparse.OneMask(ordered, mixing) if sparse.is_sparse(parts) else None
-    for part in ordered:
-        weight, tensors = torch.tensor(float(part.weight), dtype=torch.float32), part.load()
+    ordered = by_digest(ingredients)
+    mask = sparse.SoupMask(ordered, mixing) if sparse.is_sparse(ingredients) else None
+    for ingredient in ordered:
+        weight, tensors = torch.tensor(float(ingredient.weight), dtype=torch.float32), ingredient.load()
         for name, tensor in tensors.items():
             if not is_mask(name):
-                product = weight * tensor.to(torch.float32)
-                total[name] = product if name not in total else total[name] + product
+                add_to(total, name, weight * tensor.to(torch.float32))
         if mask is not None:
-            mask.add(part, tensors)
+            mask.add(ingredient, tensors)
     if mask is not None:
-        total = sparse.put_on(total, mask)
-    if mixing.scale != "1":
-        total = scale_output(total, ordered[0].config, float(mixing.scale))
-    return cast_finite(total, DTYPES[result_dtype(parts)])
+        total = sparse.apply_mask(total, mask)
+    return scaled(total, ordered, mixing.scale)
+
+
+def scaled(soup: Mapping[str, Tensor], ingredients: Sequence[SoupIngredient], scale: str) -> dict[str, Tensor]:
+    """The soup with its output multiplied by `scale`, in the result's dtype; raises InvalidRecipe if not finite."""
+    if scale != "1":
+        soup = scale_output(soup, ingredients[0].config, float(scale))
+    return cast_finite(soup, DTYPES[result_dtype(ingredients)])

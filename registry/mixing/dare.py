@@ -8,35 +8,33 @@ an adapter loses the same entries whatever it is mixed with. PEFT has it as `dar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from registry.mixing import entrywise
-from registry.mixing.compat import SoupIngredient
+from registry.mixing.compat import SoupIngredient, by_digest
 from registry.spec import DareMixing
 
 
-def mix(parts: Sequence[SoupIngredient], mixing: DareMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: DareMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
-    density = float(mixing.density)
+    draws = [generator(ingredient.digest, mixing.seed) for ingredient in by_digest(ingredients)]
+    return entrywise.mix_entries(ingredients, mixing, partial(_drop, draws=draws, density=float(mixing.density)))
 
-    def drawn(ordered: Sequence[SoupIngredient]) -> entrywise.Rule:
-        draws = [generator(part.digest, mixing.seed) for part in ordered]
 
-        def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-            kept = [
-                torch.where(torch.from_numpy(draw.random(value.shape) < density), value, 0.0) / density
-                for value, draw in zip(values, draws, strict=True)
-            ]
-            return entrywise.weighted_sum(kept, weights)
-
-        return merged
-
-    return entrywise.mixed(parts, mixing, drawn)
+def _drop(
+    values: Sequence[Tensor], weights: Sequence[Tensor], *, draws: Sequence[np.random.Generator], density: float
+) -> Tensor:
+    rescaled = [
+        torch.where(torch.from_numpy(draw.random(value.shape) < density), value, 0.0) / density
+        for value, draw in zip(values, draws, strict=True)
+    ]
+    return entrywise.weighted_sum(rescaled, weights)
 
 
 def generator(digest: str, seed: int) -> np.random.Generator:
-    """What the masks of an ingredient are drawn with, projection after projection in canonical order."""
+    """The generator of an ingredient's masks, projection after projection in canonical order."""
     return np.random.Generator(np.random.PCG64([seed, int(digest.removeprefix("sha256:"), 16)]))

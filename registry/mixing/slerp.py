@@ -1,9 +1,9 @@
 """Spherical interpolation of two adapters (Shoemake, SIGGRAPH 1985, https://doi.org/10.1145/325334.325242).
 
-Of each projection the way from one to the other along the arc between them, as far as the second's weight t says:
+Each projection moves from the first ingredient towards the second along the arc between them, by the second's weight t:
 sin((1 - t) phi) / sin(phi) theta_1 + sin(t phi) / sin(phi) theta_2 with phi the angle between them. The factors are
 found by halving the arc, with + - * / and square roots alone, so that they are the same bits on every machine. Where
-the two point the same way or oppositely, or one is nothing, it is the average.
+the two are parallel or opposite, or one is zero, it is the average.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from registry.spec import SlerpMixing
 
 HALVINGS = 60
 PARALLEL = 1e-9
-"""Of the squared sine of the angle: below it there is no arc to go along."""
+"""Squared sine of the angle below which two vectors count as parallel."""
 
 
-def too_many(parts: Sequence[SoupIngredient], _mixing: SlerpMixing, _max_width: int) -> list[str]:
-    """One sentence where there are more than two."""
-    if len(parts) <= 2:
+def too_many(ingredients: Sequence[SoupIngredient], _mixing: SlerpMixing, _max_width: int) -> list[str]:
+    """One sentence where there are more than two ingredients."""
+    if len(ingredients) <= 2:
         return []
-    return [f"An arc goes between two adapters, and these are {len(parts)}: leave some out, or mix by 'average'."]
+    return [f"An arc goes between two adapters, and these are {len(ingredients)}: leave some out, or mix by 'average'."]
 
 
-def mix(parts: Sequence[SoupIngredient], mixing: SlerpMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: SlerpMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
-
-    def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        first, second = factors(values[0], values[1], float(weights[1]))
-        return first * values[0] + second * values[1]
-
-    return entrywise.mixed(parts, mixing, lambda _: merged)
+    return entrywise.mix_entries(ingredients, mixing, _interpolate)
 
 
-def factors(one: Tensor, two: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """What each is multiplied by, fp32, for a weight of `share` of the second."""
-    lengths = math.sqrt(_dot(one, one)) * math.sqrt(_dot(two, two))
-    cosine = _dot(one, two) / lengths if lengths > 0 and math.isfinite(lengths) else 1.0
+def _interpolate(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    first, second = factors(values[0], values[1], float(weights[1]))
+    return first * values[0] + second * values[1]
+
+
+def factors(first: Tensor, second: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The factors of two tensors, fp32 scalars, for a weight of `share` of the second."""
+    lengths = math.sqrt(_dot(first, first)) * math.sqrt(_dot(second, second))
+    cosine = _dot(first, second) / lengths if lengths > 0 and math.isfinite(lengths) else 1.0
     squared_sine = (1.0 - cosine) * (1.0 + cosine)
     if squared_sine < PARALLEL:
-        found = 1.0 - share, share
+        of_first, of_second = 1.0 - share, share
     else:
         sine = math.sqrt(squared_sine)
-        along, across = _on_the_arc(cosine, sine, share)
-        found = along - across * cosine / sine, across / sine
-    return torch.tensor(found[0], dtype=torch.float32), torch.tensor(found[1], dtype=torch.float32)
+        along, across = _point_on_arc(cosine, sine, share)
+        of_first, of_second = along - across * cosine / sine, across / sine
+    return torch.tensor(of_first, dtype=torch.float32), torch.tensor(of_second, dtype=torch.float32)
 
 
-def _on_the_arc(cosine: float, sine: float, share: float) -> tuple[float, float]:
-    """The point of the unit circle at `share` of the way from (1, 0) to (cosine, sine)."""
+def _point_on_arc(cosine: float, sine: float, share: float) -> tuple[float, float]:
+    """The point of the unit circle at `share` of the arc from (1, 0) to (cosine, sine)."""
     low, high = (1.0, 0.0), (cosine, sine)
     start, end = 0.0, 1.0
     for _ in range(HALVINGS):
@@ -69,6 +69,6 @@ def _on_the_arc(cosine: float, sine: float, share: float) -> tuple[float, float]
     return low
 
 
-def _dot(one: Tensor, two: Tensor) -> float:
-    """Exactly rounded, so the same on every machine; products of fp32 values are exact in double precision."""
-    return math.fsum((one.double() * two.double()).flatten().tolist())
+def _dot(first: Tensor, second: Tensor) -> float:
+    """The dot product, exactly rounded and so the same on every machine: fp64 holds products of fp32 values exactly."""
+    return math.fsum((first.double() * second.double()).flatten().tolist())

@@ -1,10 +1,10 @@
-"""Task arithmetic (Ilharco et al., ICLR 2023, https://arxiv.org/abs/2212.04089): add what was learnt to the start.
+"""Task arithmetic (Ilharco et al., ICLR 2023, https://arxiv.org/abs/2212.04089): add task vectors to the start.
 
 theta = theta_0 + scale sum_i w_i (theta_i - theta_0), where theta_0 is what all ingredients started from: the paper's
-theta_0 + lambda sum_i tau_i with w_i = 1 / n and scale = n lambda. Of bottlenecks theta_0 is drawn again from its seed,
-and held against the hash that the ingredients have of it; a start that this server cannot draw is refused. A LoRA
-changes the base model's own matrices, whose task vector is s B A whatever the factors started from: theta_0 is the
-base, and the sum is `concat`'s soup, exactly. In double precision, element by element, cast once.
+theta_0 + lambda sum_i tau_i with w_i = 1 / n and scale = n lambda. Of bottlenecks theta_0 is drawn again from its seed
+and compared with the ingredients' hash of it; a start that this server cannot draw is refused. A LoRA changes the base
+model's own matrices, whose task vector is s B A whatever the factors started from: theta_0 is the base, and the sum is
+`concat`'s soup, exactly. In double precision, element by element, cast once.
 """
 
 from __future__ import annotations
@@ -20,105 +20,109 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import DTYPES, init_hash
 from registry.errors import Incompatible, Internal
 from registry.mixing import average, concat, entrywise
-from registry.mixing.cast import cast_finite
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, listed, not_joinable_reasons
+from registry.mixing.tensors import add_to, cast_finite
 from registry.spec import AdapterConfig, BaseShape, ConcatMixing, TaskArithmeticMixing
 from registry.tensor_file import canonical_order
 
 
-def check(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
-    """Every reason why these cannot be mixed so; empty when they can. No tensor is read."""
-    if _are_updates(parts):
-        return concat.check(parts, _exact(mixing)) + layer_reasons(parts)
-    reasons = entrywise.check(parts, mixing) or not_joinable_reasons(parts, "Task arithmetic")
-    return reasons or _start_reasons(parts, mixing)
+def check(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
+    """Every reason why these cannot be mixed by task arithmetic; empty when they can. No tensor is read."""
+    if _are_updates(ingredients):
+        return concat.check(ingredients, _exact(mixing)) + layer_reasons(ingredients)
+    reasons = entrywise.check(ingredients, mixing) or not_joinable_reasons(ingredients, "Task arithmetic")
+    return reasons or _start_reasons(ingredients, mixing)
 
 
-def _start_reasons(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
-    """Reasons against drawing again what bottlenecks started from."""
-    same = parts[0].config.same_tensors
+def _start_reasons(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
+    """Reasons why the start of bottlenecks cannot be drawn again."""
+    first = ingredients[0]
+    same = first.config.same_tensors
     if same is not None:
-        return [f"The {same[0]} of {parts[0].ref} started as the base model's, which no seed draws: mix by 'average'."]
-    unknown = [part.ref for part in parts if part.provenance.init_hash is None]
+        return [f"The {same[0]} of {first.ref} started as the base model's, which no seed draws: mix by 'average'."]
+    unknown = [ingredient.ref for ingredient in ingredients if ingredient.provenance.init_hash is None]
     if unknown:  # of one ingredient too
         return [f"The initialisation of {listed(unknown)} is unknown."]
-    if mixing.init_seed is None and not _seeds(parts):
-        return [f"{listed([part.ref for part in parts])} came without the seed of the start: name 'init_seed'."]
+    if mixing.init_seed is None and not _seeds(ingredients):
+        refs = listed([ingredient.ref for ingredient in ingredients])
+        return [f"{refs} came without the seed of the start: name 'init_seed'."]
     return []
 
 
-def too_wide(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, max_width: int) -> list[str]:
+def too_wide(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, max_width: int) -> list[str]:
     """One sentence where LoRAs would be wider than `max_width` together."""
-    return concat.too_wide(parts, _exact(mixing), max_width) if _are_updates(parts) else []
+    return concat.too_wide(ingredients, _exact(mixing), max_width) if _are_updates(ingredients) else []
 
 
-def resolved(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, shape: BaseShape) -> TaskArithmeticMixing:
-    """The mixing with the start that the ingredients' hash is of; raises Incompatible where none that is drawn is it.
+def resolved(
+    ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, shape: BaseShape
+) -> TaskArithmeticMixing:
+    """The mixing with the initialisation and seed of the ingredients' start; without either for LoRAs.
 
-    A LoRA's start decides nothing, and is not named.
+    Raises Incompatible where no start that this server can draw has the ingredients' hash.
     """
-    if _are_updates(parts):
+    if _are_updates(ingredients):
         return mixing.model_copy(update={"init": None, "init_seed": None})
-    config = by_digest(parts)[0].config
+    config = by_digest(ingredients)[0].config
     shapes = expected_tensors(config, shape)
-    seeds = _seeds(parts) if mixing.init_seed is None else [mixing.init_seed]
+    start_hash = ingredients[0].provenance.init_hash
+    seeds = _seeds(ingredients) if mixing.init_seed is None else [mixing.init_seed]
+    inits = INITS if mixing.init is None else (mixing.init,)
     for seed in seeds:
-        for init in INITS if mixing.init is None else (mixing.init,):
-            one = mixing.model_copy(update={"init": init, "init_seed": seed})
-            if init_hash(_start(config, shapes, one)) == parts[0].provenance.init_hash:
-                return one
-    drawn = ", ".join(INITS) if mixing.init is None else mixing.init
+        for init in inits:
+            candidate = mixing.model_copy(update={"init": init, "init_seed": seed})
+            if init_hash(_start(config, shapes, candidate)) == start_hash:
+                return candidate
     raise Incompatible(
-        f"Task arithmetic needs the tensors that the ingredients started from, and neither {drawn} of seed "
-        f"{listed([str(seed) for seed in seeds])} gives those of hash {parts[0].provenance.init_hash}: name 'init' and "
-        "'init_seed', or mix by 'average'.",
+        f"Task arithmetic needs the tensors that the ingredients started from, and neither {', '.join(inits)} of seed "
+        f"{listed([str(seed) for seed in seeds])} gives those of hash {start_hash}: name 'init' and 'init_seed', or "
+        "mix by 'average'.",
         param="mixing",
     )
 
 
-def result(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> AdapterConfig:
+def result(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> AdapterConfig:
     """The soup's structure: that of each bottleneck; LoRAs' ranks added up."""
-    return concat.result(parts, _exact(mixing)) if _are_updates(parts) else parts[0].config
+    return concat.result(ingredients, _exact(mixing)) if _are_updates(ingredients) else ingredients[0].config
 
 
-def mix(parts: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
     """The soup's tensors, bottlenecks in their dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the soup leaves the dtype's range.
     """
-    if _are_updates(parts):
-        return concat.mix(parts, _exact(mixing))
+    if _are_updates(ingredients):
+        return concat.mix(ingredients, _exact(mixing))
     start: Tensors = {}
-    total: dict[str, Tensor] = {}
-    for part in by_digest(parts):
-        tensors = part.load()
+    task_vector: dict[str, Tensor] = {}
+    for ingredient in by_digest(ingredients):
+        tensors = ingredient.load()
         if not start:
             shapes = {name: tuple(tensors[name].shape) for name in canonical_order(tensors)}
-            start = {name: one.double() for name, one in _start(part.config, shapes, mixing).items()}
-        for name, first in start.items():
-            learnt = float(part.weight) * (tensors[name].double() - first)
-            total[name] = total[name] + learnt if name in total else learnt
-    found = {name: first + float(mixing.scale) * total[name] for name, first in start.items()}
-    return cast_finite(found, DTYPES[average.result_dtype(parts)])
+            start = {name: tensor.double() for name, tensor in _start(ingredient.config, shapes, mixing).items()}
+        for name, initial in start.items():
+            add_to(task_vector, name, float(ingredient.weight) * (tensors[name].double() - initial))
+    soup = {name: initial + float(mixing.scale) * task_vector[name] for name, initial in start.items()}
+    return cast_finite(soup, DTYPES[average.result_dtype(ingredients)])
 
 
 def _start(config: AdapterConfig, shapes: Shapes, mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
-    """What adapters of `config` started from, fp32, with the names and shapes of their tensors."""
+    """The fp32 tensors that adapters of `config` started from."""
     if mixing.init is None or mixing.init_seed is None:
         raise Internal("A start was to be drawn, and the recipe does not say which.")
-    found = entry_of(config).initial(config, shapes, seed=mixing.init_seed, init=mixing.init, base=None)
-    return {name: tensor.to(torch.float32) for name, tensor in found.items()}
+    drawn = entry_of(config).initial(config, shapes, seed=mixing.init_seed, init=mixing.init, base=None)
+    return {name: tensor.to(torch.float32) for name, tensor in drawn.items()}
 
 
-def _seeds(parts: Sequence[SoupIngredient]) -> list[int]:
-    """Seeds that the ingredients say they started from, each once."""
-    found = [part.provenance.init_seed for part in by_digest(parts)]
-    return list(dict.fromkeys(seed for seed in found if seed is not None))
+def _seeds(ingredients: Sequence[SoupIngredient]) -> list[int]:
+    """The seeds in the ingredients' provenance, each once."""
+    seeds = [ingredient.provenance.init_seed for ingredient in by_digest(ingredients)]
+    return list(dict.fromkeys(seed for seed in seeds if seed is not None))
 
 
-def _are_updates(parts: Sequence[SoupIngredient]) -> bool:
-    """Whether these are LoRAs, each of which is a change of the base model's matrices."""
-    return all(part.config.is_update for part in parts)
+def _are_updates(ingredients: Sequence[SoupIngredient]) -> bool:
+    """Return True if these are LoRAs, each of which is an update of the base model's matrices."""
+    return all(ingredient.config.is_update for ingredient in ingredients)
 
 
 def _exact(mixing: TaskArithmeticMixing) -> ConcatMixing:

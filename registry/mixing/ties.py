@@ -1,7 +1,7 @@
 """TIES (Yadav et al., NeurIPS 2023, https://arxiv.org/abs/2306.01708): trim, elect a sign, average what agrees.
 
 Of each ingredient's projections the entries of the largest magnitude are kept, a share of `density` of each. The sign
-of an entry of the soup is that of sum w_i theta_i over what is left, and its value the weighted mean of those of
+of an entry of the soup is that of sum w_i theta_i over the entries kept, and its value the weighted mean of those of
 that sign: sum w_i theta_i / sum w_i. With equal weights it is the paper's disjoint merge, and PEFT's `ties` with
 weights of 1.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,22 +21,21 @@ from registry.mixing.compat import SoupIngredient
 from registry.spec import TiesMixing
 
 
-def mix(parts: Sequence[SoupIngredient], mixing: TiesMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: TiesMixing) -> dict[str, Tensor]:
     """The soup's tensors; raises InvalidRecipe where they are not finite."""
-    density = Decimal(mixing.density)
-
-    def merged(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        trimmed = [_trimmed(value, density) for value in values]
-        positive = entrywise.weighted_sum(trimmed, weights) >= 0
-        agree = [torch.where(positive, value > 0, value < 0) for value in trimmed]
-        kept = [value * agrees for value, agrees in zip(trimmed, agree, strict=True)]
-        shares = entrywise.weighted_sum([agrees.to(torch.float32) for agrees in agree], weights)
-        return entrywise.weighted_sum(kept, weights) / shares.masked_fill(shares == 0, 1.0)
-
-    return entrywise.mixed(parts, mixing, lambda _: merged)
+    return entrywise.mix_entries(ingredients, mixing, partial(_merge, density=Decimal(mixing.density)))
 
 
-def _trimmed(values: Tensor, density: Decimal) -> Tensor:
-    """The values with all but the largest at 0; of equal ones that of the lower index goes first."""
-    left_out = values.numel() - int(density * values.numel())
-    return torch.where(highest({"": values.abs()}, left_out)[""], values, 0.0)
+def _merge(values: Sequence[Tensor], weights: Sequence[Tensor], *, density: Decimal) -> Tensor:
+    trimmed = [_trim(value, density) for value in values]
+    positive = entrywise.weighted_sum(trimmed, weights) >= 0
+    agree = [torch.where(positive, value > 0, value < 0) for value in trimmed]
+    agreeing = [value * agrees for value, agrees in zip(trimmed, agree, strict=True)]
+    shares = entrywise.weighted_sum([agrees.to(torch.float32) for agrees in agree], weights)
+    return entrywise.weighted_sum(agreeing, weights) / shares.masked_fill(shares == 0, 1.0)
+
+
+def _trim(values: Tensor, density: Decimal) -> Tensor:
+    """The values with all but the largest set to 0; of equal values the lower index is trimmed first."""
+    trimmed = values.numel() - int(density * values.numel())
+    return torch.where(highest({"": values.abs()}, trimmed)[""], values, 0.0)

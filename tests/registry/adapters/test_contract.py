@@ -22,7 +22,7 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidManifest, InvalidParameter, InvalidWeights
 from registry.formats import CONFIG_FILE, SOUP_FILE, AdapterContents, read_directory, write_directory
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.spec import (
     AdapterConfig,
     AutoMixing,
@@ -219,7 +219,7 @@ def test_alone_it_is_what_auto_makes_of_it(one: tuple[AdapterConfig, dict[str, T
     """Itself, bit for bit; of a bank its merge."""
     config, tensors = one
     parts = [part(0, config, provenance=INIT, load=lambda: tensors)]
-    mixing = settle(parts, AutoMixing(), max_width=512).mixing
+    mixing = choose_mixing(parts, AutoMixing(), max_width=512).mixing
     method = MIXINGS[mixing.method]
     assert (mixing.method == "merge") == (config.method == "adamix")
     found = method.mix(parts, mixing)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.errors import Incompatible
 from registry.mixing import align, concat
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.spec import AlignMixing, AverageMixing, ConcatMixing, HeadConfig, UnionConfig
 from tests.registry.random_adapters import STRUCTURES, bottleneck, lora, part, residual, tensors_of, updates, weighted
 
@@ -106,7 +106,7 @@ def test_neurons_that_are_nothing_are_no_trouble() -> None:
 )
 def test_what_cannot_be_aligned_is_refused(configs, words: str) -> None:
     with pytest.raises(Incompatible, match="cannot be aligned") as refused:
-        settle([part(n, config) for n, config in enumerate(configs)], ALIGN, max_width=4096)
+        choose_mixing([part(n, config) for n, config in enumerate(configs)], ALIGN, max_width=4096)
     assert words in refused.value.message
 
 

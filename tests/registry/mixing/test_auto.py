@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from registry.errors import Incompatible
-from registry.mixing.auto import apart, best_unranked, settle, within_width
+from registry.mixing.auto import best_unranked, choose_mixing, exclusion_reasons, within_width
 from registry.mixing.report import ExactMixture, relative_cost
 from registry.spec import (
     AutoMixing,
@@ -38,12 +38,12 @@ PFEIFFER, WIDE = bottleneck("pfeiffer"), bottleneck("pfeiffer", 300)
 
 
 def chosen(*parts, request=AUTO, max_width=512):
-    return settle(parts, request, max_width=max_width)
+    return choose_mixing(parts, request, max_width=max_width)
 
 
 def refused(*parts, request=AUTO, max_width=512) -> Incompatible:
     with pytest.raises(Incompatible) as caught:
-        settle(parts, request, max_width=max_width)
+        choose_mixing(parts, request, max_width=max_width)
     return caught.value
 
 
@@ -53,7 +53,7 @@ def refused(*parts, request=AUTO, max_width=512) -> Incompatible:
 def test_one_structure_scale_and_initialisation_are_averaged():
     choice = chosen(part(0, PFEIFFER, provenance=INIT), part(1, PFEIFFER, provenance=INIT))
     assert choice.mixing == AVERAGE
-    assert choice.why == "structure, scale and initialisation agree"
+    assert choice.reason == "structure, scale and initialisation agree"
 
 
 @pytest.mark.parametrize(
@@ -68,26 +68,26 @@ def test_one_structure_scale_and_initialisation_are_averaged():
 def test_one_structure_alone_is_concatenated(one, other, because):
     choice = chosen(part(0, **{"config": PFEIFFER, **one}), part(1, **{"config": PFEIFFER, **other}))
     assert choice.mixing == EXACT
-    assert choice.why.startswith("exact, and averaging was not possible: ")
-    assert because in choice.why
+    assert choice.reason.startswith("exact, and averaging was not possible: ")
+    assert because in choice.reason
 
 
 def test_vouching_is_written_into_the_recipe_where_it_is_averaged():
     request = AutoMixing(assume_same_init=True, scale="0.5")
     choice = chosen(part(0, PFEIFFER), part(1, PFEIFFER), request=request)
     assert choice.mixing == AverageMixing(assume_same_init=True, scale="0.5")
-    assert "vouches" in choice.why
+    assert "vouches" in choice.reason
     assert chosen(part(0, lora()), part(1, lora()), request=request).mixing == ConcatMixing(scale="0.5")
 
 
 def test_loras_are_concatenated_even_where_they_could_be_averaged():
     choice = chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT))
     assert choice.mixing == EXACT
-    assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT), request=AVERAGE).why == ""
+    assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT), request=AVERAGE).reason == ""
 
 
 def test_what_was_asked_for_needs_no_explanation():
-    assert chosen(part(0, PFEIFFER), part(1, PFEIFFER), request=EXACT).why == ""
+    assert chosen(part(0, PFEIFFER), part(1, PFEIFFER), request=EXACT).reason == ""
 
 
 def test_everything_against_it_at_once_each_once():
@@ -165,7 +165,9 @@ def test_one_adapter_is_as_wide_as_it_is():
 
 def left(best, others, request=AUTO, *, ranked=True) -> dict[str, str]:
     refs = {one.digest: one.ref.partition("/")[2] for one in others}
-    return {refs[digest]: why for digest, why in apart(best, [best, *others], request, ranked=ranked).items()}
+    return {
+        refs[digest]: why for digest, why in exclusion_reasons(best, [best, *others], request, ranked=ranked).items()
+    }
 
 
 def test_who_can_be_averaged_or_concatenated_stays():

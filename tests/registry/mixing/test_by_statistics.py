@@ -12,7 +12,7 @@ import torch
 from registry.adapters.moments import packed, read_by, unpacked
 from registry.errors import Incompatible, Internal
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.spec import (
     AverageMixing,
@@ -66,8 +66,10 @@ def test_fisher_is_the_papers_formula(config) -> None:
     parts = measured([config] * 3, [1, 2, 5], "fisher", provenance=INIT)
     found = ours(parts, FisherMixing())
     for name, tensor in found.items():
-        over = sum(float(one.weight) * one.measured()[name].double() for one in parts)
-        above = sum(float(one.weight) * one.measured()[name].double() * one.load()[name].double() for one in parts)
+        over = sum(float(one.weight) * one.load_statistic()[name].double() for one in parts)
+        above = sum(
+            float(one.weight) * one.load_statistic()[name].double() * one.load()[name].double() for one in parts
+        )
         assert torch.allclose(tensor.double(), above / over, rtol=1e-6, atol=1e-7), name
 
 
@@ -108,7 +110,7 @@ def test_regmean_is_the_papers_formula(off: str) -> None:
         assert not torch.allclose(tensor, average[name], rtol=1e-2), name
         left, right = 0.0, 0.0
         for one in parts:
-            gram = moments_of(one.measured()[name], tensor.shape[1])
+            gram = moments_of(one.load_statistic()[name], tensor.shape[1])
             gram = float(off) * gram + (1 - float(off)) * np.diag(np.diag(gram))
             left = left + float(one.weight) * gram
             right = right + float(one.weight) * gram @ one.load()[name].double().numpy().T
@@ -122,9 +124,9 @@ def test_regmean_has_the_least_error_on_what_was_read() -> None:
     fitted = ours(parts, RegMeanMixing(off_diagonal="1"))[name].double().numpy()
 
     def error(value: np.ndarray) -> float:
-        apart = [value - one.load()[name].double().numpy() for one in parts]
-        grams = [moments_of(one.measured()[name], value.shape[1]) for one in parts]
-        return sum(float(np.trace(d @ gram @ d.T)) for d, gram in zip(apart, grams, strict=True))
+        exclusion_reasons = [value - one.load()[name].double().numpy() for one in parts]
+        grams = [moments_of(one.load_statistic()[name], value.shape[1]) for one in parts]
+        return sum(float(np.trace(d @ gram @ d.T)) for d, gram in zip(exclusion_reasons, grams, strict=True))
 
     draw = np.random.default_rng(0)
     for size in (1e-3, 1e-1):
@@ -137,14 +139,14 @@ def test_inputs_that_nobody_reads_get_the_average() -> None:
     average = ours(parts, AverageMixing())[name]
     silent = []
     for one in parts:
-        gram = moments_of(one.measured()[name], 5)
+        gram = moments_of(one.load_statistic()[name], 5)
         gram[2], gram[:, 2] = 0, 0
-        says = {**one.measured(), name: packed(torch.from_numpy(gram))}
+        says = {**one.load_statistic(), name: packed(torch.from_numpy(gram))}
         silent.append(replace(one, statistic=Statistic(one.digest, lambda says=says: says)))
     found = ours(silent, RegMeanMixing())[name]
     assert torch.allclose(found[:, 2], average[:, 2], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(found[:, 1], average[:, 1], rtol=1e-2)
-    nothing = {key: torch.zeros_like(value) for key, value in parts[0].measured().items()}
+    nothing = {key: torch.zeros_like(value) for key, value in parts[0].load_statistic().items()}
     silent = [replace(one, statistic=Statistic(one.digest, lambda: nothing)) for one in parts]
     assert torch.allclose(ours(silent, RegMeanMixing())[name], average, rtol=1e-5, atol=1e-6)
 
@@ -164,7 +166,7 @@ def test_regmean_of_loras_is_the_formula_on_their_updates(scale: str) -> None:
         left, right = 0.0, 0.0
         for one in parts:
             gram = moments_of(
-                one.measured()[f"base_model.model.{path}.lora_A.weight"], update(config, soup, path).shape[1]
+                one.load_statistic()[f"base_model.model.{path}.lora_A.weight"], update(config, soup, path).shape[1]
             )
             gram = 0.9 * gram + 0.1 * np.diag(np.diag(gram))
             left = left + float(one.weight) * gram
@@ -226,11 +228,11 @@ class TestByStatistics:
             ([part(n, PLAIN, layers={"layers.0.ffn": "1"}, **sampled) for n in range(2)], "factors by layer"),
         ):
             with pytest.raises(Incompatible) as refused:
-                settle(parts, mixing, max_width=512)
+                choose_mixing(parts, mixing, max_width=512)
             assert words in refused.value.message, refused.value.message
         vouched = mixing.model_copy(update={"assume_same_init": True})
         parts = [part(n, PLAIN, sample=INIT.init_hash) for n in range(2)]
-        assert settle(parts, vouched, max_width=512).mixing == vouched
+        assert choose_mixing(parts, vouched, max_width=512).mixing == vouched
 
 
 def test_regmean_of_loras_on_other_modules_is_refused() -> None:
@@ -247,13 +249,15 @@ def seen_error(parts, config, soup, path: str) -> tuple[float, float]:
     wanted = sum(
         float(one.weight) * update(one.config, one.load(), path) for one in parts if path in one.config.widths()
     )
-    apart = update(config, soup, path) - wanted
+    exclusion_reasons = update(config, soup, path) - wanted
     grams = [
-        float(one.weight) * moments_of(one.measured()[name], wanted.shape[1])
+        float(one.weight) * moments_of(one.load_statistic()[name], wanted.shape[1])
         for one in parts
         if path in one.config.widths()
     ]
-    return float(np.trace(apart @ sum(grams) @ apart.T)), float(np.trace(wanted @ sum(grams) @ wanted.T))
+    return float(np.trace(exclusion_reasons @ sum(grams) @ exclusion_reasons.T)), float(
+        np.trace(wanted @ sum(grams) @ wanted.T)
+    )
 
 
 def test_a_lora_is_truncated_by_what_its_modules_read() -> None:
@@ -268,7 +272,7 @@ def test_a_lora_is_truncated_by_what_its_modules_read() -> None:
     soup, other = ours(parts, by_inputs), ours(parts, plain)
     for path in configs[1].modules():  # where both are
         name = f"base_model.model.{path}.lora_A.weight"
-        moments = sum(float(one.weight) * moments_of(one.measured()[name], 16) for one in parts)
+        moments = sum(float(one.weight) * moments_of(one.load_statistic()[name], 16) for one in parts)
         values, vectors = np.linalg.eigh(moments)
         root = vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
         wanted = sum(float(one.weight) * update(one.config, one.load(), path) for one in parts)

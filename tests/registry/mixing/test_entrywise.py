@@ -17,7 +17,7 @@ from registry.adapters.lora import LORA_A, LORA_B
 from registry.adapters.weights import save_tensors
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle, within_width
+from registry.mixing.auto import choose_mixing, within_width
 from registry.mixing.dare import generator
 from registry.mixing.slerp import factors
 from registry.spec import (
@@ -182,10 +182,10 @@ class TestEntrywise:
             ([part(n, plain, provenance=INIT, layers={"layers.0.ffn": "1"}) for n in range(2)], "factors by layer"),
         ):
             with pytest.raises(Incompatible) as refused:
-                settle(parts, mixing, max_width=512)
+                choose_mixing(parts, mixing, max_width=512)
             assert words in refused.value.message
         vouched = mixing.model_copy(update={"assume_same_init": True})
-        assert settle([part(n, plain) for n in range(2)], vouched, max_width=512).mixing == vouched
+        assert choose_mixing([part(n, plain) for n in range(2)], vouched, max_width=512).mixing == vouched
 
 
 def sparse_of(config):
@@ -196,7 +196,7 @@ def sparse_of(config):
 def test_slerp_is_of_two_and_a_ranking_is_cut_to_them() -> None:
     parts = of_one_start(3)
     with pytest.raises(Incompatible, match="between two adapters, and these are 3"):
-        settle(parts, SlerpMixing(), max_width=512)
+        choose_mixing(parts, SlerpMixing(), max_width=512)
     count, reason = within_width(parts, SlerpMixing(), max_width=512)
     assert count == 2
     assert "these are 3" in reason

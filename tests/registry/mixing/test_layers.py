@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from registry.adapters import sites_of
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS, concat
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.report import ExactMixture
 from registry.spec import AutoMixing, AverageMixing, ConcatMixing, HandRecipe, Recipe, RecipeIngredient
 from tests.registry.random_adapters import (
@@ -88,8 +88,8 @@ def test_the_mixture_is_exact_and_the_same_factors_everywhere_are_a_weight(confi
 
 def test_one_ingredient_with_layers_is_a_soup_and_not_the_adapter_itself():
     one = layered(0, bottleneck("pfeiffer"), [0.5] * 12)
-    assert not concat.is_itself([one], EXACT)
-    assert concat.is_itself([replace(one, layers=None)], EXACT)
+    assert not concat.is_unchanged([one], EXACT)
+    assert concat.is_unchanged([replace(one, layers=None)], EXACT)
     assert not any(
         torch.equal(tensor, one.load()[name]) for name, tensor in concat.mix([one], EXACT).items() if "up" in name
     )
@@ -97,12 +97,12 @@ def test_one_ingredient_with_layers_is_a_soup_and_not_the_adapter_itself():
 
 def test_an_average_does_not_keep_them():
     parts = [layered(n, bottleneck("pfeiffer"), [0.5] * 12) for n in range(2)]
-    assert settle(parts, AutoMixing(), max_width=512).mixing == ConcatMixing()
+    assert choose_mixing(parts, AutoMixing(), max_width=512).mixing == ConcatMixing()
     assert any(
         "only 'concat' and 'recompress' can keep" in why for why in MIXINGS["average"].check(parts, AverageMixing())
     )
     with pytest.raises(Incompatible, match="factors by layer"):
-        settle(parts, AverageMixing(assume_same_init=True), max_width=512)
+        choose_mixing(parts, AverageMixing(assume_same_init=True), max_width=512)
 
 
 def test_places_are_named_as_tensors_and_modules_are():

@@ -15,7 +15,7 @@ from registry.adapters.experts import merge_bank
 from registry.adapters.weights import adapter_digest
 from registry.errors import Incompatible, InvalidRecipe
 from registry.mixing import MIXINGS, merge
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
@@ -95,10 +95,10 @@ def test_values_beyond_the_numbers_are_refused():
 
 
 def test_auto_merges_a_bank_and_says_of_how_many():
-    found = settle([bank()], AutoMixing(), max_width=1)
+    found = choose_mixing([bank()], AutoMixing(), max_width=1)
     assert found.mixing == MergeMixing()
-    assert found.why == "the mean of its 4 experts"
-    assert settle([bank()], MergeMixing(), max_width=1).why == ""
+    assert found.reason == "the mean of its 4 experts"
+    assert choose_mixing([bank()], MergeMixing(), max_width=1).reason == ""
 
 
 PLAIN = part(5, bottleneck("pfeiffer"), provenance=INIT)
@@ -124,7 +124,7 @@ PLAIN = part(5, bottleneck("pfeiffer"), provenance=INIT)
 )
 def test_what_is_no_merge_is_refused_with_what_to_do(parts, request_, sentences):
     with pytest.raises(Incompatible) as refused:
-        settle(parts, request_, max_width=512)
+        choose_mixing(parts, request_, max_width=512)
     for sentence in sentences:
         assert sentence in refused.value.message
     assert refused.value.problems
@@ -142,8 +142,7 @@ def report(one: SoupIngredient):
     config = merge.result([one], MergeMixing())
     exact = ExactMixture(config, SHAPE, recipe.mixing)
     tensors = merge.mix([exact.watched(one)], MergeMixing())
-    residual = exact.residual(config, tensors)
-    return report_of([one], recipe, config, tensors, shape=SHAPE, residual=residual), tensors
+    return report_of([one], recipe, config, tensors, shape=SHAPE, exact=exact), tensors
 
 
 def test_a_merge_costs_what_an_expert_costs():

@@ -13,7 +13,7 @@ from registry.adapters import expected_tensors, sites_of, tensor_problems
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.errors import Incompatible, InvalidRecipe
 from registry.mixing import concat, recompress
-from registry.mixing.auto import settle, within_width
+from registry.mixing.auto import choose_mixing, within_width
 from registry.mixing.report import ExactMixture
 from registry.spec import ConcatMixing, LoraConfig, LoraModule, MixReport, Recipe, RecipeIngredient, RecompressMixing
 from tests.registry.mixing.test_structures import reported
@@ -217,17 +217,17 @@ def test_what_cannot_be_put_side_by_side_is_refused_as_concat_does() -> None:
     parts = [part(0, bottleneck("pfeiffer")), part(1, bottleneck("parallel"))]
     assert recompress.check(parts, NARROW) == concat.check(parts, NARROW_EXACT) != []
     with pytest.raises(Incompatible, match="cannot be recompressed"):
-        settle(parts, NARROW, max_width=512)
+        choose_mixing(parts, NARROW, max_width=512)
 
 
 def test_a_soup_is_no_wider_than_it_may_be_and_not_made_of_too_many() -> None:
     parts = weighted([bottleneck("pfeiffer", 300)] * 4, [1] * 4)
     with pytest.raises(Incompatible, match="Side by side they are 1200 wide, and 'recompress' takes at most 1024"):
-        settle(parts, NARROW, max_width=512)
+        choose_mixing(parts, NARROW, max_width=512)
     assert within_width(parts, NARROW, max_width=512)[0] == 3
-    assert settle(parts[:3], NARROW, max_width=512).mixing == NARROW
+    assert choose_mixing(parts[:3], NARROW, max_width=512).mixing == NARROW
     with pytest.raises(Incompatible, match="Recompressed they would be 600 wide, and max_width is 512"):
-        settle(parts[:3], RecompressMixing(width=600), max_width=512)
+        choose_mixing(parts[:3], RecompressMixing(width=600), max_width=512)
 
 
 def test_values_that_are_not_finite_are_refused() -> None:

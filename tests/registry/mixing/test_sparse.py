@@ -14,7 +14,7 @@ from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, proje
 from registry.adapters.weights import check_weights, save_tensors
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.auto import best_unranked, settle
+from registry.mixing.auto import best_unranked, choose_mixing
 from registry.mixing.average import mix, result
 from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
@@ -232,7 +232,7 @@ def test_dense_and_pruned_are_of_one_kind():
     alike = [sparse_part(0, CONFIG, provenance=INIT), part(1, CONFIG, provenance=INIT)]
     alone = part(2, bottleneck("parallel"), provenance=INIT)
     assert best_unranked([alone, *alike], AutoMixing()) in alike
-    assert settle(alike, AutoMixing(), max_width=64).mixing == AverageMixing()
+    assert choose_mixing(alike, AutoMixing(), max_width=64).mixing == AverageMixing()
 
 
 def test_concatenated_they_are_dense():
@@ -262,7 +262,7 @@ def report(parts, mixing):
         mixing=mixing,
     )
     config, tensors = method.result(ordered, mixing), method.mix(ordered, mixing)
-    return report_of(ordered, recipe, config, tensors, shape=SHAPE, residual=0.1), config
+    return report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=ExactMixture(config, SHAPE, mixing)), config
 
 
 def test_the_report_says_what_is_pruned():

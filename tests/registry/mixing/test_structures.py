@@ -13,7 +13,7 @@ from registry.adapters import expected_tensors
 from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.auto import apart, best_unranked, settle, within_width
+from registry.mixing.auto import best_unranked, choose_mixing, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient, by_digest
 from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
@@ -75,10 +75,7 @@ def reported(parts: list[SoupIngredient], mixing: Mixing) -> tuple[dict[str, tor
         ingredients=tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered),
         mixing=mixing,
     )
-    residuals = exact.residuals(config, tensors) if method.by_site else None
-    residual = exact.residual(config, tensors)
-    report = report_of(ordered, recipe, config, tensors, shape=SHAPE, residual=residual, residuals=residuals)
-    return tensors, report
+    return tensors, report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=exact)
 
 
 # --- what can be averaged -------------------------------------------------------------------------
@@ -146,7 +143,7 @@ def test_widths(config: AdapterConfig, width: int) -> None:
 
 def refusal(parts: list[SoupIngredient], request: Any) -> Incompatible:
     with pytest.raises(Incompatible) as found:
-        settle(parts, request, max_width=512)
+        choose_mixing(parts, request, max_width=512)
     return found.value
 
 
@@ -174,7 +171,7 @@ class TestRefused:
     def test_auto_does_not_take_factors_apart_in_a_union_either(self) -> None:
         said = refusal(parts_of(LORA_TASK), AutoMixing())
         assert "Mix by 'average', which takes the factors of a LoRA apart." in said.message
-        assert settle(parts_of(LORA_TASK), AverageMixing(), max_width=512).mixing == AverageMixing()
+        assert choose_mixing(parts_of(LORA_TASK), AverageMixing(), max_width=512).mixing == AverageMixing()
 
     def test_other_initialisations(self) -> None:
         one, two = parts_of(MAM)
@@ -182,7 +179,7 @@ class TestRefused:
             said = refusal([one, replace(two, provenance=provenance)], AutoMixing())
             assert words in said.message
             assert "Set mixing.assume_same_init" in said.message
-            assert settle(
+            assert choose_mixing(
                 [one, replace(two, provenance=provenance)], AutoMixing(assume_same_init=True), max_width=512
             ).mixing == AverageMixing(assume_same_init=True)  # fmt: skip
 
@@ -256,14 +253,14 @@ class TestPools:
             replace(part(5, bottleneck("parallel")), provenance=INIT),
         ]
         for ranked in (True, False):
-            out = apart(best, [best, *others], AutoMixing(), ranked=ranked)
+            out = exclusion_reasons(best, [best, *others], AutoMixing(), ranked=ranked)
             assert set(out) == {one.digest for one in others[1:]}
             assert "The initialisations differ" in out[others[1].digest]
             assert "The methods differ" in out[others[2].digest]
 
     def test_a_fusion_stands_alone(self) -> None:
         fusion, other = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
-        out = apart(fusion, [fusion, other, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True)
+        out = exclusion_reasons(fusion, [fusion, other, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True)
         assert set(out) == {other.digest, part(2, PREFIX).digest}
         assert "is a fusion" in out[other.digest]
 
@@ -288,8 +285,8 @@ class TestPools:
     def test_unions_with_a_lora_are_not_averaged_unasked(self) -> None:
         """One alone is the average of itself; of several nobody else is let in on that account."""
         best, other = parts_of(LORA_TASK)
-        assert set(apart(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
-        assert apart(best, [best, other], AverageMixing(), ranked=True) == {}
+        assert set(exclusion_reasons(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
+        assert exclusion_reasons(best, [best, other], AverageMixing(), ranked=True) == {}
 
     def test_no_width_is_never_too_wide(self) -> None:
         for config in AVERAGED.values():

@@ -11,7 +11,7 @@ import torch
 from registry.adapters import create
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.auto import settle
+from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.spec import (
     AverageMixing,
@@ -136,5 +136,5 @@ def test_what_cannot_be_mixed_so_is_refused() -> None:
         ([part(0, PLAIN, provenance=INIT), part(1, lora(2))], "methods differ"),
     ):
         with pytest.raises(Incompatible) as refused:
-            settle(parts, TaskArithmeticMixing(), max_width=512)
+            choose_mixing(parts, TaskArithmeticMixing(), max_width=512)
         assert words in refused.value.message, refused.value.message

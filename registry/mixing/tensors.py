@@ -1,4 +1,4 @@
-"""The last step of every mixing: the soup in its dtype, NaN and infinity refused."""
+"""Steps that mixing methods share: add up tensors by name, and cast the soup, refusing NaN and infinity."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from registry.adapters.masks import is_mask
 from registry.errors import InvalidRecipe
 
 
+def add_to(totals: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add `value` to the total of that name, which it becomes if there is none."""
+    totals[name] = totals[name] + value if name in totals else value
+
+
 def cast_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors in the soup's dtype, masks as they are.
+    """The tensors in the soup's dtype, masks unchanged.
 
     Raises InvalidRecipe where values are NaN, infinite or out of its range.
     """
