@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
-from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
+from registry.encoders import CachedEncoder, Encoder, MeanPoolEncoder, SentenceBertEncoder, VectorCache
 from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
@@ -29,7 +29,7 @@ class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
         self.allowed = allowed
         self.engine = engine
         self.memory_bytes = memory_bytes
-        self.vectors = Memory()
+        self.vectors = VectorCache()
         self.sentence_bert = SentenceBertEncoder()
 
     def __getitem__(self, base_id: str) -> ServedBaseModel:
@@ -90,9 +90,9 @@ class ServedBaseModel:
             return server.engine.embed(self.entry.id, texts, scored=scored, progress=lambda *_: alive(), patient=True)
 
         own = MeanPoolEncoder(shape.fingerprint, shape.hidden_size, run)
-        found: dict[str, Encoder] = {own.digest: RememberedEncoder(own, server.vectors)}
+        found: dict[str, Encoder] = {own.digest: CachedEncoder(own, server.vectors)}
         try:
-            found[server.sentence_bert.digest] = RememberedEncoder(server.sentence_bert, server.vectors)
+            found[server.sentence_bert.digest] = CachedEncoder(server.sentence_bert, server.vectors)
         except Unavailable as error:
             log.warning("sentence-BERT is left out: %s", error.message)
         return found

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.base_model.fingerprint import check_same
+from registry.base_model.fingerprint import check_fingerprint
 from registry.spec import BaseEntry
 from registry.tasks.task import Watch
 from training.request import TrainingRun
@@ -80,7 +80,7 @@ def members_of(run: TrainingRun, read: Callable[[Path], bytes]) -> tuple[Files, 
 def base_of(entry: BaseEntry, fingerprint: str) -> LoadedBase:
     """The base model of an entry, loaded once a process; raises Unavailable where it is another on this machine."""
     base = _loaded(entry)
-    check_same(entry, base.shape.fingerprint, expected=fingerprint)
+    check_fingerprint(entry, base.shape.fingerprint, expected=fingerprint)
     return base
 
 

@@ -23,7 +23,7 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.moments import packed, read_by
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
+from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
 from registry.errors import InvalidSample
 from registry.progress import Progress, silent
 from registry.spec import MeasuredStatistic, StatisticRequest, StoredAdapter
@@ -91,7 +91,7 @@ def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], seed:
 def drawn(base: LoadedBase, states: Tensor, draw: torch.Generator) -> Tensor:
     """A token for each of these last hidden states (rows, hidden), by what the model predicts there: (rows,)."""
     found = []
-    for part in logit_parts(base.model, len(states)):
+    for part in logit_slices(base.model, len(states)):
         likely = lm_logits(base.model, states[part]).float().softmax(-1).cpu()
         found.append(torch.multinomial(likely, 1, generator=draw)[:, 0])
     return torch.cat(found).to(states.device)

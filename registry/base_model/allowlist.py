@@ -58,23 +58,23 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     return entry
 
 
-def _template(entry: BaseEntry, given: str, folder: Path) -> str:
-    """A chat template: `given` itself where it holds a brace, as every template does, or the file of that name."""
+def _template(entry: BaseEntry, template: str, folder: Path) -> str:
+    """A chat template: `template` itself where it holds a brace, as every template does, or the file of that name."""
     if entry.kind == "encoder":
         raise ValueError("an encoder answers no chat: drop its chat_template.")
-    if "{" in given:
-        return given
+    if "{" in template:
+        return template
     try:
-        return (folder / Path(given).expanduser()).read_text(encoding="utf-8")
+        return (folder / Path(template).expanduser()).read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: the home of a user that is not here
         raise ValueError(
-            f"chat_template {given!r} is neither a template (it has no brace) nor a file that can be read "
+            f"chat_template {template!r} is neither a template (it has no brace) nor a file that can be read "
             f"({_reason(problem)})."
         ) from None
 
 
 def _reason(problem: Exception) -> str:
-    """Why a file cannot be read, on one line."""
+    """The reason why a file cannot be read, on one line."""
     if isinstance(problem, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return (

@@ -1,4 +1,4 @@
-"""Base models by their configuration alone: which are refused, and the shape of those that are taken.
+"""Base models by their configuration alone: refuse those that cannot be served, read the shape of the others.
 
 The model is built on torch's meta device to see its modules, its keys and its values: no memory, some milliseconds,
 its weights not read. Called by `loading`.
@@ -27,12 +27,12 @@ from registry.names import Digest
 from registry.spec import BaseEntry, BaseKind, BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
-_NO_PART = frozenset({"_name_or_path"})
-"""What a configuration says that is not the model's: where it was read."""
+_LOCATION_FIELDS = frozenset({"_name_or_path"})
+"""Fields of a configuration that do not describe the model but where it was read."""
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
-"""What transformers raises for numbers that make no model."""
+"""Errors of transformers for numbers that make no model."""
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
-"""What a model raises that does not run with a plain cache, or not on the meta device."""
+"""Errors of a model that does not run with a plain cache, or not on the meta device."""
 
 
 def usable_config(folder: Path, entry: BaseEntry) -> Any:
@@ -52,7 +52,7 @@ def usable_config(folder: Path, entry: BaseEntry) -> Any:
 
 
 def _problems(config: Any, kind: BaseKind) -> list[str]:
-    """Why a model of this configuration cannot be a base model of this kind."""
+    """The reasons why a model of this configuration cannot be a base model of this kind."""
     family, saved = str(config.model_type), list(getattr(config, "architectures", None) or [])
     named = f"a {saved[0]} (family {family!r})" if saved else f"of family {family!r}"
     refused = encoder_problems(config, named) if kind == "encoder" else _causal_problems(config, named)
@@ -75,7 +75,7 @@ def _problems(config: Any, kind: BaseKind) -> list[str]:
 
 
 def _causal_problems(config: Any, named: str) -> list[str]:
-    """Why a model of this configuration, which is `named` so, is no causal language model."""
+    """The reasons why a model of this configuration, described by `named`, is no causal language model."""
     family, saved = str(config.model_type), set(getattr(config, "architectures", None) or [])
     if getattr(config, "is_encoder_decoder", False):
         return [f"it is {named}, an encoder-decoder, and not a causal language model"]
@@ -92,25 +92,25 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
 
     Raises Unavailable where transformers cannot build the model from `config`.
     """
-    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_PART}
+    settings = {name: value for name, value in config.to_dict().items() if name not in _LOCATION_FIELDS}
     text = json.dumps(settings, sort_keys=True, default=str)
-    seen = _seen(_Looked(type(config), text, kind, config=config, base_id=base_id))
+    model = _meta_model(_ModelKey(type(config), text, kind, config=config, base_id=base_id))
     return BaseShape(
         fingerprint=fingerprint,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        context=seen.context,
+        context=model.context,
         vocab_size=config.vocab_size,
-        linears=dict(seen.linears),
+        linears=dict(model.linears),
         kind=kind,
-        kv=seen.kv,
+        kv=model.kv,
     )
 
 
 @dataclass(frozen=True)
-class _Looked:
-    """A model that is looked at: two are the same where their configurations say the same, wherever those lie."""
+class _ModelKey:
+    """A model to build; two are equal if their configurations are, wherever those lie."""
 
     family: type
     text: str
@@ -120,8 +120,8 @@ class _Looked:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What only the built model says of its shape."""
+class _MetaModel:
+    """The figures of a shape that need the built model: context in tokens, linear modules, keys and values."""
 
     context: int
     linears: dict[str, tuple[int, int]]
@@ -129,29 +129,29 @@ class _Seen:
 
 
 @lru_cache(maxsize=64)
-def _seen(looked: _Looked) -> _Seen:
-    """Kept, since two passes on the meta device take longer than all else of a shape, and a load asks for it twice."""
-    config, kind = looked.config, looked.kind
-    model = _built(config, looked.base_id, kind)
-    return _Seen(
+def _meta_model(key: _ModelKey) -> _MetaModel:
+    """Build a model on the meta device; cached, because its two passes are slow and a load needs it twice."""
+    config, kind = key.config, key.kind
+    model = _built(config, key.base_id, kind)
+    return _MetaModel(
         context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
         linears=_linears(model),
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
 
 
-def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal", *, output_apart: bool = False) -> int:
-    """How many parameters the model of a configuration holds in memory, those that are tied once.
+def count_parameters(config: Any, base_id: str, kind: BaseKind = "causal", *, untie_output: bool = False) -> int:
+    """The number of parameters that the model of a configuration holds in memory; tied ones count once.
 
-    With `output_apart` those of the output layer count by themselves where they are the embedding's.
+    With `untie_output` an output layer that is tied to the embedding counts by itself.
     """
     model: Any = _built(config, base_id, kind)
     model.tie_weights()
-    found: int = sum(parameter.numel() for parameter in model.parameters())
-    head = model.get_output_embeddings() if output_apart else None
+    count: int = sum(parameter.numel() for parameter in model.parameters())
+    head = model.get_output_embeddings() if untie_output else None
     if head is not None and head.weight is model.get_input_embeddings().weight:
-        found += head.weight.numel()
-    return found
+        count += head.weight.numel()
+    return count
 
 
 def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
@@ -170,32 +170,32 @@ def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
 
 def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every linear module by its path, in the model's order."""
-    found: dict[str, tuple[int, int]] = {}
+    linears: dict[str, tuple[int, int]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[path] = (module.in_features, module.out_features)
+            linears[path] = (module.in_features, module.out_features)
         elif isinstance(module, Conv1D):
-            found[path] = (module.nx, module.nf)
-    return found
+            linears[path] = (module.nx, module.nf)
+    return linears
 
 
 def _kv_of(model: Any, layers: int) -> tuple[int, int] | None:
     """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
 
-    What configurations say of heads is not what every family caches (one head of several, keys wider than values,
-    layers that differ, states that are none of both), so the cache of a pass over the model is looked at. None too
-    where such a pass, or one over the transformer below the head, does not go through the model's decoder once (where a
+    Families cache other states than their configurations say (one head of several, keys wider than values, layers
+    that differ, states that are neither), so the sizes are read from the cache of a pass over the model. None too where
+    such a pass, or one over the transformer below the head, does not go through the model's decoder once (where a
     prefix is put in), and where it depends on values (a mixture of experts). `model` is a causal language model on the
     meta device; nothing is computed.
     """
     passes: list[Any] = []
     try:
         handle = model.get_decoder().register_forward_pre_hook(lambda *_: passes.append(None))
-        found = [_sizes(part, layers) for part in (model, model.base_model)]
+        whole, transformer = _sizes(model, layers), _sizes(model.base_model, layers)
     except _NO_PASS:
         return None
     handle.remove()
-    return found[0] if found[0] == found[1] and len(passes) == 2 else None
+    return whole if whole == transformer and len(passes) == 2 else None
 
 
 @torch.no_grad()
@@ -204,9 +204,9 @@ def _sizes(model: Any, layers: int) -> tuple[int, int] | None:
     ids = torch.zeros((1, 1), dtype=torch.long, device="meta")
     embedded = model.get_input_embeddings()(ids)  # among ids some families look for padding, and these have no values
     model.eval()(inputs_embeds=embedded, past_key_values=cache, use_cache=True)
-    layers_seen: list[Any] = cache.layers  # one that keeps something else than keys and values is an AttributeError
-    sizes = {tuple(state.shape) for layer in layers_seen for state in (layer.keys, layer.values)}
-    if len(cache.layers) != layers or len(sizes) != 1:
+    cached: list[Any] = cache.layers  # one that keeps something else than keys and values is an AttributeError
+    sizes = {tuple(state.shape) for layer in cached for state in (layer.keys, layer.values)}
+    if len(cached) != layers or len(sizes) != 1:
         return None
     rows, heads, time, size = sizes.pop()
     return (heads, size) if (rows, time) == (1, 1) else None

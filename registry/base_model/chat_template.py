@@ -15,29 +15,34 @@ from registry.spec import BaseEntry
 
 Message = dict[str, str]
 
-_SAID = "soup-2b7e"
-"""The text of a message that is looked for in what a template makes of it."""
+_PROBE = "soup-2b7e"
+"""The text of a message that must appear in a rendered template."""
 
 
 def template_of(tokenizer: Any) -> str | None:
     """The template of a tokenizer, of several the one for ordinary conversations; None where there is none."""
-    found = getattr(tokenizer, "chat_template", None)
-    found = found.get("default") if isinstance(found, dict) else found
-    return found if isinstance(found, str) and found else None
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) and template else None
 
 
-def render(tokenizer: Any, messages: Sequence[Message], *, ask: bool = True) -> str:
-    """The text that the template makes of messages, with the head of an answer where `ask`. Raises what it raises."""
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask))
+def render(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """The text that the template makes of messages, with the head of an answer if asked; raises any error of Jinja."""
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    )
 
 
-def _tried(tokenizer: Any, messages: Sequence[Message], *, ask: bool = True) -> str:
-    """The text of messages, after a system message where the template takes none without it; raises what it raises."""
+def _render_alone(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """The text of messages, after a system message if the template needs one; raises any error of Jinja."""
     try:
-        return render(tokenizer, messages, ask=ask)
+        return render(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     except Exception as problem:
         try:
-            return render(tokenizer, [{"role": "system", "content": "."}, *messages], ask=ask)
+            return render(
+                tokenizer, [{"role": "system", "content": "."}, *messages], add_generation_prompt=add_generation_prompt
+            )
         except Exception:
             raise problem from None
 
@@ -51,33 +56,37 @@ def use_template(tokenizer: Any, entry: BaseEntry) -> None:
         return
     tokenizer.chat_template = entry.chat_template
     try:
-        text = _tried(tokenizer, [{"role": "user", "content": _SAID}])
+        text = _render_alone(tokenizer, [{"role": "user", "content": _PROBE}])
     except Exception as problem:  # of Jinja, or whatever an expression in it raises
         line = getattr(problem, "lineno", None)
         where = "" if line is None else f" (line {line})"
-        told = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
-        said = " ".join(str(told).split())
+        message = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
+        reason = " ".join(str(message).split())
         raise Unavailable(
             f"Base model {entry.id!r}: its chat_template fails on a user's message{where}: "
-            f"{type(problem).__name__}: {said.rstrip('.')}."
+            f"{type(problem).__name__}: {reason.rstrip('.')}."
         ) from problem
-    if _SAID not in text:
+    if _PROBE not in text:
         raise Unavailable(
             f"Base model {entry.id!r}: its chat_template leaves out what a user's message says; it makes {text[:80]!r}."
         )
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The special token that the template puts behind an assistant's message: what ends an answer.
+    """The special token that the template puts behind an assistant's message, which ends an answer.
 
-    Of many models it is the EOS. None where no such token follows, or there is no template.
+    Often the EOS. None where no such token follows, or there is no template.
     """
     if template_of(tokenizer) is None:
         return None
     try:
-        text = _tried(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _SAID}], ask=False)
+        text = _render_alone(
+            tokenizer,
+            [{"role": "user", "content": "."}, {"role": "assistant", "content": _PROBE}],
+            add_generation_prompt=False,
+        )
     except Exception:  # it takes no answers, or others: the EOS ends them
         return None
-    _, said, behind = text.rpartition(_SAID)
-    ids = tokenizer.backend_tokenizer.encode(behind.lstrip(), add_special_tokens=False).ids if said else []
+    _, probe, behind = text.rpartition(_PROBE)
+    ids = tokenizer.backend_tokenizer.encode(behind.lstrip(), add_special_tokens=False).ids if probe else []
     return int(ids[0]) if ids and is_special(tokenizer, ids[0]) else None

@@ -1,7 +1,7 @@
-"""Checks of a base model that was just loaded: a few tokens show whether it is what the registry takes it for.
+"""Checks of a base model that was just loaded, by a forward pass over a few tokens.
 
-Weights that are not in the files would be random numbers, logits that are not those of the model would be wrong
-perplexities, and a model that reads ahead is no language model: none of them shows in the answers' form.
+Weights missing from the files would be random numbers, logits computed in another way would be wrong perplexities, and
+a model that reads ahead is no language model: none of them shows in the shape of the answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from registry.spec import BaseEntry
 
 _TOKENS = 6
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest logit or state; equal computations differ by less."""
+"""Largest difference between equal computations, as a share of the largest logit or state."""
 
 
 def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseEntry) -> None:
@@ -43,39 +43,39 @@ def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseE
 
 @torch.inference_mode()
 def _forward_problem(model: Any, vocabulary: int) -> str | None:
-    """What is wrong with the logits of a few tokens, as the end of a sentence; None where nothing is."""
+    """The fault of the logits of a few tokens, as the end of a sentence; None where they are right."""
     ids = torch.arange(_TOKENS, device=model.device)[None] * 7 % vocabulary  # (1, tokens)
     mask = torch.ones_like(ids)
-    own = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    if not bool(own.isfinite().all()):
-        return f"gives logits that are not finite in {str(own.dtype).removeprefix('torch.')}"
-    others = ids.clone()
-    others[0, -1] = (ids[0, -1] + 1) % vocabulary
-    if not _close(own[:, :-1], model(input_ids=others, attention_mask=mask, use_cache=False).logits[:, :-1]):
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    if not bool(logits.isfinite().all()):
+        return f"gives logits that are not finite in {str(logits.dtype).removeprefix('torch.')}"
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % vocabulary
+    if not _is_close(logits[:, :-1], model(input_ids=changed, attention_mask=mask, use_cache=False).logits[:, :-1]):
         return "is not a causal language model: what follows a token changes what is predicted for it"
-    if not _close(own, lm_logits(model, hidden_states(model, ids, mask))):
+    if not _is_close(logits, lm_logits(model, hidden_states(model, ids, mask))):
         return "makes its logits in another way than by an output layer on the last hidden state"
     return None
 
 
 @torch.inference_mode()
 def _states_problem(model: Any, vocabulary: int) -> str | None:
-    """What is wrong with the hidden states of a few tokens, as the end of a sentence; None where nothing is."""
+    """The fault of the hidden states of a few tokens, as the end of a sentence; None where they are right."""
     ids = torch.arange(3, 3 + _TOKENS, device=model.device)[None] * 7 % vocabulary  # (1, tokens)
     mask = torch.ones_like(ids)
-    own = hidden_states(model, ids, mask)
-    if not bool(own.isfinite().all()):
-        return f"gives hidden states that are not finite in {str(own.dtype).removeprefix('torch.')}"
-    others = torch.cat([ids[:, :1], (ids[:, 1:] + 1) % vocabulary], dim=1)
-    if torch.equal(hidden_states(model, others, mask)[:, 0], own[:, 0]):
+    states = hidden_states(model, ids, mask)
+    if not bool(states.isfinite().all()):
+        return f"gives hidden states that are not finite in {str(states.dtype).removeprefix('torch.')}"
+    changed = torch.cat([ids[:, :1], (ids[:, 1:] + 1) % vocabulary], dim=1)
+    if torch.equal(hidden_states(model, changed, mask)[:, 0], states[:, 0]):
         return "is not an encoder: what follows a token changes nothing of what it is read as"
     padded, marks = torch.cat([ids, ids[:, :2]], dim=1), torch.cat([mask, torch.zeros_like(mask[:, :2])], dim=1)
-    if not _close(own, hidden_states(model, padded, marks)[:, :_TOKENS]):
+    if not _is_close(states, hidden_states(model, padded, marks)[:, :_TOKENS]):
         return "reads padding: what is masked changes the hidden states"
     return None
 
 
-def _close(own: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of logits, or of states, agree to the tolerance of their dtype."""
-    allowed = _TOLERANCE.get(own.dtype, _TOLERANCE[torch.float32]) * float(own.abs().max())
-    return own.shape == other.shape and float((own.float() - other.float()).abs().max()) <= allowed
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
+    """Return True if two tensors of logits, or of states, agree to the tolerance of their dtype."""
+    allowed = _TOLERANCE.get(actual.dtype, _TOLERANCE[torch.float32]) * float(actual.abs().max())
+    return actual.shape == expected.shape and float((actual.float() - expected.float()).abs().max()) <= allowed

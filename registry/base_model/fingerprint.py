@@ -27,11 +27,11 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NOT_IDENTITY = ("transformers_version", "_name_or_path")
 _FORMAT = 1
-"""Counts up with any change of what is hashed; part of the cache's key."""
+"""Version of the hashed data, in the cache's key."""
 
 
 def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
-    """`sha256:...` of the base model in `folder`; kept in `cache_dir` while no file changes size or time.
+    """The `sha256:...` of the base model in `folder`; cached in `cache_dir` while no file changes size or time.
 
     Raises Unavailable where files are missing or the weights are not clean safetensors.
     """
@@ -41,13 +41,15 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
         raise Unavailable(f"The base model in {folder} lacks {', '.join(missing)}.")
     state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     key = digest_of({"format": _FORMAT, "files": state})
-    cached = None if cache_dir is None else cache_dir / f"fingerprint-{key.removeprefix('sha256:')[:32]}.json"
-    if cached is not None and (known := _read_cache(cached, key)) is not None:
-        return known
-    found = _compute(folder, files[2:])
+    if cache_dir is None:
+        return _compute(folder, files[2:])
+    cache_file = cache_dir / f"fingerprint-{key.removeprefix('sha256:')[:32]}.json"
+    cached = _read_cache(cache_file, key)
     if cached is not None:
-        _write_cache(cached, key, found)
-    return found
+        return cached
+    computed = _compute(folder, files[2:])
+    _write_cache(cache_file, key, computed)
+    return computed
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -72,7 +74,9 @@ def _compute(folder: Path, weights: list[Path]) -> str:
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights]
-            tensors = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors: dict[str, Any] = {}
+            for file in files:
+                tensors |= dict.fromkeys(file.keys(), file)
             for name in sorted(tensors):
                 tensor = tensors[name].get_tensor(name)  # mapped, one at a time
                 digest.update(canonical_json([name, list(tensor.shape), str(tensor.dtype)]) + b"\n")
@@ -85,26 +89,26 @@ def _compute(folder: Path, weights: list[Path]) -> str:
 def _read_cache(file: Path, key: str) -> str | None:
     """The cached fingerprint; a missing or damaged file is no cache."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        cached = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return str(known["fingerprint"]) if isinstance(known, dict) and known.get("key") == key else None
+    return str(cached["fingerprint"]) if isinstance(cached, dict) and cached.get("key") == key else None
 
 
-def _write_cache(file: Path, key: str, found: str) -> None:
+def _write_cache(file: Path, key: str, fingerprint: str) -> None:
     """Write whole or not at all; a cache that cannot be written costs time only."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"key": key, "fingerprint": found}), encoding="utf-8")
+        temporary.write_text(json.dumps({"key": key, "fingerprint": fingerprint}), encoding="utf-8")
         temporary.replace(file)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def check_same(entry: BaseEntry, fingerprint: str, *, expected: str) -> None:
-    """Check that this machine's base model is that of the machine that sent a task; raises Unavailable."""
+def check_fingerprint(entry: BaseEntry, fingerprint: str, *, expected: str) -> None:
+    """Raises Unavailable where this machine's base model is not that of the machine that sent a task."""
     if fingerprint != expected:
         raise Unavailable(
             f"The base model in {entry.source} is another: its fingerprint is {fingerprint}, and {expected} is needed. "

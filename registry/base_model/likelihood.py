@@ -1,8 +1,8 @@
-"""Token log-likelihoods of a causal language model, computed in one place: trainer, evaluation and engine import it.
+"""Token log-likelihoods of a causal language model, for trainer, evaluation and engine.
 
-Log-probabilities are `logit - logsumexp(logits)` in fp32. Only positions that are scored reach the output layer, some
-at a time, and nothing as wide as the vocabulary is kept for a backward pass: at 50,000 entries the logits of a training
-step would dwarf the model. Batches are padded on the right.
+Log-probabilities are `logit - logsumexp(logits)` in fp32. Only positions that are scored reach the output layer, a
+slice at a time, and nothing as wide as the vocabulary is kept for a backward pass: at 50,000 entries the logits of a
+training step would dwarf the model. Batches are padded on the right.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from registry.errors import InvalidParameter
 from registry.spec import PassageScore
 
-_LOGIT_CELLS = 2**24  # logits at a time: 64 MiB of fp32
-_CACHED_CELLS = 2**18  # of these in a slice on a CPU: 1 MiB of fp32, which its cache holds
+_LOGIT_CELLS = 2**24  # logits in memory at a time: 64 MiB of fp32
+_CACHED_CELLS = 2**18  # logits in a slice on a CPU: 1 MiB of fp32, which its cache holds
 
 
 def hidden_states(
@@ -26,7 +26,7 @@ def hidden_states(
 ) -> Tensor:
     """Last hidden state after the final LayerNorm (batch, time, hidden), in the base's dtype.
 
-    `token_types` (batch, time) says of which of two texts a token is, for encoders that know a difference.
+    `token_types` (batch, time) are the segment ids of encoders that read pairs of texts.
     """
     transformer = cast(nn.Module, model.base_model)
     types = {} if token_types is None else {"token_type_ids": token_types}
@@ -38,8 +38,8 @@ def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
     """Logits (..., vocabulary) of hidden states (..., hidden) from `hidden_states`, in the base's dtype.
 
     Some families scale them (`logit_scale` of Cohere, `logits_scaling` of Granite) or cap them
-    (`final_logit_softcapping` of Gemma 2, c tanh(z / c)). That these are the model's own logits is tried on every
-    base model that is loaded (`registry.base_model`).
+    (`final_logit_softcapping` of Gemma 2, c tanh(z / c)). `checks` compares these with the model's own logits whenever
+    a base model is loaded.
     """
     head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
     logits = cast(Tensor, head(hidden))
@@ -55,68 +55,72 @@ def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
 def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
     targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
-    parts = log_probs_of(model, hidden[:, :-1][scored], targets[scored])
-    found = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
-    return found.masked_scatter(scored, parts)
+    log_probs = log_probs_of(model, hidden[:, :-1][scored], targets[scored])
+    return torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device).masked_scatter(scored, log_probs)
 
 
 def log_probs_of(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
     """fp32 (rows,): log-probabilities of `ids` (rows,) after last hidden states (rows, hidden); differentiable.
 
-    Logits exist for some rows at a time, also in the backward pass. Where the output layer is frozen, as under an
-    adapter, the forward pass leaves each row's gradient (rows, hidden) and the backward pass scales it; an output
-    layer that is trained makes its logits anew.
+    Logits exist for a slice of rows at a time, also in the backward pass. Where the output layer is frozen, as under
+    an adapter, the forward pass stores each row's gradient (rows, hidden) and the backward pass scales it; an output
+    layer that is trained recomputes its logits.
     """
     head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
     trained = any(parameter.requires_grad for parameter in head.parameters())
     if not torch.is_grad_enabled() or trained or not states.requires_grad:
-        return _in_parts(model, states, ids, anew=trained)
-    return cast(Tensor, _LogProbs.apply(states, ids, model))  # type: ignore[no-untyped-call]
+        return _sliced_log_probs(model, states, ids, recompute=trained)
+    return cast(Callable[..., Tensor], _LogProbs.apply)(states, ids, model)
 
 
-def _in_parts(model: nn.Module, states: Tensor, ids: Tensor, *, anew: bool = False) -> Tensor:
-    """Log-probabilities (rows,), part by part; with `anew` a backward pass computes each part's logits again."""
+def _sliced_log_probs(model: nn.Module, states: Tensor, ids: Tensor, *, recompute: bool = False) -> Tensor:
+    """Log-probabilities (rows,), slice by slice; with `recompute` a backward pass computes the logits again."""
+    slices = []
+    for rows in logit_slices(model, len(states)):
+        arguments = model, states[rows], ids[rows]
+        if recompute:
+            log_probs = checkpoint(_log_probs, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            log_probs = _log_probs(*arguments)
+        slices.append(log_probs)
+    return torch.cat(slices)
 
-    def of_part(some: Tensor, wanted: Tensor) -> Tensor:
-        return chosen_log_probs(lm_logits(model, some), wanted)
 
-    parts = [(states[part], ids[part]) for part in logit_parts(model, len(states))]
-    return torch.cat([
-        checkpoint(of_part, *part, use_reentrant=False, preserve_rng_state=False) if anew else of_part(*part)
-        for part in parts
-    ])  # fmt: skip
+def _log_probs(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
+    return chosen_log_probs(lm_logits(model, states), ids)
 
 
-def logit_parts(model: nn.Module, rows: int) -> list[slice]:
-    """Slices of `rows` whose logits are held at the same time; one, that is empty, for no row."""
+def logit_slices(model: nn.Module, rows: int) -> list[slice]:
+    """Slices of `rows` whose logits fit into memory together; a single empty one for no row."""
     step = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probabilities of tokens under a frozen output layer, with each row's gradient taken on the way."""
+    """Log-probabilities of tokens under a frozen output layer; the forward pass computes each row's gradient too."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, ids: Tensor, model: nn.Module) -> Tensor:
-        found: list[Tensor] = []
+        slices: list[Tensor] = []
         slopes: list[Tensor] = []
-        for part in logit_parts(model, len(states)):
+        for rows in logit_slices(model, len(states)):
             with torch.enable_grad():
-                some = states[part].detach().requires_grad_()
-                log_probs = chosen_log_probs(lm_logits(model, some), ids[part])
-            slopes += torch.autograd.grad(log_probs, some, torch.ones_like(log_probs))
-            found.append(log_probs.detach())
+                inputs = states[rows].detach().requires_grad_()
+                log_probs = _log_probs(model, inputs, ids[rows])
+            slopes += torch.autograd.grad(log_probs, inputs, torch.ones_like(log_probs))
+            slices.append(log_probs.detach())
         ctx.save_for_backward(states, ids, torch.cat(slopes))
         ctx.model = model
-        return torch.cat(found)
+        return torch.cat(slices)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         states, ids, slopes = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return (slopes * gradient[:, None]).to(slopes.dtype), None, None
-        again = _in_parts(ctx.model, states, ids, anew=True)  # a second derivative is wanted, as GraSP's
-        return torch.autograd.grad(again, states, gradient, create_graph=True)[0], None, None
+        # a second derivative is needed, by GraSP for one
+        log_probs = _sliced_log_probs(ctx.model, states, ids, recompute=True)
+        return torch.autograd.grad(log_probs, states, gradient, create_graph=True)[0], None, None
 
 
 def chosen_log_probs(logits: Tensor, ids: Tensor) -> Tensor:
@@ -125,7 +129,7 @@ def chosen_log_probs(logits: Tensor, ids: Tensor) -> Tensor:
     Neither pass holds more than a slice of the logits in fp32. A training step on a small base model spends a third
     of its time between logits and loss where each operation goes through main memory by itself.
     """
-    return cast(Tensor, _ChosenLogProbs.apply(logits, ids))  # type: ignore[no-untyped-call]
+    return cast(Callable[..., Tensor], _ChosenLogProbs.apply)(logits, ids)
 
 
 class _ChosenLogProbs(torch.autograd.Function):
@@ -133,29 +137,29 @@ class _ChosenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
-        normaliser = torch.cat([logits[some].float().logsumexp(dim=-1) for some in _slices(logits)])
+        normaliser = torch.cat([logits[rows].float().logsumexp(dim=-1) for rows in _slices(logits)])
         ctx.save_for_backward(logits, ids, normaliser)
         return logits.gather(-1, ids[:, None]).squeeze(-1).float() - normaliser
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, ids, normaliser = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted, as GraSP's: by operations that torch derives
+        if torch.is_grad_enabled():  # a second derivative is needed: by operations that torch differentiates
             return _gradient(logits, ids, logits.float().logsumexp(dim=-1), gradient), None
-        found = torch.empty_like(logits)
-        for some in _slices(logits):
-            found[some] = _gradient(logits[some], ids[some], normaliser[some], gradient[some])
-        return found, None
+        logit_gradient = torch.empty_like(logits)
+        for rows in _slices(logits):
+            logit_gradient[rows] = _gradient(logits[rows], ids[rows], normaliser[rows], gradient[rows])
+        return logit_gradient, None
 
 
 def _gradient(logits: Tensor, ids: Tensor, normaliser: Tensor, gradient: Tensor) -> Tensor:
-    """That of the logits (rows, vocabulary), in their dtype, from that of the log-probabilities (rows,)."""
-    others = (logits.float() - normaliser[:, None]).exp() * -gradient[:, None]
-    return others.scatter_add(-1, ids[:, None], gradient[:, None]).to(logits.dtype)
+    """The gradient of the logits (rows, vocabulary), in their dtype, from that of the log-probabilities (rows,)."""
+    softmax = (logits.float() - normaliser[:, None]).exp() * -gradient[:, None]
+    return softmax.scatter_add(-1, ids[:, None], gradient[:, None]).to(logits.dtype)
 
 
 def _slices(logits: Tensor) -> Iterator[slice]:
-    """Rows that a CPU's cache holds; all of them elsewhere."""
+    """Slices of rows whose logits fit into a CPU's cache; a single one on other devices."""
     rows, vocabulary = logits.shape
     step = max(1, _CACHED_CELLS // max(1, vocabulary)) if logits.device.type == "cpu" else max(1, rows)
     return (slice(start, start + step) for start in range(0, max(1, rows), step))
@@ -168,7 +172,7 @@ def token_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor)
 
 
 def without_bos(ids: Sequence[int], bos_id: int | None) -> Sequence[int]:
-    """The tokens of a text without a BOS that it begins with itself, for whoever puts one in front."""
+    """The tokens of a text without its leading BOS."""
     return ids[1:] if ids and ids[0] == bos_id else ids
 
 
@@ -215,18 +219,21 @@ def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device |
 def text_scores(
     texts: Sequence[str], cut: Sequence[Sequence[Sequence[int]]], nll: Sequence[float]
 ) -> list[PassageScore]:
-    """The score of each text: `cut` has its windows, `nll` (nats) what came of all texts' windows in their order."""
-    found = iter(nll)
+    """The score of each text: `cut` has its windows, `nll` (nats) that of each window of all texts in their order."""
+    window_nll = iter(nll)
     return [
         PassageScore(
-            nll=sum(next(found) for _ in part), tokens=scored_tokens(part), bytes=len(text.encode()), windows=len(part)
+            nll=sum(next(window_nll) for _ in windows),
+            tokens=scored_tokens(windows),
+            bytes=len(text.encode()),
+            windows=len(windows),
         )
-        for text, part in zip(texts, cut, strict=True)
+        for text, windows in zip(texts, cut, strict=True)
     ]
 
 
 def scored_tokens(windows: Sequence[Sequence[int]]) -> int:
-    """Tokens that are scored in a text's windows: all of each but its first."""
+    """The number of tokens scored in a text's windows: all of each but its first."""
     return sum(len(window) - 1 for window in windows)
 
 

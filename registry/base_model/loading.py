@@ -1,4 +1,4 @@
-"""Loading a base model of the allowlist, its text side alone, or only its shape and size.
+"""Load a base model of the allowlist, its text side alone, or only its shape and size.
 
 Model code from the hub is never run, and weights are safetensors only.
 """
@@ -18,7 +18,7 @@ from huggingface_hub.errors import XetDownloadError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from registry.base_model.architecture import parameters_of, shape_from, usable_config
+from registry.base_model.architecture import count_parameters, shape_from, usable_config
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
@@ -33,8 +33,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 LONG = 1000
-"""Characters from which a text is tokenised as a batch of one: other threads run meanwhile, and no offsets are worked
-out. To let a short one go at once is cheaper than to wait for the interpreter's lock again."""
+"""Characters from which a text is tokenised as a batch of one: other threads run meanwhile, and no offsets are
+computed. For a shorter text, waiting for the interpreter's lock again would cost more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class BaseText:
     """The text side of a base model: its tokenizer and its shape, without weights.
 
     `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens. `end_ids` are
-    special tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is
-    what its chat template puts behind an answer.
+    special tokens besides the EOS that end a generated text, as its generation_config.json lists them; `turn_id` is
+    the token that its chat template puts behind an answer.
     """
 
     entry: BaseEntry
@@ -75,15 +75,15 @@ class BaseText:
             ) from None
         backend = self.tokenizer.backend_tokenizer
         if len(text) < LONG:
-            found = backend.encode(text, add_special_tokens=False)
+            encoding = backend.encode(text, add_special_tokens=False)
         else:
-            [found] = backend.encode_batch_fast([text], add_special_tokens=False)
-        return self.with_bos(list(found.ids), bos=bos)
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
+        return self.with_bos(list(encoding.ids), bos=bos)
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
         """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""
-        front = self.entry.bos if bos is None else bos
-        return [self.bos_id, *without_bos(ids, self.bos_id)] if front and self.bos_id is not None else ids
+        has_bos = self.entry.bos if bos is None else bos
+        return [self.bos_id, *without_bos(ids, self.bos_id)] if has_bos and self.bos_id is not None else ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +119,21 @@ def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
     with _loading(entry):
         ends = generation_ends(folder, tokenizer)
     return BaseText(
-        entry=entry, tokenizer=tokenizer, shape=shape, bos_id=first, eos_id=last, end_ids=ends,
+        entry=entry,
+        tokenizer=tokenizer,
+        shape=shape,
+        bos_id=first,
+        eos_id=last,
+        end_ids=ends,
         turn_id=turn_end(tokenizer),
-    )  # fmt: skip
+    )
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText | None = None) -> LoadedBase:
-    """The base model in eval mode, without gradients, on its device, tried on a few tokens; raises Unavailable.
+    """The base model in eval mode, without gradients, on its device, checked on a few tokens; raises Unavailable.
 
-    `cache_dir` keeps fingerprints by the size and time of the files they were computed from. `text` is its text side
-    where that is in memory: it is taken as long as the files are those it was read from.
+    `cache_dir` caches fingerprints by the size and time of the files they were computed from. `text` is its text side
+    where that is in memory; it is read again if the files have changed.
     """
     if text is None or fingerprint(source_folder(entry), cache_dir=cache_dir) != text.shape.fingerprint:
         text = load_text(entry, cache_dir=cache_dir)
@@ -136,13 +141,13 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
     check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
-    parts = {field.name: getattr(text, field.name) for field in fields(BaseText)}
-    return LoadedBase(**parts, model=model)
+    text_fields = {field.name: getattr(text, field.name) for field in fields(BaseText)}
+    return LoadedBase(**text_fields, model=model)
 
 
 @contextmanager
 def _loading(entry: BaseEntry) -> Iterator[None]:
-    """Makes what transformers raises for files it cannot load an Unavailable that names the base model."""
+    """Turn the errors of transformers for files it cannot load into an Unavailable that names the base model."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
@@ -150,7 +155,7 @@ def _loading(entry: BaseEntry) -> Iterator[None]:
 
 
 def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any]]:
-    """The model on the CPU, and transformers' report on how its tensors were found."""
+    """The model on the CPU, and transformers' report on missing and unexpected tensors."""
     builder: Any = AutoModelForCausalLM
     options: dict[str, Any] = {}
     if entry.kind == "encoder":
@@ -198,12 +203,12 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id, entry.kind)
 
 
-def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
-    """Bytes of the weights in the dtype the entry has them in, found without loading them.
+def weight_bytes(entry: BaseEntry, *, untie_output: bool = False) -> int:
+    """Bytes that the weights take in memory in the entry's dtype, without loading them.
 
-    Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. With
-    `output_apart` an output layer that is tied to the embedding counts by itself. Raises Unavailable where files are
-    missing or not safetensors.
+    Masks in the files, heads that are not loaded and tied embeddings stored twice take none. With `untie_output` an
+    output layer that is tied to the embedding counts by itself. Raises Unavailable where files are missing or not
+    safetensors.
     """
     folder = source_folder(entry)
     for file in weight_files(folder):
@@ -213,5 +218,5 @@ def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
         except (OSError, SafetensorError) as problem:
             raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem
     config = usable_config(folder, entry)
-    numbers = parameters_of(config, entry.id, entry.kind, output_apart=output_apart)
-    return _DTYPES[entry.dtype].itemsize * numbers
+    count = count_parameters(config, entry.id, entry.kind, untie_output=untie_output)
+    return _DTYPES[entry.dtype].itemsize * count

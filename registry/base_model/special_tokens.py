@@ -1,4 +1,4 @@
-"""Special tokens that end a text: which ids are special in a tokenizer, and what generation_config.json lists of them.
+"""Special tokens that end a text, by the tokenizer and by generation_config.json.
 
 Called where a base model's text side is loaded. An ordinary token never ends a text: it would cut every answer that
 holds it.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def is_special(tokenizer: Any, token: object) -> bool:
-    """Whether `token` is the id of a special token; true, false and what is no whole number are none."""
+    """Return True if `token` is the id of a special token; booleans and anything but whole numbers are not."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return type(token) is int and token in added and bool(added[token].special)
 
@@ -20,9 +20,9 @@ def is_special(tokenizer: Any, token: object) -> bool:
 def generation_ends(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     """The special tokens that end a text by the model's generation_config.json, none where it has no such file.
 
-    A file that transformers made of the model's configuration (`_from_model_config`) is passed over: it holds the
-    defaults of a class, which this tokenizer may use for ordinary text. Raises ValueError for what is no
-    object of JSON.
+    A file that transformers made of the model's configuration (`_from_model_config`) is ignored: it holds the
+    defaults of a class, which this tokenizer may use for ordinary text. Raises ValueError unless the file holds a JSON
+    object.
     """
     file = folder / "generation_config.json"
     if not file.is_file():
@@ -32,6 +32,6 @@ def generation_ends(folder: Path, tokenizer: Any) -> tuple[int, ...]:
         raise ValueError(f"{file.name} holds a {type(saved).__name__} where an object belongs")
     if saved.get("_from_model_config"):
         return ()
-    found = saved.get("eos_token_id")
-    listed: list[Any] = found if isinstance(found, list) else [found]
-    return tuple(token for token in listed if is_special(tokenizer, token))
+    ends = saved.get("eos_token_id")
+    candidates: list[Any] = ends if isinstance(ends, list) else [ends]
+    return tuple(token for token in candidates if is_special(tokenizer, token))

@@ -3,9 +3,9 @@
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """
 
+from registry.encoders.cached import CachedEncoder, VectorCache
 from registry.encoders.contract import Encoder
 from registry.encoders.mean_pool import MeanPoolEncoder
-from registry.encoders.remembered import Memory, RememberedEncoder
 from registry.encoders.sbert import SentenceBertEncoder
 
-__all__ = ["Encoder", "MeanPoolEncoder", "Memory", "RememberedEncoder", "SentenceBertEncoder"]
+__all__ = ["CachedEncoder", "Encoder", "MeanPoolEncoder", "SentenceBertEncoder", "VectorCache"]

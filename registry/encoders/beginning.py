@@ -1,7 +1,7 @@
-"""The beginning of a text that decides its vector: an encoder looks at so many tokens, and the rest is not tokenised.
+"""The beginning of a text that decides its vector: an encoder reads a limited number of tokens.
 
-Called by the encoders and by the engine. What is left out is far behind the last token that counts, so that the tokens
-before it are those of the whole text.
+Called by the encoders and by the engine. The cut is far behind the last token that counts, so that the tokens before it
+are those of the whole text.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 CHARACTERS = 16
-"""Characters that are read at first for each token that counts: several times what text of any language takes."""
+"""Characters read at first for each token: several times the mean length of a token in any language."""
 
 
-def beginning(text: str, count: Callable[[str], int], *, wanted: int) -> str:
-    """The start of `text`, with at least twice `wanted` tokens by `count`, or all of it."""
-    length = CHARACTERS * wanted
-    while length < len(text) and count(text[:length]) < 2 * wanted:
+def beginning(text: str, count: Callable[[str], int], *, tokens: int) -> str:
+    """The start of `text` with at least twice as many tokens, by `count`, as `tokens`; or all of it."""
+    length = CHARACTERS * tokens
+    while length < len(text) and count(text[:length]) < 2 * tokens:
         length *= 2
     return text[:length]

@@ -1,4 +1,4 @@
-"""The protocol of encoders and what they answer. Verbs call them; they know no SQL and no pools."""
+"""The protocol of encoders and their results. Verbs call them; they know no SQL and no pools."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from registry.spec import EncoderName, Unit
 
 @dataclass(frozen=True)
 class EmbeddedText:
-    """One passage after one forward pass of the base model, as whoever runs the model hands it over.
+    """The result of one forward pass of the base model over one passage.
 
     `vector` (d,) is the mean of the first window's last hidden states; `nll` in nats is summed over `tokens`, all
-    windows, and None where the base is an encoder or only vectors were asked for; `truncated` says that the passage is
-    longer than the first window.
+    windows, and None where the base is an encoder or only vectors were requested; `truncated` is true where the passage
+    is longer than the first window.
     """
 
     vector: npt.NDArray[np.float32]
@@ -33,8 +33,8 @@ class Embedded:
     """The units of a list of texts as vectors.
 
     `vectors` (n, d) float32; `source` (n,) is the index of the text each unit came from; `truncated` counts the
-    units that were cut at the encoder's length limit. `nll` and `tokens` (n,) are there where the same pass yields
-    log-likelihoods, else None.
+    units that were cut at the encoder's length limit. `nll` and `tokens` (n,) are None unless the same pass yields
+    log-likelihoods.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -50,34 +50,39 @@ class Encoder(Protocol):
 
     @property
     def name(self) -> EncoderName:
-        """The name people use for it."""
+        """The encoder's name in requests."""
 
     @property
     def digest(self) -> str:
-        """What its vectors depend on, hashed: pools hold embeddings of one encoder digest only."""
+        """Hash of everything its vectors depend on: pools hold embeddings of one encoder digest only."""
 
     @property
     def unit(self) -> Unit:
-        """What one vector stands for."""
+        """The unit of text of one vector."""
 
     @property
     def dimensions(self) -> int:
         """Length of a vector."""
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        max_units: int | None = None,
+        scored: bool = True,
         progress: Progress | None = None,
-    ) -> Embedded:  # fmt: skip
+    ) -> Embedded:
         """Vectors of `texts`; beyond `max_units` units, that many are drawn with `seed`, in their order.
 
-        Without `scored` no log-likelihoods are computed: only what decides the vectors is looked at. `progress` is
-        called again and again, also where one chunk takes long.
-        Raises InvalidSample where there is nothing to embed, and whatever `progress` raises.
+        Without `scored` no log-likelihoods are computed, and only text that decides the vectors is read. `progress` is
+        called at short intervals, also where one chunk takes long. Raises InvalidSample where there is nothing to
+        embed, and whatever `progress` raises.
         """
 
 
 def draw(count: int, limit: int | None, *, seed: int) -> npt.NDArray[np.int64]:
-    """Indices of at most `limit` of `count` units, ascending; the same seed, the same units."""
+    """Indices of at most `limit` of `count` units, ascending, drawn with `seed`."""
     if limit is None or count <= limit:
         return np.arange(count, dtype=np.int64)
     chosen = np.random.default_rng(seed).choice(count, size=limit, replace=False)

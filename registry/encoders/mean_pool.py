@@ -1,7 +1,7 @@
 """The base model as an encoder: one vector a passage, the mean of its last hidden states.
 
-How it is taken: docs/explanation/methods.md#embeddings. The model itself is run elsewhere (in the server, by the
-engine thread): this receives a callable and never torch.
+See docs/explanation/methods.md#embeddings. The model is run elsewhere (in the server, by the engine thread): this
+module receives a callable and never imports torch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
 CHUNK = 64
-"""Passages handed over at once: enough to bucket by length. Whoever runs them reports while they run."""
+"""Passages embedded in one call: enough to bucket by length."""
 
 
 class EmbedPassages(Protocol):
     """Runs the base model on passages: a vector each, and with `scored` the NLL and the count of all their tokens.
 
-    `alive` is called again and again meanwhile, and may raise to end it.
+    `alive` is called at short intervals meanwhile, and may raise to end the call.
     """
 
     def __call__(self, texts: Sequence[str], /, *, scored: bool, alive: Callable[[], None]) -> Sequence[EmbeddedText]:
-        """One answer a passage, in their order."""
+        """One result a passage, in their order."""
 
 
 class MeanPoolEncoder:
@@ -44,10 +44,15 @@ class MeanPoolEncoder:
         self._embed = embed
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        max_units: int | None = None,
+        scored: bool = True,
         progress: Progress | None = None,
-    ) -> Embedded:  # fmt: skip
-        """One vector, and of a causal base NLL and token count, a passage; all passages unless `max_units` is given.
+    ) -> Embedded:
+        """One vector a passage, of a causal base also NLL and token count; all passages unless `max_units` is set.
 
         Raises InvalidSample where there is no text, and whatever `progress` or the model raises.
         """
@@ -63,7 +68,7 @@ class MeanPoolEncoder:
             rows.extend(self._checked(self._embed(chunk, scored=scored, alive=alive), len(chunk)))
         report(len(source), len(source), "embedded with the base model")
         nll = [row.nll for row in rows if row.nll is not None]
-        scored = len(nll) == len(rows)  # an encoder has none, nor a causal base that was not asked for them
+        scored = len(nll) == len(rows)  # an encoder has none, nor a causal base without `scored`
         return Embedded(
             vectors=np.stack([row.vector for row in rows]).astype(np.float32),
             source=source,

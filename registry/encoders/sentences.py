@@ -1,8 +1,8 @@
-"""Passages to sentences by rule: no model, no language data, the same answer on every machine.
+"""Split passages into sentences by rule: no model, no language data, the same result on every machine.
 
 Called by the sentence-BERT encoder, whose digest names a version: a changed rule here is a new version there.
-Three things are told apart: paragraphs (blank lines), lines that were only wrapped (joined again) or stand for
-themselves (headings, list items), and blocks of code, which are one unit each.
+Paragraphs end at blank lines; wrapped lines are joined, but headings and list items stay lines of their own; a block of
+code is one unit.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ def split_sentences(text: str) -> list[str]:
     A text of white space alone has none. White space inside a sentence is single blanks, except in code.
     """
     pieces = [piece for block, code in _blocks(text) for piece in ([block] if code else _sentences(block))]
-    kept = [piece for piece in pieces if any(character.isalnum() for character in piece)]
-    return kept or pieces[:1]
+    sentences = [piece for piece in pieces if any(character.isalnum() for character in piece)]
+    return sentences or pieces[:1]
 
 
 def _blocks(text: str) -> Iterator[tuple[str, bool]]:
-    """Runs of lines that belong together, and whether they are code."""
+    """Runs of lines that belong together, and True for code."""
     lines: list[str] = []
     code = fenced = False
     for line in text.splitlines():
         if _FENCE.match(line):
-            yield from _closed(lines, code)
+            yield from _join(lines, code)
             lines, fenced = [], not fenced
             continue
         if not line.strip() and not fenced:
-            yield from _closed(lines, code)
+            yield from _join(lines, code)
             lines = []
             continue
         is_code = fenced or _is_code(line)
-        if lines and (is_code != code or (not is_code and _starts_anew(lines[-1], line))):
-            yield from _closed(lines, code)
+        if lines and (is_code != code or (not is_code and _starts_block(lines[-1], line))):
+            yield from _join(lines, code)
             lines = []
         lines.append(line)
         code = is_code
-    yield from _closed(lines, code)
+    yield from _join(lines, code)
 
 
-def _closed(lines: list[str], code: bool) -> Iterator[tuple[str, bool]]:
+def _join(lines: list[str], code: bool) -> Iterator[tuple[str, bool]]:
     block = "\n".join(lines).strip() if code else " ".join(" ".join(lines).split())
     if block:
         yield block, code
 
 
 def _is_code(line: str) -> bool:
-    """Braces and semicolons at the end, or an indented line that is not wrapped prose."""
+    """Return True for braces and semicolons at the end, or an indented line that is not wrapped prose."""
     if _CODE_END.search(line):
         return True
     if not _CODE_INDENT.match(line) or _BULLET.match(line):
@@ -78,12 +78,12 @@ def _is_code(line: str) -> bool:
     return letters < 0.85 * len(line)
 
 
-def _starts_anew(before: str, line: str) -> bool:
-    """Whether `line` is more than the wrapped rest of the line before it."""
+def _starts_block(previous: str, line: str) -> bool:
+    """Return True unless `line` is the wrapped rest of the line before it."""
     if _BULLET.match(line):
         return True
     first = line.lstrip()[:1]
-    return len(before.strip()) < _SHORT_LINE and (first.isupper() or first.isdigit())
+    return len(previous.strip()) < _SHORT_LINE and (first.isupper() or first.isdigit())
 
 
 def _sentences(block: str) -> Iterator[str]:
@@ -99,12 +99,12 @@ def _sentences(block: str) -> Iterator[str]:
 
 
 def _is_abbreviation(block: str, match: re.Match[str]) -> bool:
-    """Whether the stop that `match` found belongs to a word: an abbreviation, an initial, the number of an item."""
+    """Return True if the stop of `match` belongs to a word: an abbreviation, an initial, the number of an item."""
     if match.group() != ".":
         return False
     window = block[max(0, match.start() - _WORD_WINDOW) : match.start()]
-    found = _LAST_WORD.search(window)
-    word = found.group() if found else ""
+    last_word = _LAST_WORD.search(window)
+    word = last_word.group() if last_word else ""
     if len(word) == 1 and word.isupper() and word != "I":
         return True
     if word.isdigit() and match.start() == len(word):

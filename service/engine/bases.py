@@ -66,4 +66,4 @@ class AllowedBases:
 
 def loaded_weight_bytes(entry: BaseEntry) -> int:
     """Bytes of a base model's weights in the engine, found without loading them."""
-    return weight_bytes(entry, output_apart=can_reorder(getattr(torch, entry.dtype), entry.device))
+    return weight_bytes(entry, untie_output=can_reorder(getattr(torch, entry.dtype), entry.device))

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
+from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
 from service.engine.kv_cache import KVCache, KVCopy, Row, Slab, SlabDecodes
 from service.engine.packing import Chunk, Packing, first_position, packed_states
 from service.engine.request import TopTokens
@@ -331,7 +331,7 @@ class _Answers:
     def _logits(self, numbers: list[int]) -> None:
         at = torch.tensor([self._starts[n] + len(self._tasks[n].ids) - 1 for n in numbers], device=self._hidden.device)
         states = self._hidden[at]
-        for part in logit_parts(self._base.model, len(numbers)):
+        for part in logit_slices(self._base.model, len(numbers)):
             logits = lm_logits(self._base.model, states[part]).float()
             for number, row in zip(numbers[part], logits, strict=True):
                 self._found[number].logits = row
@@ -370,7 +370,7 @@ class _Answers:
         assert count is not None
         at, wanted, _ = self._following(numbers)
         states = self._hidden[torch.tensor(at, device=self._hidden.device)]
-        for part in logit_parts(self._base.model, len(at)) if at else []:
+        for part in logit_slices(self._base.model, len(at)) if at else []:
             scores = log_probs(lm_logits(self._base.model, states[part]))
             self._found[number].chosen += chosen_log_probs(scores, wanted[part])
             self._found[number].tops += top_tokens(scores, count)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
-from registry.base_model.fingerprint import check_same
+from registry.base_model.fingerprint import check_fingerprint
 from registry.evaluate.matrix import ToScore
 from registry.spec import BaseEntry, PassageScore
 from registry.tasks.task import Watch
@@ -34,7 +34,7 @@ def score_samples(given: ToScore, watch: Watch) -> list[list[PassageScore]]:
 def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
     """An engine with the base model, started once a process; raises Unavailable where the model is not there."""
     bases, engine = _started(entry, threads)
-    check_same(entry, bases.shape(entry.id).fingerprint, expected=fingerprint)
+    check_fingerprint(entry, bases.shape(entry.id).fingerprint, expected=fingerprint)
     return engine
 
 

@@ -176,7 +176,7 @@ def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None)
 
 def first_window_text(base: BaseText, text: str) -> str:
     """The start of a text that decides its first window, and whether there are others."""
-    return beginning(text, lambda start: len(base.tokenize(start, bos=False)), wanted=text_capacity(base.shape, None))
+    return beginning(text, lambda start: len(base.tokenize(start, bos=False)), tokens=text_capacity(base.shape, None))
 
 
 def empty_text_error(base: BaseText, number: int, text: str) -> InvalidPrompt:

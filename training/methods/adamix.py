@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.experts import BankAdapter
-from registry.base_model.likelihood import logit_parts
+from registry.base_model.likelihood import logit_slices
 from registry.spec import AdapterConfig
 from training.hyperparameters import Consistency
 from training.tasks.contract import Scored
@@ -68,7 +68,7 @@ class _Consistent(torch.autograd.Function):
         """States (n, ...) of both routes, and what was `scored` -> the weighted mean over the n, a scalar."""
         total = first.new_zeros((), dtype=scored.weights.dtype)
         found: tuple[list[Tensor], list[Tensor]] = [], []
-        parts = [slice(None)] if scored.writer is None else logit_parts(scored.writer, len(first))
+        parts = [slice(None)] if scored.writer is None else logit_slices(scored.writer, len(first))
         for part in parts:
             some = Scored(first[part], scored.targets[part], scored.weights[part], scored.writer)
             lost, slopes = _sum_and_slopes(some, second[part], constant_targets=constant_targets)

@@ -20,18 +20,18 @@ def test_what_is_short_is_read_whole_without_a_count(text):
     def never(_: str) -> int:
         raise AssertionError("nothing is to be counted")
 
-    assert beginning(text, never, wanted=10) == text
+    assert beginning(text, never, tokens=10) == text
 
 
 def test_of_what_is_long_a_start_with_twice_the_tokens():
-    found = beginning("word " * 100_000, words, wanted=10)
+    found = beginning("word " * 100_000, words, tokens=10)
     assert found == ("word " * 100_000)[: CHARACTERS * 10]
     assert words(found) >= 20
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, " " * 50_000 + "word " * 40])
 def test_few_tokens_in_many_characters_are_looked_for_further_on(text):
-    assert beginning(text, words, wanted=10) == text
+    assert beginning(text, words, tokens=10) == text
 
 
 class TestSentenceBert:

@@ -1,11 +1,11 @@
-"""A remembered answer is the encoder's own, and only for the same question."""
+"""A cached result is the encoder's own, and only for the same arguments."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from registry.encoders import Memory, RememberedEncoder
+from registry.encoders import CachedEncoder, VectorCache
 from registry.encoders.contract import Embedded
 from registry.errors import InvalidSample
 
@@ -28,7 +28,7 @@ class Counting:
 
 def test_the_same_question_is_asked_once_and_any_other_again():
     inner = Counting()
-    encoder = RememberedEncoder(inner, Memory())
+    encoder = CachedEncoder(inner, VectorCache())
     first = encoder.encode(["a", "b"])
     assert encoder.encode(("a", "b")) is first
     assert inner.asked == 1
@@ -40,16 +40,16 @@ def test_the_same_question_is_asked_once_and_any_other_again():
 
 
 def test_encoders_that_share_a_memory_do_not_share_answers():
-    one, other, memory = Counting(), Counting(), Memory()
+    one, other, memory = Counting(), Counting(), VectorCache()
     other.digest = "sha256:" + "6" * 64
-    RememberedEncoder(one, memory).encode(["a"])
-    RememberedEncoder(other, memory).encode(["a"])
+    CachedEncoder(one, memory).encode(["a"])
+    CachedEncoder(other, memory).encode(["a"])
     assert (one.asked, other.asked) == (1, 1)
 
 
-def test_the_least_recent_is_forgotten_and_an_error_is_not_remembered():
+def test_the_least_recent_result_is_dropped_and_an_error_is_not_cached():
     inner = Counting()
-    encoder = RememberedEncoder(inner, Memory(size=2))
+    encoder = CachedEncoder(inner, VectorCache(size=2))
     for text in ("a", "b", "a", "c", "a"):
         encoder.encode([text])
     assert inner.asked == 3

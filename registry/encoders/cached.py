@@ -1,0 +1,69 @@
+"""An encoder that caches its last results: one sample is often embedded several times in a row.
+
+Built for the base models of a server, which share one cache; `soup compare` cooks eight times for one sample. Vectors
+are cached, texts are not: the key is a digest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from registry.encoders.contract import Embedded, Encoder
+from registry.names import digest_of
+from registry.progress import Progress
+from registry.spec import EncoderName, Unit
+
+
+class VectorCache:
+    """The last `size` results of any encoder; safe to share between threads."""
+
+    def __init__(self, size: int = 16) -> None:
+        self._size = size
+        self._results: OrderedDict[str, Embedded] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Embedded | None:
+        """The cached result, which becomes the most recent one; None where there is none."""
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+            return self._results.get(key)
+
+    def put(self, key: str, value: Embedded) -> None:
+        """Cache a result, and drop the least recent ones beyond the size."""
+        with self._lock:
+            self._results[key] = value
+            self._results.move_to_end(key)
+            while len(self._results) > self._size:
+                self._results.popitem(last=False)
+
+
+class CachedEncoder:
+    """The Encoder `inner`, run only for lists of texts whose vectors are not in `cache`."""
+
+    def __init__(self, inner: Encoder, cache: VectorCache) -> None:
+        self._inner = inner
+        self._cache = cache
+        self.name: EncoderName = inner.name
+        self.unit: Unit = inner.unit
+        self.digest = inner.digest  # caching changes no vector
+        self.dimensions = inner.dimensions
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        max_units: int | None = None,
+        scored: bool = True,
+        progress: Progress | None = None,
+    ) -> Embedded:
+        """Vectors of `texts`, cached or new; raises what the inner encoder raises, and caches no error."""
+        key = digest_of([self.digest, seed, max_units, scored, list(texts)])
+        result = self._cache.get(key)
+        if result is None:
+            result = self._inner.encode(texts, seed=seed, max_units=max_units, scored=scored, progress=progress)
+            self._cache.put(key, result)
+        return result
