@@ -1,4 +1,4 @@
-"""Mixtures by losses alone: what the likelihoods of some adapters, each by itself, say of how to mix them.
+"""Mixtures chosen by losses alone: adapters are scored one by one, and their likelihoods say how to mix them.
 
 `expectation_maximisation` finds the weights of a mixture of their distributions, the base's among them, that makes a
 text most likely; `greedy` adds one adapter after another to an even mixture while its loss falls. Neither needs a
@@ -21,101 +21,106 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import batches, padded, token_log_probs
 from registry.spec import AdapterConfig, ByLosses, StoredAdapter
-from training.known import Known, key_of, name_of
-from training.passages import CELLS, Rows, parted
+from training.passages import CELLS, Rows, split_rows
+from training.score_cache import ScoreCache, key_of, name_of
 
 ITERATIONS = 200
 LEAST = 0.01
-"""A weight of an adapter below it is 0."""
-GREEDY, PART = 6, 4
-"""Greedy search looks at the GREEDY adapters with the lowest loss, on every PART-th text."""
+"""Smaller weights of an adapter become 0."""
+GREEDY_CANDIDATES, GREEDY_STRIDE = 6, 4
+"""Greedy search tries the adapters with the lowest loss, on every so many rows."""
 
 Candidate = tuple[AdapterConfig, Tensors]
 Loaded = Callable[[int], Candidate]
-"""A candidate by its number."""
+"""Loads a candidate by its number."""
 
 
 @dataclass
 class Singles:
-    """Adapters scored by themselves on rows of two tokens or more; what is `known` to `owner` is not scored again.
+    """Scores of single adapters on rows of two tokens or more, cached for `owner`.
 
-    The rows of a part are scored together. `tokens` counts those that were scored.
+    Rows are scored in `groups` groups. `tokens` counts the tokens scored, those from the cache excluded.
     """
 
     base: LoadedBase
     rows: Rows
-    parts: int
+    groups: int
     owner: str
-    known: Known
+    cache: ScoreCache
     tokens: int = 0
 
     def of(self, stored: StoredAdapter | None, load: Callable[[], Candidate] | None = None) -> np.ndarray:
-        """log p in nats of every predicted token, one part after the other, under an adapter or the base: (tokens,)."""
+        """log p in nats of every predicted token, group by group, under an adapter or the base: (tokens,)."""
         names = [] if stored is None else [name_of(stored)]
-        parts = parted(self.rows, self.parts)
-        keys = [key_of(self.owner, "scores", names, part) for part in parts]
-        found = [self.known.get(key) for key in keys]
-        missing = [number for number, one in enumerate(found) if one is None]
+        groups = split_rows(self.rows, self.groups)
+        keys = [key_of(self.owner, "scores", names, group) for group in groups]
+        scores = [self.cache.get(key) for key in keys]
+        missing = [number for number, array in enumerate(scores) if array is None]
         adapter = None
         if missing and load is not None:
             config, tensors = load()
             adapter = from_tensors(config, self.base.shape, dict(tensors)).to(self.base.model.device)
         for number in missing:
-            scores = token_scores(self.base, adapter, parts[number]).astype(np.float32)  # as they were computed
-            self.tokens += len(scores)
-            self.known.keep(keys[number], scores)
-            found[number] = scores
-        return np.concatenate([one for one in found if one is not None]).astype(float)
+            # float32 is what they were computed in
+            scores[number] = array = token_scores(self.base, adapter, groups[number]).astype(np.float32)
+            self.tokens += len(array)
+            self.cache.put(keys[number], array)
+        return np.concatenate([array for array in scores if array is not None]).astype(float)
 
 
 def by_losses(
-    singles: Singles, stored: Sequence[StoredAdapter], numbers: Sequence[int], load: Loaded, *,
-    fits: Callable[[Sequence[int]], bool], say: Callable[[int, str], None],
-) -> ByLosses:  # fmt: skip
-    """What scoring those of the `stored` candidates with these numbers one by one says of mixing them.
+    singles: Singles,
+    stored: Sequence[StoredAdapter],
+    numbers: Sequence[int],
+    load: Loaded,
+    *,
+    fits: Callable[[Sequence[int]], bool],
+    report: Callable[[int, str], None],
+) -> ByLosses:
+    """Score the `stored` candidates of these numbers one by one, and derive mixtures of them.
 
-    `fits` says of numbers whether these may be mixed; `say` is called before each.
+    `fits` says if candidates may be mixed; `report` is called before each is scored.
     """
     text = f"scoring {len(numbers)} adapters, each by itself"
-    say(0, text)
+    report(0, text)
     log_probs = [singles.of(None)]
     for done, number in enumerate(numbers, start=1):
-        say(done, text)
+        report(done, text)
         log_probs.append(singles.of(stored[number], partial(load, number)))
-    alone = np.array([-one.mean() for one in log_probs])
+    alone = np.array([-scores.mean() for scores in log_probs])
     weights = expectation_maximisation(np.array(log_probs))
-    best = [numbers[at] for at in np.argsort(alone[1:], kind="stable")[:GREEDY]]
-    base, part = singles.base, singles.rows[::PART]
+    best = [numbers[rank] for rank in np.argsort(alone[1:], kind="stable")[:GREEDY_CANDIDATES]]
+    base, rows = singles.base, singles.rows[::GREEDY_STRIDE]
     configs, loaded = zip(*map(load, best), strict=True)
-    bank = WeightedAdapter(configs, loaded, base.shape, device=base.model.device)
+    mixture = WeightedAdapter(configs, loaded, base.shape, device=base.model.device)
 
-    def loss(members: Sequence[int]) -> float:
-        say(len(numbers) + 1, "adding one adapter after another")
+    def loss_of(members: Sequence[int]) -> float:
+        report(len(numbers) + 1, "adding one adapter after another")
         with torch.no_grad():
-            bank.coefficients.zero_()
-            bank.coefficients[:, list(members)] = 1 / len(members)
-            bank.apply_coefficients()
-        return -float(token_scores(base, bank, part).mean())
+            mixture.coefficients.zero_()
+            mixture.coefficients[:, list(members)] = 1 / len(members)
+            mixture.apply_coefficients()
+        return -float(token_scores(base, mixture, rows).mean())
 
-    members = greedy(len(best), loss, fits=lambda some: fits([best[at] for at in some]))
+    members = greedy(len(best), loss_of, fits=lambda members: fits([best[number] for number in members]))
     return ByLosses(
         scored=tuple(numbers),
         differences=tuple((alone[1:] - alone[0]).tolist()),
         em=tuple(np.where(weights < LEAST, 0.0, weights)[1:].tolist()),
-        greedy=tuple(best[at] for at in members),
+        greedy=tuple(best[number] for number in members),
     )
 
 
 @torch.no_grad()
 def token_scores(base: LoadedBase, adapter: AdapterModule | None, rows: Rows) -> np.ndarray:
     """log p in nats of every predicted token of rows of two tokens or more, one row after the other: (tokens,)."""
-    found: dict[int, np.ndarray] = {}
+    by_row: dict[int, np.ndarray] = {}
     with nullcontext() if adapter is None else attached(base.model, adapter):
-        for some in batches([len(row) for row in rows], max_tokens=CELLS):
-            ids, mask = padded([rows[at] for at in some], pad_id=0, device=base.model.device)
+        for numbers in batches([len(row) for row in rows], max_tokens=CELLS):
+            ids, mask = padded([rows[number] for number in numbers], pad_id=0, device=base.model.device)
             scores = token_log_probs(base.model, ids, mask).double().cpu().numpy()
-            found |= {at: one[: len(rows[at]) - 1] for at, one in zip(some, scores, strict=True)}
-    return np.concatenate([found[at] for at in range(len(rows))])
+            by_row |= {number: row[: len(rows[number]) - 1] for number, row in zip(numbers, scores, strict=True)}
+    return np.concatenate([by_row[number] for number in range(len(rows))])
 
 
 def expectation_maximisation(log_probs: np.ndarray, *, iterations: int = ITERATIONS) -> np.ndarray:
@@ -123,7 +128,7 @@ def expectation_maximisation(log_probs: np.ndarray, *, iterations: int = ITERATI
 
     Each iteration raises the likelihood of sum_i pi_i p_i(token), from an even start (Dempster et al., 1977).
     """
-    probabilities = np.exp(log_probs - log_probs.max(axis=0))  # a factor of a token's own changes nothing
+    probabilities = np.exp(log_probs - log_probs.max(axis=0))  # a factor per token cancels out
     weights = np.full(len(log_probs), 1 / len(log_probs))
     for _ in range(iterations):
         shares = weights[:, None] * probabilities
@@ -134,17 +139,17 @@ def expectation_maximisation(log_probs: np.ndarray, *, iterations: int = ITERATI
 def greedy(
     count: int, loss: Callable[[Sequence[int]], float], *, fits: Callable[[Sequence[int]], bool]
 ) -> tuple[int, ...]:
-    """Members of an even mixture, of 0 to `count` - 1: the best alone, then whichever lowers the loss of all the most.
+    """Members of an even mixture, of 0 to `count` - 1: the best alone, then the one that lowers the loss most.
 
-    Ends where none of those that fit lowers it. Of equal ones the first is taken.
+    Ends when no member that fits lowers it. Of equal ones the first is added.
     """
     chosen: list[int] = []
     least = np.inf
-    while others := [at for at in range(count) if at not in chosen and fits([*chosen, at])]:
-        losses = [loss([*chosen, number]) for number in others]
+    while remaining := [number for number in range(count) if number not in chosen and fits([*chosen, number])]:
+        losses = [loss([*chosen, number]) for number in remaining]
         best = int(np.argmin(losses))
         if losses[best] >= least:
             break
         least = losses[best]
-        chosen.append(others[best])
+        chosen.append(remaining[best])
     return tuple(chosen)

@@ -1,6 +1,6 @@
-"""What a process that computes gradients for a cook does: weighs adapters, tunes a soup, or measures an ingredient.
+"""The child process that computes gradients for a cook: weighs adapters, tunes a soup, or measures an ingredient.
 
-It loads a base model, and reads and writes weights in a blob store. Run by the server under the module
+It loads a base model and reads and writes weights in a blob store. Run by the server under the module
 `service.jobs.gradient_process`.
 """
 
@@ -22,14 +22,14 @@ from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import BaseEntry, BlobPlace, Frozen, StatisticRequest, StoredAdapter, TuningRequest, WeighingRequest
 from training.coefficients import weigh
-from training.known import Known
 from training.process import Handle, Json
+from training.score_cache import ScoreCache
 from training.statistics import measure
 from training.tuning import tune
 
 
 class GradientSetup(Frozen):
-    """The first line: the base model, where its fingerprint and where blobs are kept, and threads of torch."""
+    """The first line of input: the base model, the folder of its fingerprint, the blob store, and torch's threads."""
 
     entry: BaseEntry
     cache: Path
@@ -45,16 +45,16 @@ class WeighingTask(Frozen):
 
 
 class TuningTask(Frozen):
-    """Tune a soup; answered with a Tuned, whose blob is there when the answer comes."""
+    """Tune a soup; answered with a Tuned, whose blob is stored before the answer is sent."""
 
     do: Literal["tune"] = "tune"
     request: TuningRequest
 
 
 class StatisticTask(Frozen):
-    """Compute a statistic; answered with a MeasuredStatistic, whose bytes are in `file` when the answer comes.
+    """Compute a statistic; answered with a MeasuredStatistic, whose bytes are then in `file`.
 
-    `file` is there already, and its owner's to store and to remove: who is stopped has then left no blob behind.
+    The parent creates `file`, stores its content and removes it, so that a killed child leaves no blob behind.
     """
 
     do: Literal["measure"] = "measure"
@@ -62,50 +62,54 @@ class StatisticTask(Frozen):
     file: Path
 
 
-def begin(setup: Json) -> Handle:
-    """What answers tasks, on the base model and the blobs of the first line; raises what their work does."""
-    given = GradientSetup.model_validate(setup)
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
-    blobs = open_blobs(given.blobs, make=False)
+class _GradientTasks:
+    """Runs tasks on one base model, loaded at the first, with a cache of what weighing computed."""
 
-    def load(stored: StoredAdapter) -> Tensors:
-        return load_tensors(blobs.read(stored.blob))
+    def __init__(self, setup: GradientSetup) -> None:
+        self._setup = setup
+        self._blobs = open_blobs(setup.blobs, make=False)
+        self._cache = ScoreCache()
+        self._base: LoadedBase | None = None
 
-    def keep(tensors: Mapping[str, Tensor]) -> str:
-        return blobs.put_bytes(passing(tensors))
-
-    loaded: list[LoadedBase] = []
-    known = Known()
-
-    def handle(task: Json, progress: Progress) -> Json:
-        if not loaded:
+    def handle(self, task: Json, progress: Progress) -> Json:
+        """Run one task; raises what its work does."""
+        if self._base is None:
             progress(0, 1, "loading the base model")
-            loaded.append(load_base(given.entry, cache_dir=given.cache))
+            self._base = load_base(self._setup.entry, cache_dir=self._setup.cache)
         try:
-            return done(loaded[0], task, progress)
+            return self._run(self._base, task, progress).model_dump(mode="json")
         finally:
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # what the task took is the engine's again; the base model stays
+                torch.cuda.empty_cache()  # returns the task's memory to the engine; the base model stays
 
-    def done(base: LoadedBase, task: Json, progress: Progress) -> Json:
+    def _run(self, base: LoadedBase, task: Json, progress: Progress) -> Frozen:
         if task["do"] == "weigh":
             weighing = WeighingTask.model_validate(task)
-            found = weigh(base, weighing.request, load, known=known, progress=progress)
-            return found.model_dump(mode="json")
+            return weigh(base, weighing.request, self._load, cache=self._cache, progress=progress)
         if task["do"] == "measure":
-            asked = StatisticTask.model_validate(task)
-            into = partial(_write, asked.file)
-            return measure(base, asked.request, load, into, progress=progress).model_dump(mode="json")
+            measuring = StatisticTask.model_validate(task)
+            return measure(base, measuring.request, self._load, partial(_write, measuring.file), progress=progress)
         tuning = TuningTask.model_validate(task)
-        return tune(base, tuning.request, load, keep, progress=progress).model_dump(mode="json")
+        return tune(base, tuning.request, self._load, self._keep, progress=progress)
 
-    return handle
+    def _load(self, stored: StoredAdapter) -> Tensors:
+        return load_tensors(self._blobs.read(stored.blob))
+
+    def _keep(self, tensors: Mapping[str, Tensor]) -> str:
+        return self._blobs.put_bytes(passing(tensors))
+
+
+def begin(setup: Json) -> Handle:
+    """Return the handler of tasks, on the base model and the blobs of the first line."""
+    checked = GradientSetup.model_validate(setup)
+    if checked.threads is not None:
+        torch.set_num_threads(checked.threads)
+    return _GradientTasks(checked).handle
 
 
 def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors to a file that is there; gives the digest of its bytes."""
+    """Write tensors to an existing file; return the digest of its bytes."""
     data = save_tensors(tensors)
-    with file.open("r+b") as opened:
-        opened.write(data)
+    with file.open("r+b") as handle:
+        handle.write(data)
     return sha256_digest(data)

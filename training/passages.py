@@ -14,16 +14,16 @@ from registry.base_model.likelihood import batches, padded, token_log_probs
 from registry.errors import InvalidSample
 
 CELLS = 4096
-"""Tokens of a forward pass whose backward pass is kept at a time."""
+"""Tokens in one forward and backward pass, padding included."""
 
 Row = Sequence[int]
 Rows = Sequence[Row]
 
 
 def rows_of(base: LoadedBase, texts: Sequence[str], *, max_tokens: int) -> list[list[int]]:
-    """The texts' tokens with the base's BOS, cut at `max_tokens` or the context; empty where none is predicted.
+    """Tokenize texts with the base's BOS, cut at `max_tokens` or the context; a row without a predicted token is empty.
 
-    Raises InvalidSample where that is so for all of them.
+    Raises InvalidSample if no text has a token to predict.
     """
     most = min(max_tokens, base.shape.context)
     cut = [base.tokenize(text)[:most] for text in texts]
@@ -34,34 +34,34 @@ def rows_of(base: LoadedBase, texts: Sequence[str], *, max_tokens: int) -> list[
 
 
 def tokens_of(rows: Rows) -> int:
-    """How many tokens of the rows are predicted."""
+    """Count the tokens of the rows that are predicted (all but the first of each)."""
     return sum(max(0, len(row) - 1) for row in rows)
 
 
-def parted(rows: Rows, parts: int) -> list[Rows]:
-    """The rows in so many parts, or each by itself where there are fewer."""
-    count = min(parts, len(rows))
+def split_rows(rows: Rows, count: int) -> list[Rows]:
+    """Deal the rows into `count` groups in turn, or one group a row if there are fewer rows."""
+    count = min(count, len(rows))
     return [rows[number::count] for number in range(count)]
 
 
-def steps_of(rows: Rows, *, batch: int, steps: int, draw: np.random.Generator) -> list[Rows]:
-    """The rows of each step: all in a drawn order, and again in another when they are used up."""
+def draw_batches(rows: Rows, *, batch: int, steps: int, draw: np.random.Generator) -> list[Rows]:
+    """Draw the rows of each step: all rows in random order, then all again in another order."""
     size = min(batch, len(rows))
     order: list[int] = []
     while len(order) < size * steps:
         order += draw.permutation(len(rows)).tolist()
-    return [[rows[at] for at in order[start : start + size]] for start in range(0, size * steps, size)]
+    return [[rows[number] for number in order[start : start + size]] for start in range(0, size * steps, size)]
 
 
-def slope(base: LoadedBase, rows: Rows, *, before: Callable[[], None] = lambda: None) -> float:
-    """Add the gradient of the mean NLL per token of these rows to whatever requires one; gives the mean.
+def add_gradients(base: LoadedBase, rows: Rows, *, before_forward: Callable[[], None] = lambda: None) -> float:
+    """Add the gradients of the rows' mean NLL per token to all tensors that require them; return the mean NLL.
 
-    `before` is called before each forward pass.
+    `before_forward` is called before each forward pass.
     """
     total, tokens = 0.0, tokens_of(rows)
-    for some in batches([len(row) for row in rows], max_tokens=CELLS):
-        before()
-        ids, mask = padded([rows[at] for at in some], pad_id=0, device=base.model.device)
+    for numbers in batches([len(row) for row in rows], max_tokens=CELLS):
+        before_forward()
+        ids, mask = padded([rows[number] for number in numbers], pad_id=0, device=base.model.device)
         loss = -token_log_probs(base.model, ids, mask).double().sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())

@@ -1,4 +1,4 @@
-"""Statistics of an adapter on its own sample, for mixing methods that weigh by them (`spec.statistics`).
+"""Statistics of an adapter on its own sample, for the mixing methods that weigh by them (`spec.statistics`).
 
 `fisher` is the diagonal Fisher information of every value, the mean over tokens of E[(d log p(y | x) / d theta)^2] with
 y drawn from the adapter's own prediction (Matena and Raffel, NeurIPS 2022, section 3). Tokens that are drawn
@@ -31,47 +31,48 @@ from training.passages import Row, rows_of, tokens_of
 
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
-"""Stores tensors, and gives the digest of their blob."""
+"""Stores tensors and returns the digest of their blob."""
 
 
 def measure(
     base: LoadedBase, request: StatisticRequest, load: Load, keep: Keep, *, progress: Progress = silent
 ) -> MeasuredStatistic:
-    """Compute a statistic, and `keep` it; raises InvalidSample for texts without a token to predict.
+    """Compute a statistic and store it with `keep`.
 
-    Raises Incompatible for an adapter of another base, and what `load`, `keep` and `progress` raise.
+    Raises InvalidSample for texts without a token to predict, Incompatible for an adapter of another base, and what
+    `load`, `keep` and `progress` raise.
     """
     config = request.adapter.config
-    most = min(request.max_tokens, base.shape.context - config.prefix_length)
-    rows = [row for row in rows_of(base, request.texts, max_tokens=most) if row]
+    max_tokens = min(request.max_tokens, base.shape.context - config.prefix_length)
+    rows = [row for row in rows_of(base, request.texts, max_tokens=max_tokens) if row]
     adapter = from_tensors(config, base.shape, load(request.adapter)).to(base.model.device)
     with attached(base.model, adapter):
         compute = _fisher if request.kind == "fisher" else _inputs
-        found = compute(base, adapter, _told(rows, progress), request.seed)
-    broken = sorted(name for name, tensor in found.items() if not torch.isfinite(tensor).all())
+        statistic = compute(base, adapter, _reported(rows, progress), request.seed)
+    broken = sorted(name for name, tensor in statistic.items() if not torch.isfinite(tensor).all())
     if broken:
         raise _no_numbers(broken[0])
-    return MeasuredStatistic(blob=keep(found), passages=len(rows), tokens=tokens_of(rows))
+    return MeasuredStatistic(blob=keep(statistic), passages=len(rows), tokens=tokens_of(rows))
 
 
-def _no_numbers(where: str) -> InvalidSample:
+def _no_numbers(place: str) -> InvalidSample:
     return InvalidSample(
-        f"On its own sample an ingredient gives NaN or infinity at {where}: leave it out.", param="recipe"
+        f"On its own sample an ingredient gives NaN or infinity at {place}: leave it out.", param="recipe"
     )
 
 
-def _told(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
-    """The rows, each of which is told before it is looked at: that may raise."""
+def _reported(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
+    """Iterate over the rows, reporting progress before each; `progress` may raise."""
     for number, row in enumerate(rows):
         progress(number, len(rows), "computing what mixing needs to know")
         yield row
 
 
 def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], seed: int) -> dict[str, Tensor]:
-    """By the names of tensors, fp32: for one token."""
+    """The diagonal Fisher information of one token by tensor name, fp32."""
     values = dict(adapter.named_parameters())
     sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     tokens = 0
     for value in values.values():
         value.requires_grad_()
@@ -80,25 +81,25 @@ def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], seed:
         states = hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1]
         if not torch.isfinite(states).all():  # nothing can be drawn from them
             raise _no_numbers("the last hidden state")
-        likely = log_probs_of(base.model, states, drawn(base, states.detach(), draw))
-        for name, slope in zip(values, torch.autograd.grad(likely.sum(), list(values.values())), strict=True):
-            sums[name] += slope.double().square()
+        log_probs = log_probs_of(base.model, states, drawn(base, states.detach(), generator))
+        for name, gradient in zip(values, torch.autograd.grad(log_probs.sum(), list(values.values())), strict=True):
+            sums[name] += gradient.double().square()
         tokens += len(row) - 1
     return {name: (total / tokens).to("cpu", torch.float32) for name, total in sums.items()}
 
 
 @torch.no_grad()
-def drawn(base: LoadedBase, states: Tensor, draw: torch.Generator) -> Tensor:
-    """A token for each of these last hidden states (rows, hidden), by what the model predicts there: (rows,)."""
-    found = []
-    for part in logit_slices(base.model, len(states)):
-        likely = lm_logits(base.model, states[part]).float().softmax(-1).cpu()
-        found.append(torch.multinomial(likely, 1, generator=draw)[:, 0])
-    return torch.cat(found).to(states.device)
+def drawn(base: LoadedBase, states: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample a token from the model's prediction at each of these last hidden states (rows, hidden): (rows,)."""
+    tokens = []
+    for chunk in logit_slices(base.model, len(states)):
+        probabilities = lm_logits(base.model, states[chunk]).float().softmax(-1).cpu()
+        tokens.append(torch.multinomial(probabilities, 1, generator=generator)[:, 0])
+    return torch.cat(tokens).to(states.device)
 
 
 def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], _seed: int) -> dict[str, Tensor]:
-    """By the names of projections' weights, each a packed matrix; not of a LoRA's B, whose inputs no method needs."""
+    """Second moments of inputs, packed, by the name of the projection's weight; without a LoRA's B (never used)."""
     tensors = dict(adapter.named_parameters())
     watch = _Watch({name: tensors[name] for name in read_by(adapter.config, tensors)})
     with torch.inference_mode(), watch:
@@ -109,7 +110,7 @@ def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], _seed
 
 
 class _Watch(TorchFunctionMode):
-    """While entered, adds up x x^T of all that goes through linear layers of these weights, in double precision."""
+    """While entered, sums x x^T over the inputs of the linear layers with these weights, in double precision."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -119,10 +120,10 @@ class _Watch(TorchFunctionMode):
         self.tokens = dict.fromkeys(weights, 0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the input of a linear layer, and go on."""
+        """Add the input of a watched linear layer, then call `func`."""
         name = self._names.get(id(args[1])) if func is F.linear else None
         if name is not None:
-            read = args[0].detach().reshape(-1, args[0].shape[-1]).double()
-            self.sums[name] += (read.T @ read).cpu()
-            self.tokens[name] += len(read)
+            inputs = args[0].detach().reshape(-1, args[0].shape[-1]).double()
+            self.sums[name] += (inputs.T @ inputs).cpu()
+            self.tokens[name] += len(inputs)
         return func(*args, **(kwargs or {}))

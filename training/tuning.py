@@ -1,9 +1,9 @@
-"""Tuning: gradient steps on a soup over the sample that it was cooked for, kept only as far as held-out passages say.
+"""Tuning: train a soup on the sample it was cooked for, for as long as held-out passages improve.
 
-The soup is where training starts (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not.
-Passages of a fold are held out of its training and scored at the start and after each pass; the pass with the lowest
-NLL over all folds is the one whose state is kept, and pass 0 is the start. Where there are few passages every one is
-in a fold, and the training that counts is a last one on all of them, for as many passes.
+Training starts at the soup (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not. The
+passages of a fold are held out of its training and scored at the start and after each pass; the state of the pass with
+the lowest NLL over all folds is the result, pass 0 being the start. If there are few passages, each is in a fold, and
+the result is a last training on all passages, for as many passes.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from registry.base_model.likelihood import score_windows
 from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress, silent
 from registry.spec import StoredAdapter, Tuned, TuningRequest
-from training.passages import CELLS, Rows, rows_of, slope, steps_of, tokens_of
+from training.passages import CELLS, Rows, add_gradients, draw_batches, rows_of, tokens_of
 
 LEAST_TOKENS = 400
-"""Of a sample that can be trained on."""
+"""The fewest tokens of a sample that can be trained on."""
 WARMUP, CLIP = 0.1, 1.0
 PATIENCE = 3
-"""Passes without a lower loss of the held-out passages, after which a training that is the only one ends."""
+"""Passes without a lower held-out loss after which a training without folds over the whole sample ends."""
 
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
-"""Stores tensors, and gives the digest of their blob."""
+"""Stores tensors and returns the digest of their blob."""
 State = dict[str, Tensor]
 
 
 def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, progress: Progress = silent) -> Tuned:
-    """Train a soup on texts, and `keep` what came of it; the base is as it was afterwards.
+    """Train a soup on texts and store the result with `keep`; leaves the base unchanged.
 
     Raises InvalidSample for texts of fewer than 400 tokens to predict, InvalidParameter for a start that is pruned or
     a loss that is no number, Incompatible for an adapter of another base, and what `load`, `keep` and `progress` raise.
     """
     if request.start.config.pruned_parts():
         raise InvalidParameter("A pruned adapter is not tuned: its masks would not hold.", param="effort")
-    most = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
-    rows = rows_of(base, request.texts, max_tokens=most)
+    max_tokens = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
+    rows = rows_of(base, request.texts, max_tokens=max_tokens)
     if tokens_of(rows) < LEAST_TOKENS:
         raise InvalidSample(
             f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
@@ -59,49 +59,52 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     held_out = [number for fold in request.folds for number in fold if rows[number]]
     if not held_out:
         raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
-    work = _Work(base, request, load(request.start), rows, progress)
+    job = _TuningJob(base, request, load(request.start), rows, progress)
     began = time.perf_counter()
-    alone = work.score(held_out)
+    base_nll = job.score(held_out)
     base_seconds = time.perf_counter() - began
-    under: list[dict[int, float]] = []
+    nll_after: list[dict[int, float]] = []
+    """For each pass, the NLL of every held-out text by its number."""
     states: list[State] = []
     for turn, fold in enumerate(request.folds):
         scored = [number for number in fold if rows[number]]
-        for reached, adapter in enumerate(work.passes(turn, [one for one in range(len(rows)) if one not in fold])):
-            under += [{}] if reached == len(under) else []
-            under[reached] |= work.score(scored)
+        fit_texts = [number for number in range(len(rows)) if number not in fold]
+        for done, adapter in enumerate(job.passes(turn, fit_texts)):
+            if done == len(nll_after):
+                nll_after.append({})
+            nll_after[done] |= job.score(scored)
             if not request.whole:
                 states.append({name: tensor.detach().clone() for name, tensor in adapter.state_dict().items()})
-                if reached - _lowest(under) >= PATIENCE:
+                if done - _best_pass(nll_after) >= PATIENCE:
                     break
-    kept = _lowest(under)
-    if kept and request.whole:
-        *_, last = work.passes(len(request.folds), range(len(rows)), until=kept)
-        states = [last.state_dict()] * (kept + 1)
+    best = _best_pass(nll_after)
+    if best and request.whole:
+        *_, last = job.passes(len(request.folds), range(len(rows)), until=best)
+        states = [last.state_dict()] * (best + 1)
     return Tuned(
         held_out=tuple(held_out),
         tokens=tuple(tokens_of([rows[number]]) for number in held_out),
-        base_nll=tuple(alone[number] for number in held_out),
-        nll=tuple(tuple(found[number] for number in held_out) for found in under),
-        trained_nll=tuple(nll / tokens for nll, tokens in work.by_pass[: len(under) - 1]),
-        kept=kept,
-        blob=keep({name: tensor.detach().cpu() for name, tensor in states[kept].items()}) if kept else None,
-        trained_tokens=work.trained,
+        base_nll=tuple(base_nll[number] for number in held_out),
+        nll=tuple(tuple(by_text[number] for number in held_out) for by_text in nll_after),
+        trained_nll=tuple(nll / tokens for nll, tokens in job.by_pass[: len(nll_after) - 1]),
+        kept=best,
+        blob=keep({name: tensor.detach().cpu() for name, tensor in states[best].items()}) if best else None,
+        trained_tokens=job.trained,
         base_seconds=base_seconds,
     )
 
 
-def _lowest(under: Sequence[dict[int, float]]) -> int:
-    """The state with the lowest NLL over all passages, of equal ones the first."""
-    totals = [sum(found.values()) for found in under]
+def _best_pass(nll_after: Sequence[dict[int, float]]) -> int:
+    """The pass with the lowest NLL over all held-out texts, of equal ones the first."""
+    totals = [sum(by_text.values()) for by_text in nll_after]
     return totals.index(min(totals))
 
 
 @dataclass
-class _Work:
-    """A request on its base model; `rows` are the texts' tokens, `trained` counts those that gradients went over.
+class _TuningJob:
+    """A request on its base model; `rows` are the texts' tokens, `trained` counts the tokens trained on.
 
-    `by_pass` has for each pass, over all trainings, the NLL of what it trained on and its tokens.
+    `by_pass` holds for each pass, over all folds, the NLL of its training texts and their tokens.
     """
 
     base: LoadedBase
@@ -113,52 +116,52 @@ class _Work:
     by_pass: list[tuple[float, int]] = field(default_factory=list)
 
     def score(self, numbers: Sequence[int]) -> dict[int, float]:
-        """NLL in nats of texts by their numbers, cut as they are trained on, under the base with what is attached."""
-        found = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
-        return dict(zip(numbers, found, strict=True))
+        """NLL in nats of texts by their numbers, under the base with whatever adapter is attached."""
+        nlls = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
+        return dict(zip(numbers, nlls, strict=True))
 
-    def passes(self, turn: int, on: Sequence[int], *, until: int | None = None) -> Iterator[AdapterModule]:
-        """The adapter, attached, at the start and after each pass over these texts, up to pass `until`."""
+    def passes(self, turn: int, numbers: Sequence[int], *, until: int | None = None) -> Iterator[AdapterModule]:
+        """Train on these texts; yields the attached adapter at the start and after each pass, up to pass `until`."""
         request = self.request
-        rows = [self.rows[number] for number in on if self.rows[number]]
-        a_pass = math.ceil(len(rows) / request.batch)
-        steps = a_pass * request.passes
+        rows = [self.rows[number] for number in numbers if self.rows[number]]
+        pass_steps = math.ceil(len(rows) / request.batch)
+        steps = pass_steps * request.passes
         adapter = from_tensors(request.start.config, self.base.shape, dict(self.start)).to(self.base.model.device)
         trained = [value.requires_grad_() for value in adapter.parameters()]
         optimiser = torch.optim.AdamW(trained, lr=float(request.rate), weight_decay=0.0)
-        rate = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate_factor(step, steps))
         draw = np.random.default_rng([request.seed, turn])
         with attached(self.base.model, adapter):
             yield adapter
-            for number, some in enumerate(steps_of(rows, batch=request.batch, steps=steps, draw=draw)):
-                self._say(turn, number, steps)
-                loss = slope(self.base, some)
+            for step, batch in enumerate(draw_batches(rows, batch=request.batch, steps=steps, draw=draw)):
+                self._report(turn, step, steps)
+                loss = add_gradients(self.base, batch)
                 if not math.isfinite(loss):
-                    raise InvalidParameter(f"The loss is {loss} at step {number} of tuning: lower the rate.")
+                    raise InvalidParameter(f"The loss is {loss} at step {step} of tuning: lower the rate.")
                 nn.utils.clip_grad_norm_(trained, CLIP)
                 optimiser.step()
-                rate.step()
+                schedule.step()
                 optimiser.zero_grad()
-                self._count(number // a_pass, loss, tokens_of(some))
-                if (number + 1) % a_pass == 0:
+                self._count(step // pass_steps, loss, tokens_of(batch))
+                if (step + 1) % pass_steps == 0:
                     yield adapter
-                if number + 1 == a_pass * (until or request.passes):
+                if step + 1 == pass_steps * (until or request.passes):
                     return
 
-    def _count(self, at: int, loss: float, tokens: int) -> None:
-        """Add a step of pass `at`, whose mean NLL per token was `loss`."""
+    def _count(self, number: int, loss: float, tokens: int) -> None:
+        """Count a step of pass `number` whose mean NLL per token was `loss`."""
         self.trained += tokens
-        if at == len(self.by_pass):
+        if number == len(self.by_pass):
             self.by_pass.append((0.0, 0))
-        nll, count = self.by_pass[at]
-        self.by_pass[at] = (nll + loss * tokens, count + tokens)
+        nll, count = self.by_pass[number]
+        self.by_pass[number] = (nll + loss * tokens, count + tokens)
 
-    def _say(self, turn: int, number: int, steps: int) -> None:
+    def _report(self, turn: int, step: int, steps: int) -> None:
         turns = len(self.request.folds) + self.request.whole
-        self.progress(turn * steps + number, turns * steps, "tuning the soup on the sample")
+        self.progress(turn * steps + step, turns * steps, "tuning the soup on the sample")
 
 
-def _share(step: int, steps: int) -> float:
-    """Of the rate at a step: it rises over the first tenth of all steps and falls to zero over the others."""
+def _rate_factor(step: int, steps: int) -> float:
+    """The factor of the rate at a step: rises over the first tenth of all steps and falls to zero over the rest."""
     rising = max(1, round(WARMUP * steps))
     return min((step + 1) / rising, (steps - step) / max(1, steps - rising + 1))

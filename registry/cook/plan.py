@@ -92,7 +92,7 @@ def parts_of(texts: int) -> int:
 class Size:
     """How much there is to weigh: the texts of each weighing, of which the first has all that the others have.
 
-    What the first finds of a text and an adapter the others know (`training.known`).
+    What the first finds of a text and an adapter the others know (`training.score_cache`).
     """
 
     texts: tuple[int, ...]

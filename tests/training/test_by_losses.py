@@ -21,8 +21,8 @@ from registry.spec import ByLosses, Weighing
 from tests.training.test_coefficients import TEXTS, asked, bank_of, weighed
 from training.by_losses import expectation_maximisation, greedy, token_scores
 from training.coefficients import weigh
-from training.known import ENTRY_BYTES, Known
 from training.passages import Rows, rows_of, tokens_of
+from training.score_cache import ENTRY_BYTES, ScoreCache
 
 TABLES = st.integers(0, 2**32 - 1).map(
     lambda seed: np.log(np.random.default_rng(seed).uniform(0.001, 1, size=(2 + seed % 4, 30)))
@@ -184,9 +184,9 @@ def test_nothing_is_scored_alone_unless_asked_for_and_it_can_be_ended(base: Load
 
 
 def test_a_second_answer_is_the_same_and_scores_nothing_that_is_known(base: LoadedBase) -> None:
-    bank, known = bank_of(base, 5), Known()
+    bank, cache = bank_of(base, 5), ScoreCache()
     request = asked(bank, alone=3, owner="me")
-    first, again = (weigh(base, request, lambda one: bank[one.blob][1], known=known) for _ in range(2))
+    first, again = (weigh(base, request, lambda one: bank[one.blob][1], cache=cache) for _ in range(2))
     assert again.model_dump(exclude={"screen_tokens", "alone_tokens"}) == first.model_dump(
         exclude={"screen_tokens", "alone_tokens"}
     )
@@ -197,11 +197,11 @@ def test_a_second_answer_is_the_same_and_scores_nothing_that_is_known(base: Load
 
 
 def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothing(base: LoadedBase) -> None:
-    bank, known = bank_of(base, 4), Known()
+    bank, cache = bank_of(base, 4), ScoreCache()
 
     def found(**fields: object) -> Weighing:
         request = asked(bank, **{"alone": 2, "owner": "me", "parts": 100, "screened": 100, **fields})
-        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+        return weigh(base, request, lambda one: bank[one.blob][1], cache=cache)
 
     found(alone=4)
     part = found(texts=TEXTS[::2])
@@ -215,13 +215,13 @@ def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothin
         assert found(**{**other, "owner": "x"}).alone_tokens > 0
 
 
-def test_what_was_not_asked_for_the_longest_makes_room() -> None:
-    known = Known(3 * (8 * 10 + ENTRY_BYTES))
+def test_the_least_recently_used_entry_is_evicted() -> None:
+    cache = ScoreCache(3 * (8 * 10 + ENTRY_BYTES))
     for name in (b"a", b"b", b"c"):
-        known.keep(name, np.zeros(10))
-    assert known.get(b"a") is not None
-    known.keep(b"d", np.zeros(10))
-    assert known.get(b"b") is None
-    assert all(known.get(name) is not None for name in (b"a", b"c", b"d"))
-    known.keep(b"e", np.zeros(1000))  # more than there is room for
-    assert known.get(b"e") is None
+        cache.put(name, np.zeros(10))
+    assert cache.get(b"a") is not None
+    cache.put(b"d", np.zeros(10))
+    assert cache.get(b"b") is None
+    assert all(cache.get(name) is not None for name in (b"a", b"c", b"d"))
+    cache.put(b"e", np.zeros(1000))  # more than there is room for
+    assert cache.get(b"e") is None

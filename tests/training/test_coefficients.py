@@ -28,7 +28,7 @@ from registry.spec import (
 from tests.registry.random_adapters import part
 from tests.tiny_models import TINY_SENTENCES
 from training.coefficients import noise_like, weigh
-from training.known import Known
+from training.score_cache import ScoreCache
 from training.tasks.language import passage_scores
 
 ON_BASES = ("gpt2", "llama")
@@ -280,35 +280,35 @@ def test_an_answer_has_the_same_bits_whatever_was_asked_before(base: LoadedBase,
     def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
         return asked({name: bank[name] for name in of}, texts, **how)
 
-    def found(request: WeighingRequest, known: Known) -> Weighing:
-        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+    def found(request: WeighingRequest, cache: ScoreCache) -> Weighing:
+        return weigh(base, request, lambda one: bank[one.blob][1], cache=cache)
 
     texts = TEXTS[:7]
-    cold = found(request(texts[1:]), Known())
+    cold = found(request(texts[1:]), ScoreCache())
     asked_before = (
         request(texts[::2]), request(texts, names[:4]), request(texts, names[::-1]), request(texts[1:], names[::-1])
     )  # fmt: skip
     for before in asked_before:
-        known = Known()
-        found(before, known)
-        warm = found(request(texts[1:]), known)
+        cache = ScoreCache()
+        found(before, cache)
+        warm = found(request(texts[1:]), cache)
         assert warm.model_dump(exclude=TOOK) == cold.model_dump(exclude=TOOK)
     assert (warm.screen_tokens, warm.alone_tokens) == (0, 0)
 
 
 def test_who_stands_beside_the_candidates_is_screened_for_the_same_bits_and_never_kept(base: LoadedBase) -> None:
     """So requests about other candidates of the same adapters know what the first of them found."""
-    bank, known = bank_of(base, 6), Known()
+    bank, cache = bank_of(base, 6), ScoreCache()
     everyone = asked(bank, owner="me", by_screen=True).candidates
 
-    def found(candidates: Sequence[StoredAdapter], known: Known) -> Weighing:
+    def found(candidates: Sequence[StoredAdapter], cache: ScoreCache) -> Weighing:
         request = asked(bank, owner="me", by_screen=True, alone=2)
         request = request.model_copy(update={"candidates": tuple(candidates), "beside": everyone})
-        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+        return weigh(base, request, lambda one: bank[one.blob][1], cache=cache)
 
-    whole = found(everyone, known)
-    some = found(everyone[4:0:-1], known)
+    whole = found(everyone, cache)
+    some = found(everyone[4:0:-1], cache)
     assert some.screen_tokens == 0
     assert [one.score for one in some.screened] == [one.score for one in whole.screened[4:0:-1]]
     assert max(some.kept) < 4
-    assert some.model_dump(exclude=TOOK) == found(everyone[4:0:-1], Known()).model_dump(exclude=TOOK)
+    assert some.model_dump(exclude=TOOK) == found(everyone[4:0:-1], ScoreCache()).model_dump(exclude=TOOK)
