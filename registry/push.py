@@ -71,7 +71,9 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             if said:
                 caller.audit(catalogue, "adapter.change", same.ref, digest=same.digest, **said)
             return Pushed(same, created=False, warnings=warnings)
-        learnt = tuple(sorted(catalogue.adapters.learnt_by([new.digest])))  # under whatever name these bytes were made
+        learnt = tuple(
+            sorted(catalogue.adapters.training_samples([new.digest]))
+        )  # under whatever name these bytes were made
         row = same or catalogue.adapters.add(replace(new, learnt_from=learnt))
         if same is not None and sample is not None:
             row = catalogue.adapters.attach_sample(same.id, sample.report)

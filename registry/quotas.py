@@ -51,7 +51,7 @@ def check_room(
         _check_adapters(catalogue, kind, subject, limits, adding=adapters)
     left = room_for_bytes(catalogue, defaults, key_id=key_id, namespaces=[namespace])
     if left is not None:
-        new = [data for data in files if not catalogue.blobs.visible((namespace,), sha256_digest(data))]
+        new = [data for data in files if not catalogue.blobs.is_visible((namespace,), sha256_digest(data))]
         if sum(map(len, new)) > left[0]:
             raise left[1]
 
@@ -74,7 +74,7 @@ def check_jobs(catalogue: Catalogue, defaults: DefaultLimits, job: str, *, key_i
             continue
         waiting = catalogue.limits.jobs(kind, subject)
         if waiting > limits.jobs:
-            each = catalogue.jobs.seconds_each(job)
+            each = catalogue.jobs.mean_seconds(job)
             raise RateLimitExceeded(
                 f"{named(kind, subject)} has {waiting - 1} jobs that wait or run, and its limit is {limits.jobs}: "
                 "wait until one has ended, or cancel one.",

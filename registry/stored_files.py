@@ -44,7 +44,7 @@ AT_ONCE = 100
 
 def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: bytes) -> None:
     """Name stored bytes in this transaction; they are stored again where a collection has removed them in between."""
-    catalogue.blobs.seen(digest, len(data))
+    catalogue.blobs.record(digest, len(data))
     if not registry.blobs.has(digest):
         registry.blobs.put_bytes(data)
 

@@ -82,9 +82,9 @@ class Shelf:
 
     def _record(self, catalogue: Catalogue, namespace: str, stored: Sequence[tuple[int, str, int]]) -> None:
         weights = sha256_digest(b"large weights")
-        catalogue.blobs.seen(weights, 40)
+        catalogue.blobs.record(weights, 40)
         for number, blob, size in stored:
-            catalogue.blobs.seen(blob, size)
+            catalogue.blobs.record(blob, size)
             sample = SampleReport(digest=sha256_digest(f"sample {number}".encode()), received=20, kept=20)
             new = NewAdapter(
                 namespace=namespace, name=f"a{number}", kind="adapter", digest=sha256_digest(str(number).encode()),

@@ -1,4 +1,4 @@
-"""The only SQL: what is stored, in tables, behind one small class per noun."""
+"""The database: tables, and one small repository class per noun. No other package imports SQLAlchemy."""
 
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, KeyRow

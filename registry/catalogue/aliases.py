@@ -1,4 +1,4 @@
-"""Aliases: a word that points at a version of a name, changed by compare-and-set."""
+"""Aliases: movable names for versions of an adapter, changed by compare-and-set."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Aliases(Repository[AliasRow]):
         return self.values.validate_python({**row, "etag": f"{row['version']}-{row['revision']}"})
 
     def get(self, namespace: str, name: str, alias: str) -> AliasRow | None:
-        """One alias."""
-        return self._one(select(aliases).where(_is(namespace, name, alias)))
+        """The alias of a name, None if there is none."""
+        return self._first(select(aliases).where(_has_key(namespace, name, alias)))
 
     def list(self, namespace: str, name: str) -> builtins.list[AliasRow]:
         """Every alias of a name, in alphabetical order."""
         query = select(aliases).where(aliases.c.namespace == namespace, aliases.c.name == name)
-        return sorted(self._all(query), key=lambda row: row.alias)  # here: each database has an alphabet of its own
+        return sorted(self._all(query), key=lambda row: row.alias)  # not in SQL: collations of databases differ
 
     def of(self, names: Sequence[tuple[str, str]]) -> builtins.list[AliasRow]:
-        """Every alias of these (namespace, name), in alphabetical order."""
+        """Every alias of these (namespace, name) pairs, in alphabetical order."""
         query = select(aliases).where(tuple_(aliases.c.namespace, aliases.c.name).in_(names))
         return sorted(self._all(query), key=lambda row: (row.namespace, row.name, row.alias))
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
         """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.
 
-        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
+        One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
         present = self.get(namespace, name, alias)
         _check(present, if_match)
@@ -48,7 +48,7 @@ class Aliases(Repository[AliasRow]):
             self._insert(aliases, namespace=namespace, name=name, alias=alias, version=version, revision=1)
         else:
             changed = self._connection.execute(
-                update(aliases).where(_at(present)).values(version=version, revision=aliases.c.revision + 1)
+                update(aliases).where(_is_unchanged(present)).values(version=version, revision=aliases.c.revision + 1)
             )
             self._check_changed(present, changed.rowcount)
         row = self.get(namespace, name, alias)
@@ -61,24 +61,24 @@ class Aliases(Repository[AliasRow]):
         if present is None:
             raise NotFound(f"{namespace}/{name} has no alias {alias!r}.", param="alias")
         _check(present, if_match)
-        self._check_changed(present, self._connection.execute(delete(aliases).where(_at(present))).rowcount)
+        self._check_changed(present, self._connection.execute(delete(aliases).where(_is_unchanged(present))).rowcount)
 
-    def _check_changed(self, read: AliasRow, rows: int) -> None:
+    def _check_changed(self, previous: AliasRow, rows: int) -> None:
         if rows == 0:
-            _check(self.get(read.namespace, read.name, read.alias), read.etag)
+            _check(self.get(previous.namespace, previous.name, previous.alias), previous.etag)
 
 
-def _is(namespace: str, name: str, alias: str) -> ColumnElement[bool]:
+def _has_key(namespace: str, name: str, alias: str) -> ColumnElement[bool]:
     return and_(aliases.c.namespace == namespace, aliases.c.name == name, aliases.c.alias == alias)
 
 
-def _at(row: AliasRow) -> ColumnElement[bool]:
-    """The alias, still as it was read."""
+def _is_unchanged(row: AliasRow) -> ColumnElement[bool]:
+    """The condition that the alias has the revision that was read."""
     revision = int(row.etag.rpartition("-")[2])
-    return and_(_is(row.namespace, row.name, row.alias), aliases.c.revision == revision)
+    return and_(_has_key(row.namespace, row.name, row.alias), aliases.c.revision == revision)
 
 
 def _check(present: AliasRow | None, if_match: str | None) -> None:
     if if_match is not None and (present is None or present.etag != if_match):
-        now = "does not exist" if present is None else f"is now at version {present.version} (etag {present.etag})"
-        raise PreconditionFailed(f"The alias {now}: read it again before changing it.", param="if-match")
+        state = "does not exist" if present is None else f"is now at version {present.version} (etag {present.etag})"
+        raise PreconditionFailed(f"The alias {state}: read it again before changing it.", param="if-match")

@@ -1,4 +1,4 @@
-"""Which blobs are stored and who may see them; the bytes live in the blob store."""
+"""Which blobs are stored, and which namespaces may see them; the bytes are in the blob store."""
 
 from __future__ import annotations
 
@@ -22,83 +22,85 @@ from registry.catalogue.tables import (
 
 
 class Blobs:
-    """Blob rows and grants."""
+    """Rows of blobs, of the namespaces that see them, and of the keys that uploaded them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def seen(self, digest: str, size: int) -> None:
-        """Record that these bytes are stored; called in the transaction that names them. Their file stays, then."""
+    def record(self, digest: str, size: int) -> None:
+        """Record that a blob is stored and in use now, in the transaction that refers to it; cancels its removal."""
         self._connection.execute(delete(blob_removals).where(blob_removals.c.digest == digest))
         changed = self._connection.execute(update(blobs).where(blobs.c.digest == digest).values(seen_at=now()))
         if changed.rowcount == 0:
             self._connection.execute(insert(blobs).values(digest=digest, size=size, seen_at=now()))
 
     def seen_at(self, digest: str) -> datetime | None:
-        """When a blob was last stored or asked for; None where no transaction named it."""
+        """When a blob was last stored or requested; None if it has no row."""
         return self._connection.scalars(select(blobs.c.seen_at).where(blobs.c.digest == digest)).first()
 
     def total(self) -> tuple[int, int]:
-        """How many blobs a transaction named, and how many bytes they have."""
+        """The number of blobs with a row, and their bytes together."""
         query = select(func.count(), func.coalesce(func.sum(blobs.c.size), 0)).select_from(blobs)
         count, size = self._connection.execute(query).one()
         return int(count), int(size)
 
     def digests(self) -> set[str]:
-        """Every blob that a transaction named."""
+        """Digests of all blobs with a row."""
         return set(self._connection.execute(select(blobs.c.digest)).scalars())
 
     def sizes(self) -> dict[str, int]:
-        """Every blob that a transaction named, and how many bytes it has."""
+        """Bytes of all blobs with a row, by digest."""
         return {row.digest: row.size for row in self._connection.execute(select(blobs.c.digest, blobs.c.size))}
 
-    def named_by(self, digest: str) -> list[str]:
-        """What needs a blob, in words: adapters, soups that may be cooked again, selectors; else who uploaded it."""
+    def references(self, digest: str) -> list[str]:
+        """Descriptions of adapters, selectors and recipes that refer to a blob; else of the uploading namespaces."""
         version = (adapters.c.namespace, adapters.c.name, adapters.c.version)
         newest = (adapters.c.namespace, adapters.c.name, adapters.c.version.desc())
         weights = select(*version).where(adapters.c.weights_blob == digest)
         sample = select(*version).where(adapters.c.sample_digest == digest)
         embedded = select(*version).join(embeddings, embeddings.c.sample_digest == adapters.c.sample_digest)
-        of_both = and_(
+        has_statistic = and_(
             statistics.c.adapter_digest == adapters.c.digest, statistics.c.sample_digest == adapters.c.sample_digest
         )
-        measured = select(*version).join(statistics, of_both)
-        found = [
-            f"{what} of {row.namespace}/{row.name}@{row.version}"
-            for what, query in (
-                ("weights", weights),
-                ("sample", sample),
-                ("embeddings", embedded.where(embeddings.c.blob_digest == digest).distinct()),
-                ("statistic", measured.where(statistics.c.blob_digest == digest).distinct()),
-            )
+        measured = select(*version).join(statistics, has_statistic)
+        queries = {
+            "weights": weights,
+            "sample": sample,
+            "embeddings": embedded.where(embeddings.c.blob_digest == digest).distinct(),
+            "statistic": measured.where(statistics.c.blob_digest == digest).distinct(),
+        }
+        references = [
+            f"{role} of {row.namespace}/{row.name}@{row.version}"
+            for role, query in queries.items()
             for row in self._connection.execute(query.order_by(*newest))
         ]
         states = select(selectors.c.id).where(selectors.c.state_blob == digest).order_by(selectors.c.sequence)
         cooked = select(recipes.c.digest).where(recipes.c.weights_blob == digest).order_by(recipes.c.digest)
-        found += [f"selector {id}" for id in self._connection.execute(states).scalars()]
-        found += [f"recipe {recipe}" for recipe in self._connection.execute(cooked).scalars()]
-        if found:
-            return found
+        references += [f"selector {id}" for id in self._connection.execute(states).scalars()]
+        references += [f"recipe {recipe}" for recipe in self._connection.execute(cooked).scalars()]
+        if references:
+            return references
         granted = select(blob_grants.c.namespace).where(blob_grants.c.digest == digest)
         names = self._connection.execute(granted.order_by(blob_grants.c.namespace)).scalars()
         return [f"uploaded by namespace {name}" for name in names]
 
     def grant(self, namespace: str, digest: str) -> None:
-        """Let a namespace see a blob: it uploaded it."""
-        known = select(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
-        if self._connection.execute(known).first() is None:
+        """Let a namespace see a blob that it uploaded."""
+        grants = select(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
+        if self._connection.execute(grants).first() is None:
             self._connection.execute(insert(blob_grants).values(namespace=namespace, digest=digest))
 
-    def uploaded(self, key_id: str, digest: str) -> None:
-        """Record that a key uploaded a blob: it counts for its quota."""
-        same = (blob_uploads.c.key_id == key_id, blob_uploads.c.digest == digest)
-        if self._connection.execute(select(blob_uploads).where(*same)).first() is None:
+    def record_upload(self, key_id: str, digest: str) -> None:
+        """Record that a key uploaded a blob, which counts for the key's quota."""
+        uploads = select(blob_uploads).where(blob_uploads.c.key_id == key_id, blob_uploads.c.digest == digest)
+        if self._connection.execute(uploads).first() is None:
             self._connection.execute(insert(blob_uploads).values(key_id=key_id, digest=digest))
 
-    def visible(self, visible: Namespaces, digest: str) -> bool:
-        """Whether a visible namespace uploaded the blob, or owns an adapter whose weights or sample it is.
+    def is_visible(self, visible: Namespaces, digest: str) -> bool:
+        """Return True if a visible namespace uploaded the blob, or has an adapter whose weights or sample it is.
 
-        A sample is seen through live adapters only. Weights of retired ones stay: soups are rebuilt from them.
+        A sample is visible through live adapters only; weights also through retired ones, since soups are rebuilt of
+        them.
         """
         if visible is None:
             return self._connection.execute(select(blobs.c.digest).where(blobs.c.digest == digest)).first() is not None

@@ -1,4 +1,4 @@
-"""The losses of trainings that no adapter has come of, yet or at all, by their job."""
+"""Loss curves of training jobs that have not produced an adapter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import JSON, Column, Connection, ForeignKey, String, Table, dele
 
 from registry.catalogue.tables import metadata
 
-job_curves = Table(  # gone with their job, also where a server of the release before removes it, which knows no curves
+job_curves = Table(  # deleted by the database with their job: the previous release removes jobs and has no curves
     "job_curves",
     metadata,
     Column("job", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
@@ -18,23 +18,23 @@ job_curves = Table(  # gone with their job, also where a server of the release b
 
 
 class Curves:
-    """Curve rows; a curve is `train_history`, `valid_history` and `best_step`, as the record of a training has them."""
+    """Curve rows; a curve has `train_history`, `valid_history` and `best_step`, like a training's record."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def put(self, job: str, curve: Mapping[str, Any]) -> None:
-        """Keep the curve of a job, in the place of what it was before."""
+        """Store or replace the curve of a job."""
         values = {"curve": dict(curve)}
         changed = self._connection.execute(update(job_curves).where(job_curves.c.job == job).values(values))
         if not changed.rowcount:
             self._connection.execute(insert(job_curves).values(job=job, **values))
 
     def of(self, job: str) -> dict[str, Any] | None:
-        """The curve of a job, None where there is none."""
-        found = self._connection.scalars(select(job_curves.c.curve).where(job_curves.c.job == job)).one_or_none()
-        return None if found is None else dict(found)
+        """The curve of a job, None if it has none."""
+        curve = self._connection.scalars(select(job_curves.c.curve).where(job_curves.c.job == job)).one_or_none()
+        return None if curve is None else dict(curve)
 
     def remove(self, job: str) -> None:
-        """Keep the curve of a job no longer."""
+        """Delete the curve of a job."""
         self._connection.execute(delete(job_curves).where(job_curves.c.job == job))

@@ -1,6 +1,6 @@
-"""How well adapters predict samples: a row for each pair, of digests, so that every name of the same bytes has it.
+"""Evaluations of adapters on samples, one row a pair of digests, valid for every name of the same bytes.
 
-A key sees a row where it sees a live version of the adapter and one with the sample. Removed with either (`removals`).
+A key sees a row if it sees a live version of the adapter and one with the sample. Removed with either (`removals`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sqlalchemy import (
     select,
 )
 
-from registry.catalogue.repository import Repository, newest, seen_by
+from registry.catalogue.repository import Repository, matching, newest, seen_by
 from registry.catalogue.rows import Namespaces, Page
 from registry.catalogue.tables import DIGEST, LIVE, Id, Microseconds, adapters, metadata
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewEvaluation:
-    """How well an adapter predicts some passages of a sample: NLL in nats summed over `tokens`, beside the base's.
+    """The NLL of an adapter and of its base model on passages of a sample, in nats, summed over `tokens`.
 
-    `standard_error` is that of the difference a token, adapter minus base.
+    `standard_error` is that of the mean difference a token, adapter minus base model.
     """
 
     adapter_digest: str
@@ -50,22 +50,22 @@ class NewEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRow(NewEvaluation):
-    """A stored one, with names of the newest visible versions of the adapter and of the sample."""
+    """A stored evaluation, with the newest visible versions of the adapter and of the adapter with the sample."""
 
     adapter: str
     adapter_version: int
     adapter_domain: str
     own_sample: str | None
-    """The digest of the sample of that version of the adapter."""
+    """The digest of the sample that this version of the adapter has itself."""
     sample_of: str
+    """The name whose version `sample_version` has the sample."""
     sample_version: int
     domain: str
-    """Of the version that has the sample."""
+    """The domain of the version with the sample."""
     adapter_names: int
-    """How many visible names have a live version with these weights, the one that is named among them; of one namespace
-    where one was asked for."""
+    """Number of visible names (of the namespace asked for, if any) with a live version of these weights."""
     sample_names: int
-    """The same of the sample."""
+    """Number of visible names (of the namespace asked for, if any) with a live version with this sample."""
 
 
 evaluations = Table(
@@ -91,64 +91,69 @@ class Evaluations(Repository[EvaluationRow]):
     values = TypeAdapter(EvaluationRow)
 
     def passages(self, adapter_digests: Collection[str], sample_digests: Collection[str]) -> dict[tuple[str, str], int]:
-        """How many passages each of these pairs was evaluated on, by adapter and sample; others are not in it."""
-        query = select(evaluations.c.adapter_digest, evaluations.c.sample_digest, evaluations.c.passages)
-        its = (
+        """The number of passages that each evaluated pair was scored on, by (adapter, sample)."""
+        query = select(evaluations.c.adapter_digest, evaluations.c.sample_digest, evaluations.c.passages).where(
             evaluations.c.adapter_digest.in_(sorted(adapter_digests)),
             evaluations.c.sample_digest.in_(sorted(sample_digests)),
         )
-        return {(row[0], row[1]): row[2] for row in self._connection.execute(query.where(*its))}
+        return {(row[0], row[1]): row[2] for row in self._connection.execute(query)}
 
     def put(self, new: NewEvaluation) -> None:
-        """Record an evaluation, in the place of another of the same pair."""
-        same = (
+        """Store or replace the evaluation of an adapter on a sample."""
+        previous = delete(evaluations).where(
             evaluations.c.adapter_digest == new.adapter_digest, evaluations.c.sample_digest == new.sample_digest
-        )  # fmt: skip
-        self._connection.execute(delete(evaluations).where(*same))
+        )
+        self._connection.execute(previous)
         self._insert(evaluations, **asdict(new))
 
     def list(
-        self, visible: Namespaces, *, base_fingerprint: str | None = None, namespace: str | None = None,
-        adapter: str | None = None, sample: str | None = None, limit: int, cursor: str | None = None,
-    ) -> Page[EvaluationRow]:  # fmt: skip
-        """What is visible, newest first: of a base model, of versions of one namespace, of an adapter or a sample.
-
-        Each is named by the newest live version that is visible, and how many names have these bytes is said.
-        """
-        spaces: Namespaces = visible if namespace is None else (namespace,)
+        self,
+        visible: Namespaces,
+        *,
+        base_fingerprint: str | None = None,
+        namespace: str | None = None,
+        adapter: str | None = None,
+        sample: str | None = None,
+        limit: int,
+        cursor: str | None = None,
+    ) -> Page[EvaluationRow]:
+        """The visible evaluations that match every filter, newest first; `namespace` filters adapters and samples."""
+        namespaces: Namespaces = visible if namespace is None else (namespace,)
         if namespace is not None and visible is not None and namespace not in visible:
-            spaces = ()
-        own = _newest_by(adapters.c.digest, evaluations.c.adapter_digest, spaces)
-        of = _newest_by(adapters.c.sample_digest, evaluations.c.sample_digest, spaces)
+            namespaces = ()
+        newest_model = _newest_by(adapters.c.digest, evaluations.c.adapter_digest, namespaces)
+        newest_sampled = _newest_by(adapters.c.sample_digest, evaluations.c.sample_digest, namespaces)
         model, sampled = adapters.alias("model"), adapters.alias("sampled")
         query = (
             select(
-                evaluations, (model.c.namespace + "/" + model.c.name).label("adapter"),
-                model.c.version.label("adapter_version"), model.c.domain.label("adapter_domain"),
+                evaluations,
+                (model.c.namespace + "/" + model.c.name).label("adapter"),
+                model.c.version.label("adapter_version"),
+                model.c.domain.label("adapter_domain"),
                 model.c.sample_digest.label("own_sample"),
                 (sampled.c.namespace + "/" + sampled.c.name).label("sample_of"),
-                sampled.c.version.label("sample_version"), sampled.c.domain.label("domain"),
-                own.c.names.label("adapter_names"), of.c.names.label("sample_names"),
+                sampled.c.version.label("sample_version"),
+                sampled.c.domain.label("domain"),
+                newest_model.c.names.label("adapter_names"),
+                newest_sampled.c.names.label("sample_names"),
             )
-            .join(own, own.c.key == evaluations.c.adapter_digest).join(model, model.c.id == own.c.id)
-            .join(of, of.c.key == evaluations.c.sample_digest).join(sampled, sampled.c.id == of.c.id)
-        )  # fmt: skip
-        wanted = {
-            model.c.base_fingerprint: base_fingerprint, evaluations.c.adapter_digest: adapter,
-            evaluations.c.sample_digest: sample,
-        }  # fmt: skip
-        query = query.where(*(column == value for column, value in wanted.items() if value is not None))
+            .join(newest_model, newest_model.c.key == evaluations.c.adapter_digest)
+            .join(model, model.c.id == newest_model.c.id)
+            .join(newest_sampled, newest_sampled.c.key == evaluations.c.sample_digest)
+            .join(sampled, sampled.c.id == newest_sampled.c.id)
+            .where(*matching(evaluations, adapter_digest=adapter, sample_digest=sample))
+        )
+        if base_fingerprint is not None:
+            query = query.where(model.c.base_fingerprint == base_fingerprint)
         return self._page_of(newest(query, evaluations.c.id, limit=limit, cursor=cursor), limit=limit)
 
 
 def _newest_by(key: ColumnElement[str], evaluated: ColumnElement[str], visible: Namespaces) -> Subquery:
-    """The id of the newest visible live version of each digest of this kind, and how many names have one.
+    """The id of the newest visible live version of each evaluated digest `key`, and the number of names with one.
 
-    Of what was evaluated alone: a catalogue may have far more.
+    Only of digests in the column `evaluated`, since a catalogue may have far more.
     """
     name = adapters.c.namespace + "/" + adapters.c.name
-    query = select(
-        key.label("key"), func.max(adapters.c.id).label("id"), func.count(name.distinct()).label("names")
-    )  # fmt: skip
-    its = key.in_(select(evaluated))
-    return query.where(LIVE, its, seen_by(visible, adapters.c.namespace)).group_by(key).subquery()
+    query = select(key.label("key"), func.max(adapters.c.id).label("id"), func.count(name.distinct()).label("names"))
+    is_evaluated = key.in_(select(evaluated))
+    return query.where(LIVE, is_evaluated, seen_by(visible, adapters.c.namespace)).group_by(key).subquery()

@@ -172,7 +172,7 @@ class Keys(Repository[KeyRow]):
 
     def find(self, id: str) -> KeyRow | None:
         """The key with this id."""
-        return self._one(select(keys).where(keys.c.id == id))
+        return self._first(select(keys).where(keys.c.id == id))
 
     def secret_of(self, id: str) -> str:
         """The hash of a key's secret."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, func, insert, or_, select, union, update
 
-from registry.catalogue.jobs import UNENDED
+from registry.catalogue.jobs import ACTIVE
 from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits, statistics
 from registry.spec.limits import LimitKind, UseLimits
 
@@ -70,5 +70,5 @@ class UseLimitRows:
         """Jobs that wait or run and were asked for: not those that a push brings with it."""
         own = jobs.c.created_by if kind == "key" else jobs.c.namespace
         asked = or_(jobs.c.kind.not_in(("embed", "fit")), jobs.c.arguments["asked"].as_boolean())
-        query = select(func.count()).select_from(jobs).where(own == subject, jobs.c.state.in_(UNENDED), asked)
+        query = select(func.count()).select_from(jobs).where(own == subject, jobs.c.state.in_(ACTIVE), asked)
         return int(self._connection.execute(query).scalar_one())

@@ -1,8 +1,8 @@
-"""Lists of adapters: pages of the live ones that match every filter, newest first, without what lists do not show.
+"""Pages of live adapters that match every filter, newest first, without their provenance.
 
-Called by `adapters`. Every filter has an index that ends with the id, so that a page is read from where the last one
-ended; where there are words to look for, the index of words is what is read. Which adapters are on a page is found
-among ids, which the indexes have, and only then are rows read: few may match both of two filters that many match.
+Called by `adapters`. Every filter has an index that ends with the id, so that a page is read from where the previous
+one ended; a search by words reads the index of words instead. The ids of a page are selected first, from indexes alone,
+and rows are read for these only: few rows may match both of two filters that match many each.
 """
 
 from __future__ import annotations
@@ -41,72 +41,72 @@ class Listing(Repository[ListedRow]):
         """Live adapters of the visible namespaces that match every filter, newest first."""
         tags, words = _tags(filters), searched(filters.get("q"))
         source: FromClause = adapters
-        conditions = [LIVE, *([] if visible is None else [seen_by(visible, adapters.c.namespace)]), *_equal(filters)]
+        conditions = [LIVE, *([] if visible is None else [seen_by(visible, adapters.c.namespace)]), *_equals(filters)]
         key: ColumnElement[int] = adapters.c.id
         if words or (tags and self._connection.dialect.name == "sqlite"):
             index = self._index(words, visible, filters, tags)
             source, key = index.table.join(source, index.id == adapters.c.id), index.id
-            conditions.append(index.found)
+            conditions.append(index.matches)
         for tag in tags:
             tagged = adapter_tags.alias()
             source = source.join(tagged, tagged.c.adapter_id == adapters.c.id)
             conditions.append(tagged.c.tag == tag)
         ids = select().select_from(source).where(*conditions)
-        if len(conditions) == 1:  # SQLite would read the retired as well
+        if len(conditions) == 1:  # without the hint SQLite reads the retired rows too
             ids = ids.with_hint(adapters, "INDEXED BY ix_adapters_live", "sqlite")
         if filters.get("newest"):
             ids = ids.where(~superseded())
-        shown = adapters.c.id.in_(newest(ids, key, limit=limit, cursor=cursor))
-        query = select(*LISTED, adapters.c.id.label("page_key")).where(shown)
+        is_on_page = adapters.c.id.in_(newest(ids, key, limit=limit, cursor=cursor))
+        query = select(*LISTED, adapters.c.id.label("page_key")).where(is_on_page)
         return self._page_of(query.order_by(adapters.c.id.desc()), limit=limit)
 
     def of(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
         """The visible live adapters of these ids, by id."""
-        seen = (LIVE, seen_by(visible, adapters.c.namespace))
-        return {row.id: row for row in self._all(select(*LISTED).where(adapters.c.id.in_(ids), *seen))}
+        query = select(*LISTED).where(adapters.c.id.in_(ids), LIVE, seen_by(visible, adapters.c.namespace))
+        return {row.id: row for row in self._all(query)}
 
     def _index(
         self, words: Sequence[str], visible: Namespaces, filters: AdapterFilters, tags: Sequence[str]
     ) -> WordIndex:
-        """The index of words, asked for these; on SQLite for all else that it knows of what is asked for as well.
+        """The index of words with its condition; on SQLite the condition includes every filter that has a mark.
 
-        Whatever it leads to there is read to the end of the page: nothing else says how much that would be.
-        PostgreSQL counts, and takes the index that leads to fewer rows.
+        SQLite reads all matches of this index whatever other filters there are, so it has to be as narrow as possible.
+        PostgreSQL has statistics, and chooses the index with fewer matches.
         """
         if self._connection.dialect.name != "sqlite":
             return postgresql_index(words)
-        marks = [[mark("namespace", one) for one in visible]] if visible else []
+        marks = [[mark("namespace", namespace) for namespace in visible]] if visible else []
         marks += [[mark("tag", tag)] for tag in tags]
-        given = {name: str(filters.get(name) or "") for name in MARKED}
-        marks += [[mark(name, value)] for name, value in given.items() if is_part(value)]
-        named = words_of(f"{filters.get('name') or ''} {filters.get('domain') or ''}")
-        return sqlite_index([*words, *named], marks)
+        values = {name: str(filters.get(name) or "") for name in MARKED}
+        marks += [[mark(name, value)] for name, value in values.items() if is_part(value)]
+        name_words = words_of(f"{filters.get('name') or ''} {filters.get('domain') or ''}")
+        return sqlite_index([*words, *name_words], marks)
 
 
 def adapter_of(values: TypeAdapter[Row], row: Any) -> Row:
-    """A row of the table as a value; raises Incompatible where its config is of a later version."""
+    """The value of a row of the table; raises Incompatible if a newer server wrote its config."""
     try:
         config = CONFIG.validate_python(row["config"])
     except ValueError as error:
         raise unreadable(row["namespace"], row["name"]) from error
-    learnt = tuple((row["learnt_from"] or "").split())
-    known = {"config": config, "learnt_from": learnt, "etag": f"{row['id']}-{row['revision']}"}
-    return values.validate_python({**row, **known})
+    learnt_from = tuple((row["learnt_from"] or "").split())
+    etag = f"{row['id']}-{row['revision']}"
+    return values.validate_python({**row, "config": config, "learnt_from": learnt_from, "etag": etag})
 
 
-def superseded(*also: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether a name has a newer live version for which all else holds that is said of NEWER."""
+def superseded(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """The condition that the name has a newer live version that meets `conditions` on NEWER."""
     return exists().where(
         NEWER.c.namespace == adapters.c.namespace,
         NEWER.c.name == adapters.c.name,
         NEWER.c.version > adapters.c.version,
         NEWER.c.retired_at.is_(None),
-        *also,
+        *conditions,
     )
 
 
 def has_learnt_from(sample_digest: str) -> ColumnElement[bool]:
-    """Whether a row has learnt from a sample; few have from any, and those are in an index."""
+    """The condition that a row has learnt from a sample; the few rows with any `learnt_from` have an index."""
     return and_(adapters.c.learnt_from.is_not(None), adapters.c.learnt_from.contains(sample_digest, autoescape=True))
 
 
@@ -116,23 +116,28 @@ def unreadable(namespace: str, name: str) -> Incompatible:
 
 
 def _tags(filters: AdapterFilters) -> list[str]:
-    """The tags that are asked for, each once; raises InvalidName, InvalidParameter for more than a query is made of."""
+    """The distinct tags to filter by; raises InvalidName, or InvalidParameter for more than MOST_TAGS."""
     tags = [check_part(tag, "tag") for tag in dict.fromkeys(filters.get("tags", ()))]
     if len(tags) > MOST_TAGS:
         raise InvalidParameter(f"{len(tags)} tags were given; a list is filtered by at most {MOST_TAGS}.", param="tag")
     return tags
 
 
-def _equal(filters: AdapterFilters) -> list[ColumnElement[bool]]:
-    """The filters that columns are equal to; raises InvalidName for a name that nothing can have."""
-    found = matching(
-        adapters, base_model=filters.get("base_model"), method=filters.get("method"), domain=filters.get("domain"),
-        owner=filters.get("owner"), kind=filters.get("kind"), namespace=filters.get("namespace"),
-    )  # fmt: skip
+def _equals(filters: AdapterFilters) -> list[ColumnElement[bool]]:
+    """Conditions of the filters that compare one column; raises InvalidName for a name outside the grammar."""
+    conditions = matching(
+        adapters,
+        base_model=filters.get("base_model"),
+        method=filters.get("method"),
+        domain=filters.get("domain"),
+        owner=filters.get("owner"),
+        kind=filters.get("kind"),
+        namespace=filters.get("namespace"),
+    )
     if (sample := filters.get("tuned_on")) is not None:
-        found.append(has_learnt_from(sample))
+        conditions.append(has_learnt_from(sample))
     if (name := filters.get("name")) is not None:
-        namespace, slash, bare = name.rpartition("/")
-        found += matching(adapters, name=check_part(bare, "name"))
-        found += matching(adapters, namespace=check_part(namespace, "name")) if slash else []
-    return found
+        namespace, slash, bare_name = name.rpartition("/")
+        conditions += matching(adapters, name=check_part(bare_name, "name"))
+        conditions += matching(adapters, namespace=check_part(namespace, "name")) if slash else []
+    return conditions

@@ -1,4 +1,4 @@
-"""Settings of namespaces, changed by compare-and-set. A namespace that nobody has set anything of has the defaults."""
+"""Settings of namespaces, changed by compare-and-set. A namespace without a row has the defaults."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class NamespaceSettings(Repository[NamespaceRow]):
     values = TypeAdapter(NamespaceRow)
 
     def _row(self, row: Any) -> NamespaceRow:
-        aliases = row["protected_aliases"] or ()  # NULL where an older server set the others
+        aliases = row["protected_aliases"] or ()  # NULL if an older server wrote the row
         return self.values.validate_python(
             {**row, "protected_aliases": aliases, "etag": f"{row['tuning']}-{row['revision']}"}
         )
 
     def get(self, namespace: str) -> NamespaceRow:
-        """The settings of a namespace, whether or not anything is in it."""
-        found = self._one(select(namespaces).where(namespaces.c.namespace == namespace))
-        return found or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
+        """The settings of a namespace, its defaults if it has no row."""
+        row = self._first(select(namespaces).where(namespaces.c.namespace == namespace))
+        return row or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
 
     def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: str | None = None) -> NamespaceRow:
         """Change settings, by their names; raises PreconditionFailed if `if_match` is not their present etag.
 
-        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
+        One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
-        read = self.get(namespace)
-        _check(read, if_match)
-        revision = int(read.etag.rpartition("-")[2])
+        present = self.get(namespace)
+        _check(present, if_match)
+        revision = int(present.etag.rpartition("-")[2])
         if revision == 0:
             self._insert(namespaces, **{**DEFAULTS, **changes}, namespace=namespace, revision=1)
         else:
@@ -49,7 +49,7 @@ class NamespaceSettings(Repository[NamespaceRow]):
                 .values(**changes, revision=revision + 1)
             )
             if changed.rowcount == 0:
-                _check(self.get(namespace), read.etag)
+                _check(self.get(namespace), present.etag)
         return self.get(namespace)
 
 

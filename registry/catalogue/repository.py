@@ -1,6 +1,6 @@
-"""What all repositories of the catalogue share: rows become values, one, all or a page of them.
+"""Base class of the catalogue's repositories: runs queries and returns rows as values, one, all or a page.
 
-Paging goes by key: a page is found by the key of the last row seen, so rows that come or go shift nothing.
+Pages are selected by key, not by offset: a cursor holds the key of the last row, so inserts and deletes shift nothing.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def now() -> datetime:
 
 
 def database_clock(connection: Connection) -> ColumnElement[int]:
-    """Microseconds since 1970, UTC; it goes on within a transaction. Servers whose own clocks differ agree on it."""
+    """The database's time in microseconds since 1970, UTC, also within a transaction; the same for all servers."""
     return literal_column(_CLOCKS[connection.dialect.name], BigInteger)
 
 
 def seen_by(visible: Namespaces, namespace: Column[Any]) -> ColumnElement[bool]:
-    """Whether a row of this namespace is visible."""
+    """The condition that a row's namespace is among the visible ones."""
     return true() if visible is None else namespace.in_(visible)
 
 
-def matching(table: Table, **wanted: str | None) -> list[ColumnElement[bool]]:
-    """Columns that equal what is wanted of them; None wants nothing."""
-    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+def matching(table: Table, **values: str | None) -> list[ColumnElement[bool]]:
+    """Conditions that columns equal these values; None gives no condition."""
+    return [table.c[name] == value for name, value in values.items() if value is not None]
 
 
 class Repository(Generic[Row]):
-    """Reads and writes the rows of one noun within a transaction; a row is read as a `values` by its column names."""
+    """Reads and writes the rows of one noun within a transaction; `values` validates a row by its column names."""
 
     values: TypeAdapter[Row]
 
@@ -57,7 +57,7 @@ class Repository(Generic[Row]):
     def _insert(self, table: Table, **values: Any) -> None:
         self._connection.execute(insert(table).values(**values))
 
-    def _one(self, query: Select[Any]) -> Row | None:
+    def _first(self, query: Select[Any]) -> Row | None:
         row = self._connection.execute(query).mappings().first()
         return None if row is None else self._row(row)
 
@@ -65,22 +65,20 @@ class Repository(Generic[Row]):
         return [self._row(row) for row in self._connection.execute(query).mappings()]
 
     def _page(self, query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Page[Row]:
-        """At most `limit` rows of `query`, newest (highest `key`) first, after the row `cursor` names."""
+        """At most `limit` rows of `query`, highest `key` first, after the row that `cursor` names."""
         return self._page_of(newest(query, key, limit=limit, cursor=cursor), limit=limit)
 
     def _page_of(self, query: Select[Any], *, limit: int) -> Page[Row]:
-        """The page that a query from `newest` leads to."""
-        found = self._connection.execute(query).mappings().all()
-        rows = tuple(self._row(row) for row in found[:limit])
-        return Page(
-            rows=rows, next_cursor=write_cursor(str(found[limit - 1]["page_key"])) if len(found) > limit else None
-        )
+        """The page of a query that `newest` has made."""
+        rows = self._connection.execute(query).mappings().all()
+        next_cursor = write_cursor(str(rows[limit - 1]["page_key"])) if len(rows) > limit else None
+        return Page(rows=tuple(self._row(row) for row in rows[:limit]), next_cursor=next_cursor)
 
 
 def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Select[Any]:
-    """`query` from the row after `cursor` on, highest `key` first, with the key as `page_key`.
+    """The rows of `query` after `cursor`, highest `key` first, with the key as `page_key`.
 
-    It has one row more than a page, which says that there is a next one.
+    Selects `limit` + 1 rows: the last one only tells that there is a next page. Raises InvalidParameter.
     """
     if limit < 1:
         raise InvalidParameter("A page has at least one row.", param="limit")
@@ -90,12 +88,12 @@ def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: s
 
 
 def write_cursor(last: str) -> str:
-    """The cursor behind the row with this key."""
+    """The cursor after the row with this key."""
     return base64.urlsafe_b64encode(f"after:{last}".encode()).decode()
 
 
 def read_cursor(cursor: str) -> str:
-    """The key that a cursor was written of, printable ASCII; raises InvalidParameter."""
+    """The key in a cursor, printable ASCII; raises InvalidParameter."""
     try:
         word, _, last = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii").partition(":")
         if word == "after" and last.isprintable():
@@ -106,7 +104,7 @@ def read_cursor(cursor: str) -> str:
 
 
 def no_cursor() -> InvalidParameter:
-    """What is raised for a cursor that names no row of ours."""
+    """The error for a malformed cursor, or one that names no row."""
     return InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
 
 

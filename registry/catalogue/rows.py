@@ -283,8 +283,8 @@ class JobRow:
 
 
 @dataclass(frozen=True)
-class Asker:
-    """A key that asked for a job which another had asked for before: what it sees (None: all), by which request."""
+class Requester:
+    """A key that requested a job which another key had requested first, and the namespaces it sees (None: all)."""
 
     key_id: str
     namespaces: Namespaces

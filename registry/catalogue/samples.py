@@ -30,7 +30,7 @@ class Samples(Repository[EmbeddingRow]):
     def embedding(self, sample_digest: str, encoder_digest: str) -> EmbeddingRow | None:
         """The embedding of a sample by one encoder."""
         query = select(embeddings).where(embeddings.c.sample_digest == sample_digest)
-        return self._one(query.where(embeddings.c.encoder_digest == encoder_digest))
+        return self._first(query.where(embeddings.c.encoder_digest == encoder_digest))
 
     def embeddings(self, sample_digest: str) -> list[EmbeddingRow]:
         """Every embedding of a sample."""

@@ -33,7 +33,7 @@ class Selectors(Repository[SelectorRow]):
     def add(self, new: SelectorRow) -> SelectorRow:
         """Store a fitted selector, which serves its pool and spec from now on; a known id gives the stored row."""
         pool = new.pool
-        if self._one(select(selectors).where(selectors.c.id == new.id)) is None:
+        if self._first(select(selectors).where(selectors.c.id == new.id)) is None:
             columns = self.values.dump_python(new, mode="json") | {"fitted_at": new.fitted_at}
             inserted = insert(selectors).values(**columns, base_fingerprint=pool.base_fingerprint)
             sequence = self._connection.execute(inserted.returning(selectors.c.sequence)).scalar_one()
@@ -51,14 +51,14 @@ class Selectors(Repository[SelectorRow]):
 
     def get(self, visible: Namespaces, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""
-        row = self._one(select(selectors).where(selectors.c.id == id, _visible(visible)))
+        row = self._first(select(selectors).where(selectors.c.id == id, _visible(visible)))
         if row is None:
             raise NotFound(f"There is no selector {id[:80]!r}, or this key does not see its pool.", param="id")
         return row
 
     def latest(self, pool_id: str, spec_digest: str) -> SelectorRow | None:
         """The selector that serves a pool and spec: fitted last, or fitted again to the same."""
-        return self._one(SERVING.where(*_target(pool_id, spec_digest)))
+        return self._first(SERVING.where(*_target(pool_id, spec_digest)))
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
         """Selectors whose whole pool is visible, newest first."""

@@ -36,7 +36,7 @@ class Sessions(Repository[SessionRow]):
     def find(self, token_sha256: str) -> SessionRow | None:
         """The session of what a browser holds."""
         alive = (sessions.c.token_sha256 == token_sha256, sessions.c.expires_at > now())
-        return self._one(select(sessions).where(*alive))
+        return self._first(select(sessions).where(*alive))
 
     def remove(self, token_sha256: str) -> None:
         """End a session; one that is not there is at its end already."""

@@ -25,7 +25,7 @@ class Soups(Repository[RecipeRow]):
 
     def recipe(self, digest: str) -> RecipeRow | None:
         """A recipe that was cooked before."""
-        return self._one(select(recipes).where(recipes.c.digest == digest))
+        return self._first(select(recipes).where(recipes.c.digest == digest))
 
     def add_recipe(
         self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport, *, replaces: str | None = None

@@ -21,7 +21,7 @@ class Statistics(Repository[StatisticRow]):
 
     def find(self, adapter_digest: str, sample_digest: str, kind: StatisticKind) -> StatisticRow | None:
         """The statistic of these bytes on this sample, where it was computed."""
-        return self._one(select(statistics).where(*_same(adapter_digest, sample_digest, kind)))
+        return self._first(select(statistics).where(*_same(adapter_digest, sample_digest, kind)))
 
     def put(self, row: StatisticRow) -> None:
         """Record a statistic, in the place of another of the same adapter, sample and kind."""
@@ -37,7 +37,7 @@ class Statistics(Repository[StatisticRow]):
             seen_by(visible, adapters.c.namespace),
         )
         its = (statistics.c.adapter_digest == adapter_digest, statistics.c.blob_digest == blob, of_both)
-        return self._one(select(statistics).where(*its).limit(1))
+        return self._first(select(statistics).where(*its).limit(1))
 
     def lost(self, blobs: Collection[str]) -> set[str]:
         """Those of these blobs that are no statistic any more."""

@@ -69,7 +69,7 @@ class Uploads(Repository[UploadRow]):
     def get(self, key_id: str, id: str) -> UploadRow:
         """An upload of this key; raises NotFound, also for one that is another's or has expired."""
         mine = (upload_sessions.c.id == id, upload_sessions.c.key_id == key_id, upload_sessions.c.expires_at > now())
-        row = self._one(select(*COLUMNS).where(*mine))
+        row = self._first(select(*COLUMNS).where(*mine))
         if row is None:
             raise NotFound(
                 "There is no such upload of this key: it was finished, deleted, or has expired. Open another.",

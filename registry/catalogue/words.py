@@ -135,7 +135,7 @@ class WordIndex(NamedTuple):
 
     table: FromClause
     id: ColumnElement[int]
-    found: ColumnElement[bool]
+    matches: ColumnElement[bool]
 
 
 def sqlite_index(words: Sequence[str], marks: Sequence[Sequence[str]]) -> WordIndex:

@@ -119,7 +119,7 @@ def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple
 
 def _learnt_from(catalogue: Catalogue, mixed: Mixed) -> tuple[str, ...]:
     """The samples that a soup has learnt from, by being tuned and through its ingredients."""
-    samples = catalogue.adapters.learnt_by([part.digest for part in mixed.parts])
+    samples = catalogue.adapters.training_samples([part.digest for part in mixed.parts])
     tuning = mixed.recipe.tuning
     return tuple(sorted(samples if tuning is None else {*samples, tuning.sample}))
 

@@ -122,7 +122,7 @@ class _Work:
     def _computed(self, part: SoupIngredient, sample: str) -> StatisticRow:
         registry = self.registry
         with registry.database.read() as catalogue:
-            row = catalogue.adapters.known(part.adapter_id)
+            row = catalogue.adapters.get_or_none(part.adapter_id)
         if row is None:
             raise purged_meanwhile(part)
         self.progress(0, 1, f"computing what mixing needs to know of {part.ref}")

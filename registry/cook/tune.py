@@ -163,7 +163,7 @@ def _again(registry: Registry, caller: Caller, start: Mixed, recipe: Recipe, evi
     So nobody learns from a quick answer that others have trained on the very same sample.
     """
     with registry.database.read() as catalogue:
-        row = catalogue.adapters.of_recipe(caller.namespaces, recipe.digest)
+        row = catalogue.adapters.find_by_recipe(caller.namespaces, recipe.digest)
         before = [] if row is None else catalogue.soups.evidence(row.id)
     if row is None or not before or not registry.blobs.is_whole(row.weights_blob):
         return None

@@ -99,7 +99,7 @@ def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
                 "samples: narrow it down by namespace, method or tag.",
                 param="pool",
             )
-        members = [row for one in found if (row := catalogue.adapters.known(one.id)) is not None]
+        members = [row for one in found if (row := catalogue.adapters.get_or_none(one.id)) is not None]
         texts = [row for row in members if row.sample is not None and row.sample.has_text and _kept(row) >= FEWEST]
         sampled = list({_sample(row): row for row in texts}.values())
         known = catalogue.evaluations.passages(
@@ -278,7 +278,7 @@ class _Work:
             standard_error=paired_difference(nll, alone, tokens).standard_error,
         )  # fmt: skip
         with self._registry.database.write() as catalogue:
-            there = (catalogue.adapters.known(one.id), catalogue.adapters.known(of.id))
+            there = (catalogue.adapters.get_or_none(one.id), catalogue.adapters.get_or_none(of.id))
             if None not in there:  # nothing is kept of what was purged meanwhile
                 catalogue.evaluations.put(row)
                 self.computed += 1

@@ -57,7 +57,7 @@ def _is_whole(registry: Registry, stored: StoredVectors | None) -> bool:
 
 def _again(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_digest: str) -> bool:
     """Queue the embedding of a member's sample, unless it was purged; False where it has no whole text."""
-    row = catalogue.adapters.known(member.adapter_id)
+    row = catalogue.adapters.get_or_none(member.adapter_id)
     if row is None:
         return True
     if row.sample is None or not row.sample.has_text or not registry.blobs.is_whole(row.sample.digest):

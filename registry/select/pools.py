@@ -92,7 +92,7 @@ def check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledR
     if rows:
         return
     what = "No adapter of this pool can be selected"
-    waiting = len(catalogue.adapters.waiting(pool))
+    waiting = len(catalogue.adapters.pending(pool))
     if waiting:
         raise Unavailable(
             f"{what}: {waiting} wait for their sample to be embedded. Try again in a while.",

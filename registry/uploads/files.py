@@ -57,7 +57,7 @@ def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> tup
     What the caller sees already adds nothing. `record_blob` decides: this spares the disk what nobody would have.
     """
     with registry.database.read() as catalogue:
-        if digest is not None and catalogue.blobs.visible(caller.namespaces, digest):
+        if digest is not None and catalogue.blobs.is_visible(caller.namespaces, digest):
             return None
         return room_for_bytes(catalogue, registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ())
 
@@ -73,12 +73,12 @@ def record_blob(
         caller.audit(catalogue, "blob.repair", digest)
     only = caller.namespaces[0] if caller.namespaces is not None and len(caller.namespaces) == 1 else None
     caller.audit(catalogue, "blob.upload", digest, namespace=only, size=size)
-    catalogue.blobs.seen(digest, size)
+    catalogue.blobs.record(digest, size)
     if not registry.blobs.has(digest):  # the same bytes were there before, and were collected since they came
         raise Busy("This blob was removed while it was stored; send it again.", retry_after=1)
     for namespace in caller.namespaces or ():
         catalogue.blobs.grant(namespace, digest)
-    catalogue.blobs.uploaded(caller.key_id, digest)
+    catalogue.blobs.record_upload(caller.key_id, digest)
     check_stored(catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=caller.namespaces or ())
 
 
@@ -95,13 +95,13 @@ def ask_again(registry: Registry, digest: str, size: int) -> None:
     if seen_at is not None and seen_at < since:
         with registry.database.write() as catalogue:
             if catalogue.blobs.seen_at(digest) is not None:
-                catalogue.blobs.seen(digest, size)
+                catalogue.blobs.record(digest, size)
 
 
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:
     """The size of a blob that the caller may see; unknown and foreign are the same NotFound. Raises DamagedBlob."""
     with registry.database.read() as catalogue:
-        visible = catalogue.blobs.visible(caller.namespaces, digest)
+        visible = catalogue.blobs.is_visible(caller.namespaces, digest)
     if not visible:
         raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
     return registry.blobs.size(digest)

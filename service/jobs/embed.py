@@ -20,7 +20,7 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 
 def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
-    if catalogue.adapters.known(row.arguments["adapter_id"]) is not None:  # else it was purged
+    if catalogue.adapters.get_or_none(row.arguments["adapter_id"]) is not None:  # else it was purged
         catalogue.adapters.set_sample_state(row.arguments["adapter_id"], "failed")
 
 

@@ -23,14 +23,14 @@ def check_room(catalogue: Catalogue, settings: Settings, kind: str, key_id: str,
 
     `most` is how many all may have, where that is not the setting for all kinds.
     """
-    mine = catalogue.jobs.count_unended(kind, created_by=key_id)
+    mine = catalogue.jobs.count_active(kind, created_by=key_id)
     if mine >= settings.job_queue_per_key:
         raise Busy(
             f"{mine} jobs of kind {kind!r} that this key asked for wait or run, and the limit is "
             f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one has ended, or cancel one.",
-            retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.namespaces_waiting(kind)),
+            retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
         )
-    every, limit = catalogue.jobs.count_unended(kind), settings.job_queue if most is None else most
+    every, limit = catalogue.jobs.count_active(kind), settings.job_queue if most is None else most
     if every >= limit:
         raise Busy(
             f"{every} jobs of kind {kind!r} wait or run here, and the limit is {limit}: try again when one has ended.",
@@ -40,7 +40,7 @@ def check_room(catalogue: Catalogue, settings: Settings, kind: str, key_id: str,
 
 def _seconds(catalogue: Catalogue, settings: Settings, kind: str, *, turns: int) -> int:
     """In how many seconds a job ends, after so many turns of others, as long as the last ones took."""
-    each = catalogue.jobs.seconds_each(kind)
+    each = catalogue.jobs.mean_seconds(kind)
     workers = max(1, workers_of(settings)[KINDS[kind].lane])
     found = (UNKNOWN_SECONDS if each is None else each) * max(1, turns) / workers
     return min(MOST_SECONDS, max(1, math.ceil(found)))

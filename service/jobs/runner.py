@@ -206,7 +206,7 @@ class JobRunner:
 
     def _took(self, jobs: Jobs, row: JobRow) -> bool:
         """Count the time that a job took for its namespace, whatever has become of it."""
-        return jobs.took(KINDS[row.kind].lane, row, _now())
+        return jobs.charge_lane(KINDS[row.kind].lane, row, _now())
 
     def _ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
         """Count how a try ended, and say so of its span."""
@@ -221,7 +221,7 @@ class JobRunner:
         if not row.crashes:
             return 0
         reached = KINDS[row.kind].reached(self.services, row)
-        forgiven = self._store(lambda jobs: jobs.came_further(row.id, reached, worker=self._name))
+        forgiven = self._store(lambda jobs: jobs.forgive_crashes(row.id, reached, worker=self._name))
         return 0 if forgiven else row.crashes
 
     def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None, seen: Exception | None = None) -> bool:
@@ -367,8 +367,8 @@ def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
     What another key asked for too goes on as that one's; so does what keeps stored adapters and their pools in order.
     """
     cancelled = []
-    for row in catalogue.jobs.unended_of(key_id):
-        heir = catalogue.jobs.other_asker(row)
+    for row in catalogue.jobs.active_of_key(key_id):
+        heir = catalogue.jobs.next_requester(row)
         if heir is not None:
             catalogue.jobs.hand_over(row, heir)
         elif not KINDS[row.kind].upkeep(row):

@@ -73,11 +73,11 @@ def submit(services: Services, who: Principal, request: TrainingRequest, *, requ
     asked = who.caller(request_id).audit
     with services.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{arguments['key']}"
-        known = catalogue.jobs.unended_like(dedupe)
+        known = catalogue.jobs.find_active(dedupe)
         if known is not None:
-            catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
+            catalogue.jobs.add_requester(known.id, who.key_id, request_id=request_id)
             if owned:
-                known = catalogue.jobs.amend(known, owned)
+                known = catalogue.jobs.update_arguments(known, owned)
             asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name, **owned)
             return known
         check_room(catalogue, services.settings, KIND, who.key_id, most=services.settings.training_queue)
@@ -89,7 +89,7 @@ def submit(services: Services, who: Principal, request: TrainingRequest, *, requ
 
 def blobs_in_use(catalogue: Catalogue) -> set[str]:
     """Blobs that trainings which wait or run read."""
-    requests = [job.arguments["request"] for job in catalogue.jobs.unended(KIND)]
+    requests = [job.arguments["request"] for job in catalogue.jobs.active(KIND)]
     return {request[what] for request in requests for what in ("texts", "valid") if request.get(what) is not None}
 
 

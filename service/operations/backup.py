@@ -67,7 +67,7 @@ def back_up(
             new, problems = _copy_blobs(blobs, LocalBlobs(folder / BLOBS), sizes, progress)
             with copy.read() as catalogue:
                 unsound = tuple(
-                    Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items()
+                    Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items()
                 )
         _copy_key(admin_key, folder / KEY)
         storage.finish_sqlite(working)

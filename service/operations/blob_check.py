@@ -123,7 +123,7 @@ def _unnamed(database: Database, there: set[str], named: set[str]) -> list[str]:
         known = (
             named
             | catalogue.removals.pending()
-            | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+            | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.active(kind)}
         )
     return sorted(there - known)
 

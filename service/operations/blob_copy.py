@@ -61,5 +61,5 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     progress(len(digests), len(digests), f"{new} new, {len(problems)} not whole")
     target.aside.set_mark(source.aside.mark() or mark)
     with database.read() as catalogue:
-        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items())
+        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items())
     return Copied(len(digests), new, unsound)

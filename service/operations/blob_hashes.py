@@ -85,7 +85,7 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
                 problems[digest] = "damaged"
     progress(len(digests), len(digests), f"{len(problems)} not whole, {read} bytes read")
     with database.read() as catalogue:
-        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items())
+        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items())
     return Checked(len(digests), read, unsound)
 
 

@@ -67,7 +67,7 @@ def new_adapter(name: str = "acme/law", *, digest: str = "", tags: tuple[str, ..
 def add(catalogue: Catalogue, name: str = "acme/law", **fields: Any) -> AdapterRow:
     """A stored adapter, its blob included."""
     new = new_adapter(name, **fields)
-    catalogue.blobs.seen(new.weights_blob, new.size_bytes)
+    catalogue.blobs.record(new.weights_blob, new.size_bytes)
     return catalogue.adapters.add(new)
 
 

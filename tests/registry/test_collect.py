@@ -43,9 +43,9 @@ def collected(
 def upload(verbs: ToyRegistry, data: bytes = b"nothing is made of this") -> str:
     digest = verbs.blobs.put_bytes(data)
     with verbs.database.write() as catalogue:
-        catalogue.blobs.seen(digest, len(data))
+        catalogue.blobs.record(digest, len(data))
         catalogue.blobs.grant("acme", digest)
-        catalogue.blobs.uploaded("key-1", digest)
+        catalogue.blobs.record_upload("key-1", digest)
     return digest
 
 
@@ -81,7 +81,7 @@ class TestBlobs:
         done = collected(verbs, 7.1)
         assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
         with verbs.database.read() as catalogue:
-            assert not catalogue.blobs.visible(("acme",), digest)
+            assert not catalogue.blobs.is_visible(("acme",), digest)
             assert catalogue.limits.stored_bytes("key", "key-1") == 0
             (entry,) = catalogue.audit.list(None, action="blob.collect", limit=9).rows
         assert entry.detail == {"by": "collection", "digests": [digest]}
@@ -152,7 +152,7 @@ class TestUnnamedSoups:
         done = collected(verbs, 39, keep=30)
         assert (done.soups, done.blobs) == (1, 1)
         with verbs.database.read() as catalogue:
-            assert catalogue.adapters.known(row.id) is None
+            assert catalogue.adapters.get_or_none(row.id) is None
             assert catalogue.soups.recipe(row.recipe_digest) is None
             actions = [one.action for one in catalogue.audit.list(None, limit=3).rows]
         assert actions == ["blob.collect", "adapter.collect", "adapter.expire"]
@@ -166,8 +166,8 @@ class TestUnnamedSoups:
         retire(verbs, row, chosen, at=after(0))
         assert collected(verbs, 9).soups == 1
         with verbs.database.read() as catalogue:
-            assert catalogue.adapters.known(row.id) is None
-            assert catalogue.adapters.known(chosen.id) is not None
+            assert catalogue.adapters.get_or_none(row.id) is None
+            assert catalogue.adapters.get_or_none(chosen.id) is not None
 
     def test_one_that_was_used_since_stays(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
@@ -275,7 +275,7 @@ class TestByHand:
             assert (trial.retired, trial.expired, trial.blobs, trial.bytes) == (1, (row.ref,), 1, 23)
             assert verbs.row(row.id).retired_at is None
             with verbs.database.read() as catalogue:
-                assert catalogue.blobs.visible(("acme",), digest)
+                assert catalogue.blobs.is_visible(("acme",), digest)
                 assert catalogue.audit.list(None, action="adapter.expire", limit=9).rows == ()
         assert collect(registry, moment, used=lambda _: set(), caller=verbs.caller()) == trial
         with verbs.database.read() as catalogue:
@@ -305,7 +305,7 @@ class TestOldRows:
                 catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-1", dedupe_key=str(number))
                 for number in range(6)
             ]
-            catalogue.jobs.join(jobs[0].id, "key-2", request_id=None)
+            catalogue.jobs.add_requester(jobs[0].id, "key-2", request_id=None)
             for job in jobs[:5]:
                 catalogue.jobs.cancel(job.id)
             for number in range(5):

@@ -158,7 +158,7 @@ class TestDamage:
         assert row.sample_state == "pending"
         with verbs.database.read() as catalogue:
             assert missing(catalogue, partly) == ()
-            job = catalogue.jobs.unended_like(f"embed:{row.id}")
+            job = catalogue.jobs.find_active(f"embed:{row.id}")
             (entry,) = catalogue.audit.list(None, action="sample.embed_again", limit=9).rows
         assert (job.arguments, entry.subject, entry.detail["job"]) == ({"adapter_id": row.id}, "acme/law@1", job.id)
         verbs.embed(row)
@@ -512,12 +512,12 @@ class TestIdle:
     def refits(self, verbs: ToyRegistry) -> int:
         """How many fits a push of a new adapter leads to."""
         with verbs.database.read() as catalogue:
-            before = len(catalogue.jobs.unended("fit"))
+            before = len(catalogue.jobs.active("fit"))
         verbs.ready("acme/code", seed=1)
         with verbs.database.write() as catalogue:
             (pushed,) = catalogue.adapters.live_versions("acme", "code")
             enqueue_refits(catalogue, pushed, created_by="key-1", refits=verbs.registry.refits)
-            return len(catalogue.jobs.unended("fit")) - before
+            return len(catalogue.jobs.active("fit")) - before
 
     def answers(self, verbs: ToyRegistry) -> SelectorRow | None:
         return answering(verbs.registry, POOL, UniformSpec(), None)
@@ -545,7 +545,7 @@ class TestIdle:
         assert self.answers(verbs) == after
         assert self.asked_ago(verbs, after) < ASKED_TO
         with verbs.database.read() as catalogue:
-            assert catalogue.jobs.unended("fit") == []
+            assert catalogue.jobs.active("fit") == []
 
     def test_what_is_pushed_while_an_idle_one_is_fitted_has_a_refit_when_it_is_there(self, verbs, row):
         self.asked(verbs, row, 2 * self.DAYS)
@@ -553,7 +553,7 @@ class TestIdle:
         assert self.refits(verbs) == 0  # it is idle still
         asked_for(verbs.registry, after, "tiny", created_by="key-1")
         with verbs.database.read() as catalogue:
-            (job,) = catalogue.jobs.unended("fit")
+            (job,) = catalogue.jobs.active("fit")
         assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
 
     def test_an_idle_one_whose_pool_is_empty_answers_as_it_is(self, verbs, row):

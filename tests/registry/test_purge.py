@@ -41,7 +41,7 @@ def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
     assert not any(map(verbs.blobs.has, blobs))
     with verbs.database.read() as catalogue:
         assert catalogue.removals.pending() == set()
-        assert catalogue.adapters.known(law.id) is None
+        assert catalogue.adapters.get_or_none(law.id) is None
         for ref in ("acme/law", "acme/law@1", law.digest):
             with pytest.raises(Retired, match=f"{ref} was purged on 2"):
                 catalogue.adapters.resolve(None, parse_ref(ref))
@@ -75,8 +75,8 @@ def test_what_others_need_stays_for_them(verbs: ToyRegistry) -> None:
     assert purged(verbs, law).blobs == 0
     with verbs.database.read() as catalogue:
         for digest in (law.weights_blob, law.sample.digest):
-            assert catalogue.blobs.visible(("beta",), digest)
-            assert not catalogue.blobs.visible(("acme",), digest)
+            assert catalogue.blobs.is_visible(("beta",), digest)
+            assert not catalogue.blobs.is_visible(("acme",), digest)
     assert all(map(verbs.blobs.is_whole, blobs_of(verbs, twin)))
 
 
@@ -141,7 +141,7 @@ def test_a_pool_is_fitted_anew_without_it(verbs: ToyRegistry) -> None:
     first = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
     purged(verbs, law)
     with verbs.database.read() as catalogue:
-        assert [job.kind for job in catalogue.jobs.unended("fit")] == ["fit"]
+        assert [job.kind for job in catalogue.jobs.active("fit")] == ["fit"]
     second = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
     assert [one.ref for one in first.members] == ["acme/law@1", "acme/tax@1"]
     assert [one.ref for one in second.members] == ["acme/tax@1"]

@@ -50,7 +50,7 @@ def uploaded(verbs, data: bytes, namespace: str = "acme") -> str:
     """A blob that this namespace uploaded."""
     digest = verbs.blobs.put_bytes(data)
     with verbs.database.write() as catalogue:
-        catalogue.blobs.seen(digest, len(data))
+        catalogue.blobs.record(digest, len(data))
         catalogue.blobs.grant(namespace, digest)
     return digest
 
@@ -101,9 +101,9 @@ class TestWhatIsStored:
             assert [(one.action, one.subject) for one in catalogue.audit.list(None, limit=9).rows] == [
                 ("adapter.push", "acme/law@1")
             ]
-            assert catalogue.blobs.visible(("acme",), row.weights_blob)
-            assert catalogue.blobs.visible(("acme",), row.sample.digest)
-            assert not catalogue.blobs.visible(("other",), row.weights_blob)
+            assert catalogue.blobs.is_visible(("acme",), row.weights_blob)
+            assert catalogue.blobs.is_visible(("acme",), row.sample.digest)
+            assert not catalogue.blobs.is_visible(("other",), row.weights_blob)
 
     def test_half_precision_is_kept_and_the_base_may_be_named_by_its_fingerprint(self, verbs):
         files = {WEIGHTS: inline(weights(0, dtype=torch.float16))}

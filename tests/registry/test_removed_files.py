@@ -63,7 +63,7 @@ def forget(registry: Registry, *blobs: bytes) -> None:
     """Store blobs that nothing names any more."""
     with registry.database.write() as catalogue:
         for data in blobs:
-            catalogue.blobs.seen(registry.blobs.put_bytes(data), len(data))
+            catalogue.blobs.record(registry.blobs.put_bytes(data), len(data))
         catalogue.removals.forget([sha256_digest(data) for data in blobs], datetime.now(UTC))
 
 

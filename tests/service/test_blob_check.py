@@ -47,7 +47,7 @@ def named(database: Database, blobs, *texts: bytes) -> list[str]:
     digests = [blobs.put_bytes(text) for text in texts]
     with database.write() as catalogue:
         for digest in digests:
-            catalogue.blobs.seen(digest, 5)
+            catalogue.blobs.record(digest, 5)
     return digests
 
 
@@ -111,7 +111,7 @@ class TestTheirOwn:
         orphan = blobs.put_bytes(b"orphan")
         start(database, blobs)
         with database.write() as catalogue:
-            catalogue.blobs.seen(orphan, 6)
+            catalogue.blobs.record(orphan, 6)
         assert start(database, blobs).back == 1
         assert blobs.read(orphan) == b"orphan"
 

@@ -81,7 +81,7 @@ class TestWhatIsFound:
     def test_uploads_that_nothing_is_made_of_and_what_no_row_names(self, verbs):
         upload, request = verbs.blobs.put_bytes(b"an upload"), verbs.blobs.put_bytes(b"a request")
         with verbs.database.write() as catalogue:
-            catalogue.blobs.seen(upload, 9)
+            catalogue.blobs.record(upload, 9)
             catalogue.blobs.grant("acme", upload)
         for digest in (upload, request):
             flip(verbs.blobs.place(digest))

@@ -94,13 +94,13 @@ def _answer(request: Request, digest: str, size: int, services: AppServices) -> 
 def _known(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, Left]:
     """Whether the key sees the blob, whether what is stored of it is damaged, and what a quota leaves for a new one."""
     with services.registry.database.read() as catalogue:
-        known = catalogue.blobs.visible(caller.namespaces, digest)
+        known = catalogue.blobs.is_visible(caller.namespaces, digest)
     return known, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
 
 
 def _visible(services: AppServices, principal: Principal, digest: str) -> bool:
     with services.registry.database.read() as catalogue:
-        return catalogue.blobs.visible(principal.namespaces, digest)
+        return catalogue.blobs.is_visible(principal.namespaces, digest)
 
 
 def _record(services: AppServices, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:

@@ -90,9 +90,9 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
     }
     dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{principal.home}"
     with services.registry.database.write() as catalogue:
-        known = catalogue.jobs.unended_like(dedupe)
+        known = catalogue.jobs.find_active(dedupe)
         if known is not None:
-            catalogue.jobs.join(known.id, principal.key_id, request_id=request_id)
+            catalogue.jobs.add_requester(known.id, principal.key_id, request_id=request_id)
             return known
         check_room(catalogue, services.settings, KIND, principal.key_id)
         job = catalogue.jobs.enqueue(

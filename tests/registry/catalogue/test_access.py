@@ -87,26 +87,26 @@ class TestAudit:
 
 class TestBlobs:
     def test_who_uploaded_it_sees_it(self, catalogue):
-        catalogue.blobs.seen(BLOB, 5)
-        assert not catalogue.blobs.visible(("acme",), BLOB)
+        catalogue.blobs.record(BLOB, 5)
+        assert not catalogue.blobs.is_visible(("acme",), BLOB)
         catalogue.blobs.grant("acme", BLOB)
         catalogue.blobs.grant("acme", BLOB)
-        assert catalogue.blobs.visible(("acme",), BLOB)
-        assert catalogue.blobs.visible(("other", "acme"), BLOB)
-        assert not catalogue.blobs.visible(("other",), BLOB)
-        assert not catalogue.blobs.visible((), BLOB)
+        assert catalogue.blobs.is_visible(("acme",), BLOB)
+        assert catalogue.blobs.is_visible(("other", "acme"), BLOB)
+        assert not catalogue.blobs.is_visible(("other",), BLOB)
+        assert not catalogue.blobs.is_visible((), BLOB)
 
     def test_who_sees_everything_sees_what_is_recorded(self, catalogue):
-        assert not catalogue.blobs.visible(None, BLOB)
-        catalogue.blobs.seen(BLOB, 5)
-        assert catalogue.blobs.visible(None, BLOB)
+        assert not catalogue.blobs.is_visible(None, BLOB)
+        catalogue.blobs.record(BLOB, 5)
+        assert catalogue.blobs.is_visible(None, BLOB)
 
     def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(self, catalogue):
         row = add(catalogue, sample=sample_of("law"), sample_state="ready")
         for digest in (row.weights_blob, row.sample.digest):
-            assert catalogue.blobs.visible(("acme",), digest)
-            assert not catalogue.blobs.visible(("other",), digest)
-            assert not catalogue.blobs.visible((), digest)
+            assert catalogue.blobs.is_visible(("acme",), digest)
+            assert not catalogue.blobs.is_visible(("other",), digest)
+            assert not catalogue.blobs.is_visible((), digest)
 
     def test_a_sample_whose_every_adapter_is_retired_is_seen_by_nobody_through_them(self, catalogue):
         """The weights stay: soups that name them are rebuilt. Who uploaded the sample has it anyway."""
@@ -114,19 +114,19 @@ class TestBlobs:
             add(catalogue, f"acme/{name}", sample=sample_of("law"), sample_state="ready") for name in ("law", "courts")
         )
         catalogue.adapters.retire(one.id)
-        assert catalogue.blobs.visible(("acme",), one.sample.digest)
+        assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
         catalogue.adapters.retire(two.id)
-        assert not catalogue.blobs.visible(("acme",), one.sample.digest)
-        assert catalogue.blobs.visible(("acme",), one.weights_blob)
-        catalogue.blobs.seen(one.sample.digest, 5)
+        assert not catalogue.blobs.is_visible(("acme",), one.sample.digest)
+        assert catalogue.blobs.is_visible(("acme",), one.weights_blob)
+        catalogue.blobs.record(one.sample.digest, 5)
         catalogue.blobs.grant("acme", one.sample.digest)
-        assert catalogue.blobs.visible(("acme",), one.sample.digest)
+        assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
 
     def test_the_same_bytes_in_another_namespace_open_nothing_else(self, catalogue):
         theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
         mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")
-        assert catalogue.blobs.visible(("acme",), mine.weights_blob)
-        assert not catalogue.blobs.visible(("acme",), theirs.sample.digest)
+        assert catalogue.blobs.is_visible(("acme",), mine.weights_blob)
+        assert not catalogue.blobs.is_visible(("acme",), theirs.sample.digest)
 
     def test_a_grant_needs_a_blob(self, catalogue):
         with pytest.raises(IntegrityError):
@@ -134,8 +134,8 @@ class TestBlobs:
 
     def test_seen_again_is_seen_later(self, catalogue):
         stored = lambda: catalogue.blobs._connection.execute(text("SELECT size, seen_at FROM blobs")).all()  # noqa: E731
-        catalogue.blobs.seen(BLOB, 5)
+        catalogue.blobs.record(BLOB, 5)
         ((size, first),) = stored()
-        catalogue.blobs.seen(BLOB, 5)
+        catalogue.blobs.record(BLOB, 5)
         assert stored() == [(size, stored()[0][1])]
         assert stored()[0][1] >= first

@@ -35,7 +35,7 @@ class TestVersions:
             sample_state="pending",
             parameters=2**40,
         )
-        catalogue.blobs.seen(new.weights_blob, 40)
+        catalogue.blobs.record(new.weights_blob, 40)
         before = datetime.now(UTC)
         row = catalogue.adapters.add(new)
         assert {field: getattr(row, field) for field in vars(new)} == vars(new)
@@ -57,7 +57,7 @@ class TestVersions:
             catalogue.adapters.add(new_adapter())
 
     def test_an_id_that_is_none_was_purged_since_it_was_read(self, catalogue):
-        assert catalogue.adapters.known(12345) is None
+        assert catalogue.adapters.get_or_none(12345) is None
         with pytest.raises(Retired, match="purged meanwhile"):
             catalogue.adapters.get(12345)
 
@@ -263,16 +263,16 @@ class TestList:
         add(catalogue, "acme/second", digest="other", learnt_from=(second,))
         add(catalogue, "acme/plain")
         assert both.learnt_from == (first, second)
-        assert catalogue.adapters.learnt_by([both.digest]) == {first, second}
-        assert catalogue.adapters.learnt_by([new_adapter(digest=text).digest for text in ("other", "acme/plain")]) == {
-            second
-        }
-        assert catalogue.adapters.learnt_by([]) == set()
+        assert catalogue.adapters.training_samples([both.digest]) == {first, second}
+        assert catalogue.adapters.training_samples(
+            [new_adapter(digest=text).digest for text in ("other", "acme/plain")]
+        ) == {second}
+        assert catalogue.adapters.training_samples([]) == set()
         assert [row.ref for row in catalogue.adapters.learnt_from(second)] == ["acme/second@1", "acme/both@1"]
         assert [row.ref for row in catalogue.adapters.learnt_from(first)] == ["acme/both@1"]
         catalogue.adapters.retire(both.id)
         assert catalogue.adapters.learnt_from(first) == []
-        assert catalogue.adapters.learnt_by([both.digest]) == {first, second}
+        assert catalogue.adapters.training_samples([both.digest]) == {first, second}
 
     def test_every_filter_filters(self, catalogue):
         add(catalogue, "acme/a", tags=("x",), domain="law")
@@ -309,7 +309,7 @@ class TestPools:
         assert self.pooled(catalogue) == ["acme/law@2", "other/law@1"]
         assert self.pooled(catalogue, "acme") == ["acme/law@2"]
         assert self.pooled(catalogue, "nobody") == []
-        assert [row.ref for row in catalogue.adapters.waiting(pool_of())] == ["acme/waits@1"]
+        assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/waits@1"]
         catalogue.adapters.retire(second.id)
         assert self.pooled(catalogue, "acme") == [first.ref]
         catalogue.adapters.retire(first.id)
@@ -319,7 +319,7 @@ class TestPools:
         add_ready(catalogue, "acme/law")
         waiting = add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
         assert self.pooled(catalogue) == ["acme/law@1"]
-        assert [row.ref for row in catalogue.adapters.waiting(pool_of())] == ["acme/law@2"]
+        assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/law@2"]
         catalogue.adapters.set_sample_state(waiting.id, "ready")
         assert self.pooled(catalogue) == ["acme/law@2"]
         add(catalogue, "acme/law")

@@ -205,7 +205,7 @@ for number in itertools.count():
     data = f"{sys.argv[2]} {number} ".encode() * 2000
     blob = store.put_bytes(data)
     with database.write() as catalogue:
-        catalogue.blobs.seen(blob, len(data))
+        catalogue.blobs.record(blob, len(data))
         row = catalogue.adapters.add(new_adapter(digest=str(number), weights_blob=blob))
         catalogue.jobs.enqueue("embed", {"adapter_id": row.id}, namespace="acme", created_by="k")
         catalogue.audit.record("push", row.ref, key_id=None, request_id=None, detail={})

@@ -61,7 +61,7 @@ class TestTransactions:
             row = add(catalogue)
         for _ in range(2):  # the second time on the same connection
             with database.glance() as catalogue:
-                assert catalogue.adapters.known(row.id) == row
+                assert catalogue.adapters.get_or_none(row.id) == row
         with pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"), database.glance() as catalogue:
             catalogue.aliases.put("acme", "law", "prod", 1)
         with database.write() as catalogue:  # on the same connection

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue import jobs as jobs_module
-from registry.catalogue.jobs import REMEMBERED
+from registry.catalogue.jobs import TURN_WINDOW
 from registry.catalogue.rows import JobRow
 from registry.errors import NotFound
 from tests.registry.catalogue_rows import undone
@@ -150,7 +150,7 @@ class TestTurns:
             order.append(row.namespace)
             moment += timedelta(seconds=60)
         assert order[0] == "new"
-        assert "long" in order[: REMEMBERED.seconds // 60 + 2]
+        assert "long" in order[: TURN_WINDOW.seconds // 60 + 2]
 
     def test_of_several_workers_one_namespace_has_not_all(self, catalogue):
         for namespace in ("a", "a", "a", "b"):
@@ -162,7 +162,7 @@ def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobR
     """The next job, which takes so many seconds, by its namespace or any, and succeeds."""
     row = claim(catalogue, at=moment, lane="")
     took = seconds[row.namespace] if isinstance(seconds, dict) else seconds
-    assert catalogue.jobs.took("", row, moment + timedelta(seconds=took))
+    assert catalogue.jobs.charge_lane("", row, moment + timedelta(seconds=took))
     assert catalogue.jobs.succeed(row.id, {}, worker="w1")
     return row
 
@@ -179,19 +179,19 @@ class TestWhoAsked:
             arguments = {**about, "request_id": f"of {key}"}
             catalogue.jobs.enqueue("fit", arguments, namespace="acme", created_by=key, dedupe_key="k")
         catalogue.keys.revoke(second)
-        heir = catalogue.jobs.other_asker(row)
+        heir = catalogue.jobs.next_requester(row)
         assert (heir.key_id, heir.namespaces, heir.request_id) == (third, ("acme",), f"of {third}")
         now = catalogue.jobs.hand_over(row, heir)
         assert (now.created_by, now.owner, now.state) == (third, "third", "queued")
         assert now.arguments == {"scope": ["acme"], "request_id": f"of {third}", "pool": "p"}
-        assert [one.id for one in catalogue.jobs.unended_of(third)] == [row.id]
-        assert catalogue.jobs.unended_of(first) == []
-        assert catalogue.jobs.other_asker(now) is None, "who had it before is not asked again"
+        assert [one.id for one in catalogue.jobs.active_of_key(third)] == [row.id]
+        assert catalogue.jobs.active_of_key(first) == []
+        assert catalogue.jobs.next_requester(now) is None, "who had it before is not asked again"
 
     def test_a_job_that_one_key_asked_for_has_no_heir(self, catalogue):
         row = enqueue(catalogue, dedupe_key="k")
         assert enqueue(catalogue, dedupe_key="k").id == row.id
-        assert catalogue.jobs.other_asker(row) is None
+        assert catalogue.jobs.next_requester(row) is None
 
 
 class TestCounts:
@@ -202,11 +202,11 @@ class TestCounts:
         enqueue(catalogue, "fit")
         claim(catalogue, kinds=["embed"])
         jobs = catalogue.jobs
-        assert (jobs.count_unended("embed"), jobs.count_unended("embed", created_by="key-2")) == (4, 1)
-        assert (jobs.namespaces_waiting("embed"), jobs.namespaces_waiting("train")) == (2, 0)
+        assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
+        assert (jobs.count_waiting_namespaces("embed"), jobs.count_waiting_namespaces("train")) == (2, 0)
 
     def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(self, catalogue):
-        assert catalogue.jobs.seconds_each("embed") is None
+        assert catalogue.jobs.mean_seconds("embed") is None
         for seconds in (10, 20):
             row = enqueue(catalogue)
             claim(catalogue, at=datetime.now(UTC) - timedelta(seconds=seconds)) or claim(catalogue)
@@ -216,8 +216,8 @@ class TestCounts:
         catalogue.jobs.fail(failed.id, {"code": "x"}, None)
         rows = [row for row in catalogue.jobs.list(None, limit=9).rows if row.state == "succeeded"]
         took = [(row.finished_at - row.started_at).total_seconds() for row in rows]
-        assert catalogue.jobs.seconds_each("embed") == pytest.approx(sum(took) / 2)
-        assert catalogue.jobs.seconds_each("embed", of_last=1) == pytest.approx(took[0])
+        assert catalogue.jobs.mean_seconds("embed") == pytest.approx(sum(took) / 2)
+        assert catalogue.jobs.mean_seconds("embed", of_last=1) == pytest.approx(took[0])
 
 
 class TestTheEnd:
@@ -366,11 +366,11 @@ class TestLeases:
             catalogue.jobs.requeue_expired(soon(2 * LEASE))
             assert counts() == (1 + crashes, 1, crashes, 0)
         claim(catalogue)
-        assert not catalogue.jobs.came_further(row.id, 0, worker="w1")
-        assert not catalogue.jobs.came_further(row.id, 10, worker="w2")
+        assert not catalogue.jobs.forgive_crashes(row.id, 0, worker="w1")
+        assert not catalogue.jobs.forgive_crashes(row.id, 10, worker="w2")
         assert counts() == (4, 1, 2, 0)
-        assert catalogue.jobs.came_further(row.id, 10, worker="w1")
-        assert not catalogue.jobs.came_further(row.id, 10, worker="w1")
+        assert catalogue.jobs.forgive_crashes(row.id, 10, worker="w1")
+        assert not catalogue.jobs.forgive_crashes(row.id, 10, worker="w1")
         assert counts() == (4, 1, 0, 10)
 
 

@@ -76,7 +76,7 @@ def test_writers_of_two_processes_take_turns_and_each_sees_what_the_one_before_s
                 catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="one")
 
     with several[0].write() as catalogue:
-        catalogue.blobs.seen(new_adapter(digest="same").weights_blob, 1)
+        catalogue.blobs.record(new_adapter(digest="same").weights_blob, 1)
     threads = [threading.Thread(target=push, args=(index,)) for index in range(8)]
     for thread in threads:
         thread.start()

@@ -20,7 +20,7 @@ def fitted(catalogue, id: str, *, pool: PoolSpec | None = None, spec=None, **fie
     """A selector with this id; its state has been stored."""
     pool, spec = pool or pool_of("acme"), spec or GmmSpec()
     state_blob = sha256_digest(id.encode())
-    catalogue.blobs.seen(state_blob, 1)
+    catalogue.blobs.record(state_blob, 1)
     values = {
         "pool_id": digest_of(pool), "pool": pool, "spec": spec, "spec_digest": digest_of(spec),
         "encoder_digest": ENCODER, "state_blob": state_blob, "members": (), "report": {"held_out_accuracy": 0.5},

@@ -132,7 +132,7 @@ class TestEmbeddings:
     def test_one_for_each_sample_and_encoder(self, catalogue):
         row = self.row()
         other = self.row(encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
-        catalogue.blobs.seen(row.blob_digest, 9)
+        catalogue.blobs.record(row.blob_digest, 9)
         for one in (row, other, self.row(count=1)):
             catalogue.samples.add_embedding(one)
         assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row

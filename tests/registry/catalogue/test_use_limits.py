@@ -42,9 +42,9 @@ def test_each_byte_counts_once(database: Database) -> None:
         row = add(catalogue, "acme/law")
         catalogue.blobs.grant("acme", row.weights_blob)
         blob = sha256_digest(b"other")
-        catalogue.blobs.seen(blob, 5)
-        catalogue.blobs.uploaded("key-2", blob)
-        catalogue.blobs.uploaded("key-2", blob)
+        catalogue.blobs.record(blob, 5)
+        catalogue.blobs.record_upload("key-2", blob)
+        catalogue.blobs.record_upload("key-2", blob)
         of_key = catalogue.limits.stored_bytes("key", row.created_by)
         assert of_key == catalogue.limits.stored_bytes("namespace", "acme") > 0
         assert catalogue.limits.stored_bytes("key", "key-2") == 5
@@ -89,7 +89,7 @@ def test_jobs_that_were_asked_for_count(database: Database) -> None:
     with pytest.raises(RateLimitExceeded, match="Namespace 'acme' has 1 jobs that wait or run, and its limit is 1"):
         enqueue("cook")
     with database.read() as catalogue:
-        assert catalogue.jobs.count_unended("cook") == 0
+        assert catalogue.jobs.count_active("cook") == 0
 
 
 ROWS = {

@@ -334,8 +334,8 @@ def test_it_goes_with_its_text_and_soups_of_it_are_named(two: ToyRegistry) -> No
     collect(registry, datetime.now(UTC) + timedelta(days=30), used=lambda _: set())
     assert two.blobs.is_whole(blob)  # collections leave it alone
     with two.database.read() as catalogue:
-        assert catalogue.blobs.named_by(blob) == ["statistic of acme/law@1"]
-        assert not catalogue.blobs.visible(("acme",), blob)
+        assert catalogue.blobs.references(blob) == ["statistic of acme/law@1"]
+        assert not catalogue.blobs.is_visible(("acme",), blob)
         assert catalogue.soups.lost_statistics(soup.recipe_digest) == set()
     done = purge(two.registry, two.caller(), two.named("acme/law").id)
     assert [row.ref for row in done.not_rebuildable] == [soup.ref]
@@ -356,7 +356,7 @@ def test_it_stays_while_anyone_has_these_weights_with_that_text(two: ToyRegistry
     assert done.not_rebuildable == ()
     assert two.blobs.is_whole(blob)
     with two.database.read() as catalogue:
-        assert catalogue.blobs.named_by(blob) == ["statistic of beta/copy@1"]
+        assert catalogue.blobs.references(blob) == ["statistic of beta/copy@1"]
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -25,7 +25,7 @@ def _empty_queue(world: World) -> None:
     world.push("acme/law")
     with world.runtime.database.write() as catalogue:
         for kind in ("cook", "search", "fit", "train", "embed"):
-            for row in catalogue.jobs.unended(kind):
+            for row in catalogue.jobs.active(kind):
                 catalogue.jobs.cancel(row.id)
 
 
