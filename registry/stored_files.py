@@ -59,7 +59,7 @@ def remove_files(registry: Registry, moment: datetime) -> int:
         with registry.database.write() as catalogue:
             due = catalogue.removals.due(moment, limit=AT_ONCE)
             registry.blobs.delete_all(due)
-            catalogue.removals.removed(due)
+            catalogue.removals.record_removed(due)
         count += len(due)
         if len(due) < AT_ONCE:
             return count

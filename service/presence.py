@@ -69,7 +69,7 @@ class Presence:
             else:
                 self._log_change(None)
         try:
-            with self._beats.beside() as catalogue:
+            with self._beats.write_unlocked() as catalogue:
                 catalogue.replicas.leave(self.id)
         except Exception as error:  # then it counts as dead after two beats
             log.warning("this server could not say that it leaves (%s)", type(error).__name__)
@@ -77,7 +77,7 @@ class Presence:
             self._beats.close()
 
     def _beat(self) -> None:
-        with self._beats.beside() as catalogue:
+        with self._beats.write_unlocked() as catalogue:
             alive = catalogue.replicas.beat(self.id)
         if not alive:  # dead for as long as the database was, or this process stood still
             self._join(self._beats)

@@ -193,7 +193,7 @@ class SharedRates:
             return
         owed = self._owed_of({want.name for want in wants})
         try:
-            with self._database.beside() as catalogue:
+            with self._database.write_unlocked() as catalogue:
                 used = _changed(catalogue, {want.name: want for want in wants}, owed, wants)
         except BaseException:
             self._owe(owed)
@@ -216,7 +216,7 @@ class SharedRates:
         if not owed:
             return
         try:
-            with self._database.beside() as catalogue:
+            with self._database.write_unlocked() as catalogue:
                 _changed(catalogue, {name: want for name, (want, _) in owed.items()}, owed, ())
         except BaseException as error:
             self._owe(owed)
@@ -255,7 +255,7 @@ def _changed(
 
     Raises RateLimitExceeded, with nothing changed.
     """
-    held = catalogue.rate_buckets.held(wants)
+    held = catalogue.rate_buckets.lock(wants)
     used = {
         name: max(0.0, want.worn(held[name].used, held[name].seconds) + (owed[name][1] if name in owed else 0))
         for name, want in wants.items()

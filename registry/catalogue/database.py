@@ -1,15 +1,15 @@
-"""Connections and transactions. With `sqlite` and `postgresql`, the only place that knows which database it talks to.
+"""Connections and transactions. With `sqlite` and `postgresql`, the only modules that know the kind of database.
 
-Reads see one state of everything; writes happen one after the other, in all processes, so that what is read in one
-cannot change before it ends. The writers of a process also queue up here: SQLite itself lets them poll, and some would
-wait for ever; on PostgreSQL each would hold a connection while it waits.
+A read sees one snapshot of everything. Writes happen one after the other, in all processes, so that rows read in a
+write cannot change before it ends. Within a process they also queue for a lock here: SQLite lets writers poll, so that
+some might wait for ever, and on PostgreSQL each would hold a connection while it waits.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -18,9 +18,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from registry.catalogue import postgresql, sqlite
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.aliases import Aliases
+from registry.catalogue.all_tables import AllTables
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
 from registry.catalogue.curves import Curves
@@ -29,6 +29,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
+from registry.catalogue.postgresql import Postgresql
 from registry.catalogue.pruning import Pruning
 from registry.catalogue.rate_buckets import RateBuckets
 from registry.catalogue.removals import Removals
@@ -38,11 +39,11 @@ from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.sessions import Sessions
 from registry.catalogue.soups import Soups
+from registry.catalogue.sqlite import Sqlite
 from registry.catalogue.statistics import Statistics
 from registry.catalogue.stores import Stores
 from registry.catalogue.uploads import Uploads
 from registry.catalogue.usage import Usage
-from registry.catalogue.whole import Whole
 from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
 BUSY_SECONDS = 30
@@ -50,37 +51,38 @@ RETRY_AFTER = 5
 
 
 class Backend(Protocol):
-    """What is particular to a database; each is a module of this package."""
+    """One kind of database: its options, how its transactions begin, and what its errors mean."""
 
-    def engine_options(self, url: URL, busy_seconds: float) -> dict[str, Any]:
-        """What `create_engine` is told."""
+    @property
+    def execution_options(self) -> Mapping[Mode, Mapping[str, Any]]:
+        """Execution options of a connection, by the mode of its transaction."""
 
-    def prepare(self, engine: Engine, busy_seconds: float) -> Callable[[], None]:
-        """Have its transactions begin as their mode asks.
+    def engine_options(self) -> dict[str, Any]:
+        """Arguments of `create_engine`."""
 
-        What is returned raises Unavailable where the database is another by now than the one that was opened.
-        """
+    def prepare(self, engine: Engine) -> None:
+        """Have transactions of an engine begin in their mode."""
 
-    def transaction_options(self, mode: Mode) -> dict[str, Any]:
-        """What a connection is told before its transaction."""
+    def check_unchanged(self) -> None:
+        """Raise Unavailable if the database is no longer the one that was opened."""
 
-    def meaning(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
-        """What people are told of an error that is nobody's fault here; None for any other."""
+    def translate_error(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
+        """The error to raise for one that is no fault of the server's code; None for any other."""
 
 
-BACKENDS: dict[str, Backend] = {
-    "sqlite": sqlite,
-    "sqlite+pysqlite": sqlite,
-    "postgresql": postgresql,
-    "postgresql+psycopg": postgresql,
+BACKENDS: dict[str, Callable[[URL, float], Backend]] = {
+    "sqlite": Sqlite,
+    "sqlite+pysqlite": Sqlite,
+    "postgresql": Postgresql,
+    "postgresql+psycopg": Postgresql,
 }
-"""By the beginning of the URL: other drivers are not installed, or not for threads."""
+"""By the scheme of the URL; other drivers are not installed, or do not support threads."""
 
 
 class Catalogue:
-    """Everything that is known, within one transaction. No method commits.
+    """The repositories of all tables within one transaction. No method commits.
 
-    Jobs get the `traceparent` of the trace that they are enqueued in.
+    Jobs are enqueued with `traceparent`, the current span of the trace.
     """
 
     def __init__(self, connection: Connection, traceparent: str | None = None) -> None:
@@ -106,115 +108,116 @@ class Catalogue:
         self.usage = Usage(connection)
         self.rate_buckets = RateBuckets(connection)
         self.pruning = Pruning(connection)
-        self.whole = Whole(connection)
+        self.all_tables = AllTables(connection)
 
 
 class Database:
-    """One database by its SQLAlchemy URL, with at most `pool_size` connections.
+    """One database by its SQLAlchemy URL, with at most `pool_size` connections; threads share it.
 
-    Threads share it. `read` and `write` raise Busy when neither a connection nor the turn to write comes in time, and
-    Unavailable while the database does not answer; nothing needs to be done when it is back.
+    Every transaction raises Busy if no connection, or no lock to write, is free within `busy_seconds`, and Unavailable
+    while the database does not answer; it reconnects by itself.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, busy_seconds: float = BUSY_SECONDS) -> None:
-        self._backend = _backend(url)
+        self._backend = _backend(url, busy_seconds)
         self.engine = create_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=busy_seconds,
-            hide_parameters=True,  # errors are logged; what people sent is not
+            hide_parameters=True,  # errors are logged, and values that clients sent must not be
             json_serializer=partial(json.dumps, allow_nan=False),  # NaN is no JSON: refused when written, not when read
-            **self._backend.engine_options(make_url(url), busy_seconds),
+            **self._backend.engine_options(),
         )
-        self._check_same = self._backend.prepare(self.engine, busy_seconds)
-        self._turn = _Turn(busy_seconds)
+        self._backend.prepare(self.engine)
+        self._write_lock = _WriteLock(busy_seconds)
         self.traceparent: Callable[[], str | None] = lambda: None
-        """The current span, for the jobs that are enqueued in it."""
+        """Returns the current span, for jobs that are enqueued in it."""
 
     @contextmanager
     def read(self) -> Iterator[Catalogue]:
-        """A transaction that only reads: one consistent state of everything. What it writes is refused or dropped."""
+        """A read transaction: one snapshot of everything. Writes in it are refused or rolled back."""
         with self._transaction("read") as connection:
             yield Catalogue(connection, self.traceparent())
             connection.rollback()
 
     @contextmanager
-    def glance(self) -> Iterator[Catalogue]:
-        """As `read`, for what one statement finds: on PostgreSQL each sees the state of its own moment.
+    def read_autocommit(self) -> Iterator[Catalogue]:
+        """A read without a transaction, for a single statement: on PostgreSQL each sees a snapshot of its own.
 
-        No transaction is begun and ended there, which are two of three messages to the database.
+        Saves two of three round trips to the database, those that begin and end a transaction.
         """
-        with self._transaction("glance") as connection:
+        with self._transaction("autocommit") as connection:
             yield Catalogue(connection, self.traceparent())
             connection.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Catalogue]:
-        """A transaction that writes: committed when the block ends, rolled back when it raises."""
-        with self._turn, self._transaction("write") as connection:
+        """A write transaction: committed when the block ends, rolled back when it raises."""
+        with self._write_lock, self._transaction("write") as connection:
             yield Catalogue(connection, self.traceparent())
-            self._check_same()  # what goes into a file that was removed meanwhile is not kept
-            with self.telling("commit"):
+            self._backend.check_unchanged()  # a commit into a removed file would be lost
+            with self.translate_errors("commit"):
                 connection.commit()
-            self._check_same()
+            self._backend.check_unchanged()
 
     @contextmanager
-    def beside(self) -> Iterator[Catalogue]:
-        """As `write`, without the turn, and not synced: for rows that no other write builds upon, a beat or a rate.
+    def write_unlocked(self) -> Iterator[Catalogue]:
+        """A write without the write lock and without a sync, for rows no other write depends on: heartbeats and rates.
 
-        Who changes the same row waits for some seconds at most (Busy). What a crash of the database loses is no more
-        than the last second's.
+        A change of a row that another transaction holds waits for some seconds at most (Busy). A crash of the database
+        loses the last second's changes at most.
         """
-        with self._transaction("beside") as connection:
+        with self._transaction("unlocked") as connection:
             yield Catalogue(connection, self.traceparent())
-            with self.telling("commit"):
+            with self.translate_errors("commit"):
                 connection.commit()
 
     @contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
-        """A connection whose transaction has begun; what is not committed in it is rolled back."""
-        self._check_same()
-        with self.telling(mode), self.engine.connect() as connection:
-            connection.execution_options(soup_mode=mode, **self._backend.transaction_options(mode)).begin()
+        """A connection in a transaction, which is rolled back unless it is committed."""
+        self._backend.check_unchanged()
+        options = self._backend.execution_options.get(mode, {})
+        with self.translate_errors(mode), self.engine.connect() as connection:
+            connection.execution_options(soup_mode=mode, **options).begin()
             yield connection
 
     @contextmanager
-    def telling(self, mode: Mode | None = None) -> Iterator[None]:
-        """Raise the database's errors as ours where they are nobody's fault here: Busy, Unavailable, Invalid."""
+    def translate_errors(self, mode: Mode | None = None) -> Iterator[None]:
+        """Raise Busy, Unavailable or Invalid for errors of the database that are no fault of the server's code."""
         try:
             yield
         except PoolTimeout:
             raise Busy("Every database connection is in use; try again.", retry_after=RETRY_AFTER) from None
         except DBAPIError as error:
-            told = self._backend.meaning(error, mode)
-            if told is None:
+            translated = self._backend.translate_error(error, mode)
+            if translated is None:
                 raise
-            raise told from error
+            raise translated from error
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
-        """As `telling`, for whoever starts a server or migrates: with the driver's words on why it cannot be used."""
+    def translate_startup_errors(self) -> Iterator[None]:
+        """Raise Unavailable, with the driver's reason and advice to the operator, for any error of the database."""
         try:
             yield
         except DBAPIError as error:
-            why = str(error.orig).strip().partition("\n")[0]
+            reason = str(error.orig).strip().partition("\n")[0]
             url = self.engine.url
-            which, what = "", "check SOUP_DATABASE_URL"
+            file, advice = "", "check SOUP_DATABASE_URL"
             if url.get_backend_name() == "sqlite":  # any other URL may hold a password
-                which, what = (
-                    f" {url.database}",
-                    "check SOUP_DATA and SOUP_DATABASE_URL, or put back a copy of that file",
-                )
-            raise Unavailable(f"The database{which} cannot be used ({why}): {what}.", param="database_url") from error
+                file = f" {url.database}"
+                advice = "check SOUP_DATA and SOUP_DATABASE_URL, or put back a copy of that file"
+            raise Unavailable(
+                f"The database{file} cannot be used ({reason}): {advice}.", param="database_url"
+            ) from error
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
 
-class _Turn:
-    """The turn to write: one thread at a time, each served in the order the operating system wakes them."""
+class _WriteLock:
+    """The lock of a process's writers: one thread at a time, woken in the operating system's order."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -222,7 +225,7 @@ class _Turn:
         self._owner: int | None = None
 
     def __enter__(self) -> None:
-        """Wait for the turn; raises Busy after `seconds`, and Internal where this thread is writing already."""
+        """Acquire the lock; raises Busy after `seconds`, and Internal if this thread holds it already."""
         if self._owner == threading.get_ident():
             raise Internal("a write transaction was opened inside another")
         if not self._lock.acquire(timeout=self._seconds):
@@ -230,22 +233,22 @@ class _Turn:
         self._owner = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """Give the turn to the next."""
+        """Release the lock."""
         self._owner = None
         self._lock.release()
 
 
-def _backend(url: str) -> Backend:
-    """What we know of the database at this URL; raises InvalidParameter for one that is not served."""
+def _backend(url: str, busy_seconds: float) -> Backend:
+    """The backend for the database at this URL; raises InvalidParameter for a kind that is not supported."""
     try:
         parsed = make_url(url)
-        found = None if "@" in (parsed.host or "") else BACKENDS.get(parsed.drivername)
-    except (ArgumentError, ValueError):  # which may quote the URL, and a URL holds a password
-        found = None
-    if found is None:
+        backend = None if "@" in (parsed.host or "") else BACKENDS.get(parsed.drivername)
+    except (ArgumentError, ValueError):  # its message may quote the URL, and a URL holds a password
+        backend = None
+    if backend is None:
         raise InvalidParameter(
             "SOUP_DATABASE_URL must be 'sqlite:///FILE' or 'postgresql+psycopg://USER:PASSWORD@HOST/NAME', with every "
             "'@' of the password written as %40.",
             param="database_url",
         )
-    return found
+    return backend(parsed, busy_seconds)

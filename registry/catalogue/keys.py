@@ -1,4 +1,4 @@
-"""Keys by the hash of their secret; the secret itself is never stored."""
+"""API keys by the hash of their secret; the secret itself is never stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, bindparam, case, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, select, tuple_, update
 
 from registry.catalogue.repository import Repository, no_cursor, now, read_cursor, write_cursor
 from registry.catalogue.rows import KeyRow, Namespaces, Page
@@ -18,9 +18,9 @@ from registry.errors import NotFound
 
 OLDEST = (keys.c.created_at, keys.c.id)
 BY_SECRET = select(keys).where(keys.c.secret_sha256 == bindparam("secret"))
-"""Every request asks for a key: a statement that is built once takes a third less of the processor."""
-AT_ONCE = 500
-"""Keys of which it is read at once whether whoever asks may manage them."""
+"""Built once, since every request looks up a key: building it would cost a third of the lookup's CPU time."""
+BATCH = 500
+"""Rows that `page` reads at a time."""
 
 
 class Keys(Repository[KeyRow]):
@@ -54,11 +54,17 @@ class Keys(Repository[KeyRow]):
         return self.get(id_)
 
     def add_identity(
-        self, id: str, name: str, *, issuer: str, subject: str, namespaces: tuple[str, ...] | None,
+        self,
+        id: str,
+        name: str,
+        *,
+        issuer: str,
+        subject: str,
+        namespaces: tuple[str, ...] | None,
         scopes: Iterable[str],
-    ) -> KeyRow:  # fmt: skip
-        """Store an identity of an issuer that `identity` does not find; no secret is ever its own."""
-        said = {
+    ) -> KeyRow:
+        """Store an identity of an issuer that `identity` does not find; it has no secret."""
+        values = {
             "name": name,
             "namespaces": None if namespaces is None else list(namespaces),
             "scopes": sorted(scopes),
@@ -66,112 +72,114 @@ class Keys(Repository[KeyRow]):
             "subject": subject,
         }
         if self.find(id) is not None:
-            return self.change(id, revoked_at=None, **said)
-        self._insert(keys, id=id, secret_sha256=id, prefix="oidc", created_at=now(), **said)
+            return self.change(id, revoked_at=None, **values)
+        self._insert(keys, id=id, secret_sha256=id, prefix="oidc", created_at=now(), **values)
         return self.get(id)
 
     def identity(self, id: str) -> KeyRow | None:
-        """The identity with this id, which it has everywhere.
+        """The identity with this id, None if there is none or the downgrade of migration 0013 has revoked it.
 
-        None also for one that only migration 0013 has revoked, on the way back: as of the moment when it was made.
+        That downgrade removes the issuer and sets the moment of revocation to that of creation.
         """
-        found = self.find(id)
-        went_back = found is not None and found.issuer is None and found.revoked_at == found.created_at
-        return None if went_back else found
+        row = self.find(id)
+        is_downgraded = row is not None and row.issuer is None and row.revoked_at == row.created_at
+        return None if is_downgraded else row
 
     def count_identities(self) -> int:
-        """How many identities there are, revoked ones included."""
+        """The number of identities, revoked ones included."""
         query = select(func.count()).select_from(keys).where(keys.c.issuer.is_not(None))
         return int(self._connection.execute(query).scalar_one())
 
     def by_secret(self, secret_sha256: str) -> KeyRow | None:
-        """The key with this secret, revoked or expired though it may be."""
+        """The key with this secret, also a revoked or expired one."""
         row = self._connection.execute(BY_SECRET, {"secret": secret_sha256}).mappings().first()
         return None if row is None else self._row(row)
 
     def by_former_secret(self, secret_sha256: str) -> tuple[KeyRow, datetime] | None:
-        """The key that had this secret before, and until when it may still be used."""
+        """The key whose previous secret this is, and until when that may still be used."""
         query = select(former_secrets).where(former_secrets.c.secret_sha256 == secret_sha256)
-        found = self._connection.execute(query).first()
-        return None if found is None else (self.get(found.key_id), found.ends_at)
+        row = self._connection.execute(query).first()
+        return None if row is None else (self.get(row.key_id), row.ends_at)
 
     def list(self) -> builtins.list[KeyRow]:
         """Every key, oldest first."""
         return self._all(select(keys).order_by(*OLDEST))
 
     def page(self, manages: Callable[[Namespaces], bool], *, limit: int, cursor: str | None) -> Page[KeyRow]:
-        """At most `limit` keys whose namespaces `manages` says yes of, oldest first, after the one `cursor` names.
+        """At most `limit` keys for whose namespaces `manages` returns True, oldest first, after `cursor`.
 
-        Of those that it says no of nothing but the namespaces is read. Raises InvalidParameter for no cursor of ours.
+        Only the namespaces of other keys are read. Raises InvalidParameter for an invalid cursor.
         """
-        found: builtins.list[str] = []
-        last = None if cursor is None else self._named(cursor)
-        while len(found) <= limit:
-            query = select(keys.c.id, keys.c.created_at, keys.c.namespaces).order_by(*OLDEST).limit(AT_ONCE)
+        ids: builtins.list[str] = []
+        last = None if cursor is None else self._position(cursor)
+        while len(ids) <= limit:
+            query = select(keys.c.id, keys.c.created_at, keys.c.namespaces).order_by(*OLDEST).limit(BATCH)
             rows = self._connection.execute(query if last is None else query.where(_after(*last))).all()
-            found += [row.id for row in rows if manages(None if row.namespaces is None else tuple(row.namespaces))]
-            if len(rows) < AT_ONCE:
+            ids += [row.id for row in rows if manages(None if row.namespaces is None else tuple(row.namespaces))]
+            if len(rows) < BATCH:
                 break
             last = rows[-1].created_at, rows[-1].id
-        shown = found[:limit]
-        page = self._all(select(keys).where(keys.c.id.in_(shown)).order_by(*OLDEST))
-        return Page(rows=tuple(page), next_cursor=write_cursor(shown[-1]) if len(found) > limit else None)
+        page = self._all(select(keys).where(keys.c.id.in_(ids[:limit])).order_by(*OLDEST))
+        return Page(rows=tuple(page), next_cursor=write_cursor(ids[limit - 1]) if len(ids) > limit else None)
 
-    def _named(self, cursor: str) -> tuple[datetime, str]:
-        """The place of the key that a cursor names: keys are never removed."""
+    def _position(self, cursor: str) -> tuple[datetime, str]:
+        """The position of a cursor's key in the order of OLDEST; keys are never removed."""
         row = self.find(read_cursor(cursor))
         if row is None:
             raise no_cursor()
         return row.created_at, row.id
 
     def counts(self, moment: datetime) -> dict[str, int]:
-        """How many keys are active then, have expired, and were revoked; and how many are identities of an issuer."""
-        revoked, identity = keys.c.revoked_at.is_not(None), keys.c.issuer.is_not(None)
-        ends = ((revoked, "revoked"), (identity, "identity"), (keys.c.expires_at <= moment, "expired"))
-        state = case(*ends, else_="active").label("state")
-        found = self._connection.execute(select(state, func.count()).group_by(state)).all()
-        return dict.fromkeys(("active", "expired", "identity", "revoked"), 0) | {row[0]: int(row[1]) for row in found}
+        """The number of keys by state at a moment: active, expired, identity (of an issuer), revoked."""
+        state = case(
+            (keys.c.revoked_at.is_not(None), "revoked"),
+            (keys.c.issuer.is_not(None), "identity"),
+            (keys.c.expires_at <= moment, "expired"),
+            else_="active",
+        ).label("state")
+        rows = self._connection.execute(select(state, func.count()).group_by(state)).all()
+        return dict.fromkeys(("active", "expired", "identity", "revoked"), 0) | {row[0]: int(row[1]) for row in rows}
 
     def admins(self) -> builtins.list[KeyRow]:
-        """The keys that may do everything, everywhere, and for good: scope `admin`, all namespaces, without an end.
+        """Keys with scope `admin` and all namespaces that do not expire, oldest first.
 
-        No identities: what they may do, their issuer can take away.
+        Without identities, whose issuer can withdraw their rights.
         """
-        ends = (keys.c.revoked_at, keys.c.expires_at, keys.c.issuer)
-        lasting = self._all(select(keys).where(*(one.is_(None) for one in ends)).order_by(keys.c.created_at, keys.c.id))
-        return [one for one in lasting if one.namespaces is None and "admin" in one.scopes]
+        is_permanent = and_(keys.c.revoked_at.is_(None), keys.c.expires_at.is_(None), keys.c.issuer.is_(None))
+        rows = self._all(select(keys).where(is_permanent).order_by(*OLDEST))
+        return [row for row in rows if row.namespaces is None and "admin" in row.scopes]
 
     def revoke(self, id: str) -> KeyRow:
-        """Revoke a key; once revoked it stays as it was. Raises NotFound."""
+        """Revoke a key, which has no effect on a revoked one; raises NotFound."""
         live = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))
         self._connection.execute(live.values(revoked_at=now()))
         return self.get(id)
 
     def rotate(self, id: str, secret_sha256: str, *, prefix: str, ends_at: datetime) -> KeyRow:
-        """Give a key another secret; those that it had end at that moment, or earlier where that was said before."""
-        before = self.secret_of(id)
+        """Replace the secret of a key; its previous secrets expire at `ends_at`, or earlier if they already do."""
+        previous = self.secret_of(id)
         self._connection.execute(
             update(former_secrets)
             .where(former_secrets.c.key_id == id, former_secrets.c.ends_at > ends_at)
             .values(ends_at=ends_at)
         )
-        self._insert(former_secrets, secret_sha256=before, key_id=id, ends_at=ends_at)
+        self._insert(former_secrets, secret_sha256=previous, key_id=id, ends_at=ends_at)
         self.change(id, secret_sha256=secret_sha256, prefix=prefix)
         return self.get(id)
 
     def change(self, id: str, **values: Any) -> KeyRow:
-        """Change columns of a key. Raises NotFound."""
+        """Change columns of a key; raises NotFound."""
         self._connection.execute(update(keys).where(keys.c.id == id).values(**values))
         return self.get(id)
 
-    def used(self, moments: Mapping[str, datetime]) -> None:
-        """Note when keys were last used; never an earlier moment than is there."""
+    def record_use(self, moments: Mapping[str, datetime]) -> None:
+        """Record when keys were last used, by id; an earlier moment than the recorded one has no effect."""
         for id, moment in moments.items():
             earlier = keys.c.last_used_at.is_(None) | (keys.c.last_used_at < moment)
             self._connection.execute(update(keys).where(keys.c.id == id, earlier).values(last_used_at=moment))
 
     def find(self, id: str) -> KeyRow | None:
-        """The key with this id."""
+        """The key with this id, None if there is none."""
         return self._first(select(keys).where(keys.c.id == id))
 
     def secret_of(self, id: str) -> str:
@@ -187,5 +195,5 @@ class Keys(Repository[KeyRow]):
 
 
 def _after(created_at: datetime, id: str) -> ColumnElement[bool]:
-    """Keys that come after one, in the order of `OLDEST`."""
+    """The condition that a key comes after this one in the order of OLDEST."""
     return tuple_(*OLDEST) > tuple_(literal(created_at, keys.c.created_at.type), literal(id))

@@ -1,6 +1,6 @@
-"""Old rows of tables that grow for as long as a server is used: ended jobs, usage by day, the audit, and worn rates.
+"""Removal of old rows from tables that grow with use: ended jobs, daily usage, the audit log, and rate buckets.
 
-Nothing names these rows but the list of who asked for a job. A collection says from which day on they are old.
+No other rows refer to these, except the requesters of a job. `lifecycle.collect` decides which days are old.
 """
 
 from __future__ import annotations
@@ -13,44 +13,42 @@ from registry.catalogue.rate_buckets import rate_buckets
 from registry.catalogue.repository import database_clock
 from registry.catalogue.tables import audit, job_askers, jobs, usage
 
-A_DAY = 86_400_000_000
-"""In microseconds."""
-DAY = tuple(usage.primary_key.columns)
+DAY_MICROSECONDS = 86_400_000_000
+USAGE_KEY = tuple(usage.primary_key.columns)
+"""The day comes first in it, so that its order is by age."""
 
 
 class Pruning:
-    """Removes at most `limit` rows, the oldest first, and says how many; fewer than `limit` were all there are."""
+    """Each method removes at most `limit` old rows, oldest first, and returns their number."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def jobs(self, before: datetime, limit: int) -> int:
-        """Jobs that ended before then, however they ended; one that is queued or runs stays."""
-        old = select(jobs.c.id).where(jobs.c.finished_at < before).order_by(jobs.c.finished_at).limit(limit)
+    def jobs(self, cutoff: datetime, limit: int) -> int:
+        """Remove jobs that ended before `cutoff`."""
+        old = select(jobs.c.id).where(jobs.c.finished_at < cutoff).order_by(jobs.c.finished_at).limit(limit)
         ids = list(self._connection.scalars(old))
         self._connection.execute(delete(job_askers).where(job_askers.c.job.in_(ids)))
         return self._connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
 
-    def usage(self, before: datetime, limit: int) -> int:
-        """Usage of days (UTC) before that one."""
-        old = usage.c.day < before.date().isoformat()
-        last = self._connection.execute(select(*DAY).where(old).order_by(*DAY).offset(limit - 1).limit(1)).first()
-        some = old if last is None else and_(old, tuple_(*DAY) <= tuple_(*map(literal, last)))
-        return self._connection.execute(delete(usage).where(some)).rowcount
+    def usage(self, cutoff: datetime, limit: int) -> int:
+        """Remove usage of days (UTC) before that of `cutoff`."""
+        is_old = usage.c.day < cutoff.date().isoformat()
+        query = select(*USAGE_KEY).where(is_old).order_by(*USAGE_KEY).offset(limit - 1).limit(1)
+        last = self._connection.execute(query).first()
+        removed = is_old if last is None else and_(is_old, tuple_(*USAGE_KEY) <= tuple_(*map(literal, last)))
+        return self._connection.execute(delete(usage).where(removed)).rowcount
 
-    def audit(self, before: datetime, limit: int) -> int:
-        """Entries of the audit from before then."""
-        old = select(audit.c.id).where(audit.c.at < before).order_by(audit.c.at).limit(limit)
+    def audit(self, cutoff: datetime, limit: int) -> int:
+        """Remove entries of the audit log from before `cutoff`."""
+        old = select(audit.c.id).where(audit.c.at < cutoff).order_by(audit.c.at).limit(limit)
         ids = list(self._connection.scalars(old))
         return self._connection.execute(delete(audit).where(audit.c.id.in_(ids))).rowcount
 
     def rate_buckets(self, limit: int) -> int:
-        """Buckets of rates that nobody took from for a day, by the database's clock: a minute empties each.
-
-        One that somebody holds is left.
-        """
+        """Remove rate buckets unused for a day by the database's clock, except locked ones; a minute empties each."""
         key = tuple(rate_buckets.primary_key.columns)
-        old = rate_buckets.c.at < database_clock(self._connection) - A_DAY
-        some = select(*key).where(old).order_by(*key).limit(limit).with_for_update(skip_locked=True)
-        names = [tuple(row) for row in self._connection.execute(some)]
+        is_old = rate_buckets.c.at < database_clock(self._connection) - DAY_MICROSECONDS
+        query = select(*key).where(is_old).order_by(*key).limit(limit).with_for_update(skip_locked=True)
+        names = [tuple(row) for row in self._connection.execute(query)]
         return self._connection.execute(delete(rate_buckets).where(tuple_(*key).in_(names))).rowcount

@@ -1,7 +1,7 @@
-"""What keys and namespaces have used of their rates, where several servers count together.
+"""Leaky buckets of the rate limits of keys and namespaces, shared by several servers.
 
-A bucket is `used` at a moment of the database's clock; how it wears off is said by `service.rates`. Whoever changes
-one holds its row until the transaction ends, and takes the rows in one order, so that nobody waits in a circle.
+A row says what was `used` at a moment of the database's clock; `service.rates` computes how it drains. A transaction
+locks the rows it changes until it ends, always in the same order, so that there are no deadlocks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ rate_buckets = Table(
 )
 
 BucketName = tuple[str, str]
-"""Whose it is, and of what: requests or tokens."""
+"""The subject (a key or namespace) and the measure (requests or tokens) of a bucket."""
 SECOND = 1_000_000
 KEY = (rate_buckets.c.subject, rate_buckets.c.measure)
 
 
 @dataclass(frozen=True)
-class HeldBucket:
-    """What was used, how many seconds ago, and the moment that this is of, in microseconds."""
+class LockedBucket:
+    """A bucket whose row is locked: its use `seconds` ago, and the present moment in microseconds."""
 
     used: float
     seconds: float
@@ -52,51 +52,51 @@ class HeldBucket:
 
 
 class RateBuckets:
-    """The rows of buckets."""
+    """Rows of rate buckets."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def held(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
-        """The buckets of these names, new ones empty, which nobody else changes until the transaction ends.
+    def lock(self, names: Collection[BucketName]) -> dict[BucketName, LockedBucket]:
+        """Lock the buckets of these names until the transaction ends; missing ones are inserted empty.
 
-        Rows that are missing are made first: made after others are locked, two transactions could wait for each other.
+        They are inserted before any row is locked: after that, two transactions could wait for each other.
         """
-        found: dict[BucketName, HeldBucket] = {}
-        while found.keys() != set(names):  # again only where one was removed in between
-            self._make(names)
-            found = self._locked(names)
-        return found
+        locked: dict[BucketName, LockedBucket] = {}
+        while locked.keys() != set(names):  # repeats only if one was removed in between
+            self._insert_missing(names)
+            locked = self._lock(names)
+        return locked
 
-    def _make(self, names: Collection[BucketName]) -> None:
-        there = {(row.subject, row.measure) for row in self._connection.execute(select(*KEY).where(_among(names)))}
-        missing = sorted(set(names) - there)
+    def _insert_missing(self, names: Collection[BucketName]) -> None:
+        rows_read = self._connection.execute(select(*KEY).where(_has_name(names)))
+        missing = sorted(set(names) - {(row.subject, row.measure) for row in rows_read})
         if missing:
             rows = [{"subject": subject, "measure": measure, "used": 0.0, "at": 0} for subject, measure in missing]
             insert = postgresql.insert if self._connection.dialect.name == "postgresql" else sqlite.insert
             self._connection.execute(insert(rate_buckets).on_conflict_do_nothing(), rows)
 
-    def _locked(self, names: Collection[BucketName]) -> dict[BucketName, HeldBucket]:
-        query = select(rate_buckets, database_clock(self._connection).label("now")).where(_among(names))
+    def _lock(self, names: Collection[BucketName]) -> dict[BucketName, LockedBucket]:
+        query = select(rate_buckets, database_clock(self._connection).label("now")).where(_has_name(names))
         rows = self._connection.execute(query.order_by(*KEY).with_for_update())
-        # whoever had to wait for a row may have read the clock before the row was written
+        # a transaction that waited for a row may have read the clock before the row was written
         return {
-            (row.subject, row.measure): HeldBucket(
-                row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at)
-            )
+            (row.subject, row.measure): LockedBucket(row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at))
             for row in rows
-        }  # fmt: skip
+        }
 
-    def put(self, used: Mapping[BucketName, float], held: Mapping[BucketName, HeldBucket]) -> None:
-        """So much is used of each of these at the moment that it was held at."""
-        its = (rate_buckets.c.subject == bindparam("its_subject"), rate_buckets.c.measure == bindparam("its_measure"))
+    def put(self, used: Mapping[BucketName, float], locked: Mapping[BucketName, LockedBucket]) -> None:
+        """Set what is used of each locked bucket, at the moment it was locked."""
+        query = update(rate_buckets).where(
+            rate_buckets.c.subject == bindparam("of_subject"), rate_buckets.c.measure == bindparam("of_measure")
+        )
         values = [
-            {"its_subject": subject, "its_measure": measure, "used": amount, "at": held[subject, measure].moment}
+            {"of_subject": subject, "of_measure": measure, "used": amount, "at": locked[subject, measure].moment}
             for (subject, measure), amount in sorted(used.items())
         ]
         if values:
-            self._connection.execute(update(rate_buckets).where(*its), values)
+            self._connection.execute(query, values)
 
 
-def _among(names: Collection[BucketName]) -> ColumnElement[bool]:
+def _has_name(names: Collection[BucketName]) -> ColumnElement[bool]:
     return tuple_(*KEY).in_(sorted(names))

@@ -1,7 +1,8 @@
-"""What goes for good: purged versions, soups and selectors that nobody needs, and blobs that nothing names.
+"""Permanent removal of purged versions, unused soups and selectors, and unreferenced blobs.
 
-A blob goes in two transactions. The first takes its row away and notes when its file is to go; the second, under the
-turn to write and so never beside a push, removes the file of what is still noted. Named again in between, it stays.
+A blob is removed in two transactions. The first deletes its row and schedules the removal of its file; the second
+removes the files that are still scheduled, holding the write lock, so never while a push runs. A blob that is
+referenced again in between stays.
 """
 
 from __future__ import annotations
@@ -9,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, delete, exists, func, insert, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    Table,
+    and_,
+    cast,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+)
 
 from registry.catalogue.evaluations import evaluations
 from registry.catalogue.repository import now, seen_by
@@ -38,7 +53,7 @@ from registry.names import DigestRef, NameRef, like_temporary
 
 
 class Removals:
-    """Removes rows; what the removed rows named is left to `release` and `unreferenced`."""
+    """Removes rows; blobs of removed rows are left to `release` and `unreferenced`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -46,27 +61,27 @@ class Removals:
     # --- versions of adapters -------------------------------------------------------------------
 
     def purged_at(self, visible: Namespaces, ref: NameRef | DigestRef) -> datetime | None:
-        """When what a ref means was purged, the latest of several; None where nothing was."""
+        """The last moment when a version that the ref names was purged; None if none was."""
         if isinstance(ref, NameRef) and ref.alias is not None:
-            return None  # while an alias points at a version that is not purged
+            return None  # a version that an alias points at is never purged
         if isinstance(ref, DigestRef):
-            meant = purged_adapters.c.digest == ref.digest
+            condition = purged_adapters.c.digest == ref.digest
         else:
-            version = purged_adapters.c.version == ref.version
-            named = and_(purged_adapters.c.namespace == ref.namespace, purged_adapters.c.name == ref.name)
-            meant = named if ref.version is None else and_(named, version)
-        query = select(purged_adapters.c.purged_at).where(meant, seen_by(visible, purged_adapters.c.namespace))
+            condition = and_(purged_adapters.c.namespace == ref.namespace, purged_adapters.c.name == ref.name)
+            if ref.version is not None:
+                condition = and_(condition, purged_adapters.c.version == ref.version)
+        query = select(purged_adapters.c.purged_at).where(condition, seen_by(visible, purged_adapters.c.namespace))
         return self._connection.scalars(query.order_by(purged_adapters.c.purged_at.desc()).limit(1)).first()
 
     def gone(self, ids: Collection[int]) -> set[int]:
-        """Those of these ids of versions that are no more: they were purged, or collected."""
-        left = set(ids)
-        for part in _parts(sorted(left)):
-            left -= set(self._connection.scalars(select(adapters.c.id).where(adapters.c.id.in_(part))))
-        return left
+        """The given ids whose versions were purged or collected."""
+        gone = set(ids)
+        for batch in _batches(sorted(gone)):
+            gone -= set(self._connection.scalars(select(adapters.c.id).where(adapters.c.id.in_(batch))))
+        return gone
 
     def count_purged(self) -> int:
-        """How many versions were removed for good: more than before where one has gone since."""
+        """The number of versions ever purged; it grows when another is purged."""
         return int(self._connection.execute(select(func.count()).select_from(purged_adapters)).scalar_one())
 
     def aliases_of(self, row: AdapterRow) -> list[str]:
@@ -74,65 +89,66 @@ class Removals:
         return sorted(self._connection.scalars(select(aliases.c.alias).where(_points_at(row))))
 
     def purge(self, row: AdapterRow) -> list[str]:
-        """Remove a version with its evidence, and recipes where no other soup is of them; its number stays used.
+        """Remove a version with its evidence, and its recipes unless another soup has them; its number stays used.
 
-        Returns the blobs that it named: those of its weights, its sample, of the sample's embeddings where no other
-        version has that sample, and of statistics where no other version has these weights and that sample.
+        Returns the blobs it referred to: of its weights and its sample; of the sample's embeddings, unless another
+        version has that sample; of statistics, unless another version has these weights with that sample.
         """
-        run = self._connection.execute
-        found = select(evidence.c.recipe_digest).where(evidence.c.adapter_id == row.id)
-        cooked = {row.recipe_digest, *self._connection.scalars(found)} - {None}
-        run(delete(evidence).where(evidence.c.adapter_id == row.id))
-        run(delete(adapter_tags).where(adapter_tags.c.adapter_id == row.id))
-        run(delete(adapter_words).where(adapter_words.c.adapter_id == row.id))
-        run(delete(adapters).where(adapters.c.id == row.id))
-        run(
+        evidence_recipes = select(evidence.c.recipe_digest).where(evidence.c.adapter_id == row.id)
+        recipe_digests = {row.recipe_digest, *self._connection.scalars(evidence_recipes)} - {None}
+        for table in (evidence, adapter_tags, adapter_words):
+            self._connection.execute(delete(table).where(table.c.adapter_id == row.id))
+        self._connection.execute(delete(adapters).where(adapters.c.id == row.id))
+        self._connection.execute(
             insert(purged_adapters).values(
                 namespace=row.namespace, name=row.name, version=row.version, digest=row.digest, purged_at=now()
             )
         )
-        named = [row.weights_blob, *(blob for digest in cooked for blob in self._drop_recipe(digest))]
+        blob_digests = [row.weights_blob, *(blob for digest in recipe_digests for blob in self._drop_recipe(digest))]
         if row.sample is not None:
-            named += [row.sample.digest, *self._drop_embeddings(embeddings.c.sample_digest == row.sample.digest)]
-            named += self._drop_statistics(statistics.c.adapter_digest == row.digest)
+            blob_digests += [row.sample.digest, *self._drop_embeddings(embeddings.c.sample_digest == row.sample.digest)]
+            blob_digests += self._drop_statistics(statistics.c.adapter_digest == row.digest)
             self._drop_evaluations(evaluations.c.sample_digest == row.sample.digest)
         self._drop_evaluations(evaluations.c.adapter_digest == row.digest)
-        return named
+        return blob_digests
 
     def _drop_recipe(self, digest: str | None) -> list[str]:
-        """Remove a recipe that no version is of; gives the blob of what it gave."""
-        others = exists().where(adapters.c.recipe_digest == digest) | exists().where(evidence.c.recipe_digest == digest)
-        if self._connection.execute(select(others)).scalar_one():
+        """Remove a recipe that no soup has; returns the blob of its weights."""
+        is_used = exists().where(adapters.c.recipe_digest == digest) | exists().where(
+            evidence.c.recipe_digest == digest
+        )
+        if self._connection.execute(select(is_used)).scalar_one():
             return []
-        found = list(self._connection.scalars(select(recipes.c.weights_blob).where(recipes.c.digest == digest)))
+        weights = list(self._connection.scalars(select(recipes.c.weights_blob).where(recipes.c.digest == digest)))
         self._connection.execute(delete(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == digest))
         self._connection.execute(delete(recipes).where(recipes.c.digest == digest))
-        return found
+        return weights
 
-    def _drop_embeddings(self, which: ColumnElement[bool]) -> list[str]:
-        """Remove embeddings of samples that no version has; gives their blobs."""
-        orphaned = and_(which, ~exists().where(adapters.c.sample_digest == embeddings.c.sample_digest))
-        found = list(self._connection.scalars(select(embeddings.c.blob_digest).where(orphaned)))
-        self._connection.execute(delete(embeddings).where(orphaned))
-        return found
+    def _drop_embeddings(self, condition: ColumnElement[bool]) -> list[str]:
+        """Remove embeddings that meet `condition` and whose sample no version has; returns their blobs."""
+        is_used = exists().where(adapters.c.sample_digest == embeddings.c.sample_digest)
+        return self._drop_orphans(embeddings, condition, is_used)
 
-    def _drop_statistics(self, which: ColumnElement[bool]) -> list[str]:
-        """Remove statistics of weights and samples that no version has together; gives their blobs."""
-        together = exists().where(
+    def _drop_statistics(self, condition: ColumnElement[bool]) -> list[str]:
+        """Remove statistics that meet `condition` and whose weights and sample no version has; returns their blobs."""
+        is_used = exists().where(
             adapters.c.digest == statistics.c.adapter_digest, adapters.c.sample_digest == statistics.c.sample_digest
         )
-        orphaned = and_(which, ~together)
-        found = list(self._connection.scalars(select(statistics.c.blob_digest).where(orphaned)))
-        self._connection.execute(delete(statistics).where(orphaned))
-        return found
+        return self._drop_orphans(statistics, condition, is_used)
 
-    def _drop_evaluations(self, which: ColumnElement[bool]) -> None:
-        """Remove evaluations of weights or on samples that no version has."""
-        gone = ~exists().where(adapters.c.digest == evaluations.c.adapter_digest)
-        gone |= ~exists().where(adapters.c.sample_digest == evaluations.c.sample_digest)
-        self._connection.execute(delete(evaluations).where(which, gone))
+    def _drop_orphans(self, table: Table, condition: ColumnElement[bool], is_used: ColumnElement[bool]) -> list[str]:
+        orphaned = and_(condition, ~is_used)
+        orphans = list(self._connection.scalars(select(table.c.blob_digest).where(orphaned)))
+        self._connection.execute(delete(table).where(orphaned))
+        return orphans
 
-    # --- what nobody needs ----------------------------------------------------------------------
+    def _drop_evaluations(self, condition: ColumnElement[bool]) -> None:
+        """Remove evaluations that meet `condition` and whose weights or sample no version has."""
+        orphaned = ~exists().where(adapters.c.digest == evaluations.c.adapter_digest)
+        orphaned |= ~exists().where(adapters.c.sample_digest == evaluations.c.sample_digest)
+        self._connection.execute(delete(evaluations).where(condition, orphaned))
+
+    # --- unused soups and selectors -------------------------------------------------------------
 
     def soup_namespaces(self) -> list[str]:
         """Namespaces with live unnamed soups, in alphabetical order."""
@@ -140,124 +156,130 @@ class Removals:
         return sorted(self._connection.scalars(query))
 
     def unused_soups(self, namespace: str, since: datetime, *, limit: int) -> list[int]:
-        """Live unnamed soups that nobody cooked, used or pointed an alias at since then, oldest first, by id."""
-        asked = exists().where(evidence.c.adapter_id == adapters.c.id, evidence.c.created_at >= since)
+        """Ids of live unnamed soups without an alias that were neither cooked nor used since then, oldest first."""
+        is_cooked = exists().where(evidence.c.adapter_id == adapters.c.id, evidence.c.created_at >= since)
         ref = adapters.c.namespace + "/" + adapters.c.name + "@" + cast(adapters.c.version, String)
-        used = exists().where(
+        is_used = exists().where(
             usage.c.namespace == namespace, usage.c.day >= since.date().isoformat(), usage.c.model == ref
         )
         query = select(adapters.c.id).where(
-            _unnamed(), adapters.c.namespace == namespace, adapters.c.retired_at.is_(None),
-            adapters.c.created_at < since, ~asked, ~used, ~exists().where(_points()),
-        )  # fmt: skip
-        return list(self._connection.scalars(query.order_by(adapters.c.id).limit(limit)))
-
-    def retired_soups(self, before: datetime, *, limit: int) -> list[int]:
-        """Unnamed soups that were retired before then and are in no other soup, oldest first, by id."""
-        ingredient = exists().where(recipe_ingredients.c.adapter_digest == adapters.c.digest)
-        query = select(adapters.c.id).where(
-            _unnamed(), adapters.c.retired_at < before, ~ingredient, ~exists().where(_points())
+            _unnamed(),
+            adapters.c.namespace == namespace,
+            adapters.c.retired_at.is_(None),
+            adapters.c.created_at < since,
+            ~is_cooked,
+            ~is_used,
+            ~_has_alias(),
         )
         return list(self._connection.scalars(query.order_by(adapters.c.id).limit(limit)))
 
-    def drop_selectors(self, before: datetime) -> int:
-        """Remove selectors that were fitted before then, serve no pool, and are no soup's evidence; how many."""
+    def retired_soups(self, cutoff: datetime, *, limit: int) -> list[int]:
+        """Ids of unnamed soups retired before `cutoff` that are no ingredient of a soup, oldest first."""
+        is_ingredient = exists().where(recipe_ingredients.c.adapter_digest == adapters.c.digest)
+        query = select(adapters.c.id).where(_unnamed(), adapters.c.retired_at < cutoff, ~is_ingredient, ~_has_alias())
+        return list(self._connection.scalars(query.order_by(adapters.c.id).limit(limit)))
+
+    def drop_selectors(self, cutoff: datetime) -> int:
+        """Remove selectors fitted before `cutoff` that serve no pool and are in no evidence; returns their number."""
         cited = evidence.c.evidence["selector"].as_string()
         query = select(selectors.c.sequence).where(
-            selectors.c.fitted_at < before,
+            selectors.c.fitted_at < cutoff,
             ~exists().where(selector_targets.c.selector == selectors.c.sequence),
             ~exists().where(cited == selectors.c.id),
         )
-        found = list(self._connection.scalars(query))
-        for part in _parts(found):
-            self._connection.execute(delete(selector_namespaces).where(selector_namespaces.c.selector.in_(part)))
-            self._connection.execute(delete(selectors).where(selectors.c.sequence.in_(part)))
-        return len(found)
+        sequences = list(self._connection.scalars(query))
+        for batch in _batches(sequences):
+            self._connection.execute(delete(selector_namespaces).where(selector_namespaces.c.selector.in_(batch)))
+            self._connection.execute(delete(selectors).where(selectors.c.sequence.in_(batch)))
+        return len(sequences)
 
     def drop_embeddings(self) -> None:
-        """Remove embeddings of samples that no version has any more."""
+        """Remove embeddings whose sample no version has."""
         self._drop_embeddings(embeddings.c.sample_digest.is_not(None))
 
     def drop_statistics(self) -> None:
-        """Remove statistics of weights and samples that no version has together any more."""
+        """Remove statistics whose weights and sample no version has."""
         self._drop_statistics(statistics.c.sample_digest.is_not(None))
 
     # --- blobs ----------------------------------------------------------------------------------
 
     def release(self, namespace: str, digests: Iterable[str]) -> None:
-        """Take a namespace's sight of these blobs away, where no version of its is made of them."""
+        """Revoke a namespace's grant of each of these blobs that none of its versions refers to."""
         for digest in digests:
-            made = _made_of(digest).where(adapters.c.namespace == namespace)
-            if self._connection.execute(made.limit(1)).first() is None:
+            referring = _referring_versions(digest).where(adapters.c.namespace == namespace)
+            if self._connection.execute(referring.limit(1)).first() is None:
                 self._connection.execute(
                     delete(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
                 )
 
     def unreferenced(self, digests: Collection[str]) -> list[str]:
-        """Those of these blobs that nothing is made of, and that no namespace has uploaded."""
-        granted = exists().where(blob_grants.c.digest == blobs.c.digest)
-        query = select(blobs.c.digest).where(blobs.c.digest.in_(sorted(digests)), ~granted, *_unnamed_blob())
+        """The given blobs that no row refers to and no namespace has uploaded."""
+        is_granted = exists().where(blob_grants.c.digest == blobs.c.digest)
+        query = select(blobs.c.digest).where(blobs.c.digest.in_(sorted(digests)), ~is_granted, *_unreferenced())
         return sorted(self._connection.scalars(query))
 
-    def unseen(self, before: datetime, *, limit: int) -> list[str]:
-        """Blobs that nothing is made of, and that nobody has stored or asked for since then."""
-        query = select(blobs.c.digest).where(blobs.c.seen_at < before, *_unnamed_blob())
+    def unseen(self, since: datetime, *, limit: int) -> list[str]:
+        """Blobs that no row refers to and that were neither stored nor requested since then, at most `limit`."""
+        query = select(blobs.c.digest).where(blobs.c.seen_at < since, *_unreferenced())
         return sorted(self._connection.scalars(query.order_by(blobs.c.seen_at).limit(limit)))
 
     def forget(self, digests: Sequence[str], due_at: datetime) -> int:
-        """Take the rows of blobs away and note that their files go at `due_at`; how many bytes those are."""
+        """Delete the rows of blobs and schedule the removal of their files at `due_at`; returns their bytes."""
         size = 0
-        for part in _parts(digests):
-            query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(part))
+        for batch in _batches(digests):
+            query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(batch))
             size += int(self._connection.execute(query).scalar_one())
             for table in (blob_grants, blob_uploads, blobs):
-                self._connection.execute(delete(table).where(table.c.digest.in_(part)))
+                self._connection.execute(delete(table).where(table.c.digest.in_(batch)))
         if digests:
-            self._connection.execute(insert(blob_removals), [{"digest": one, "due_at": due_at} for one in digests])
+            self._connection.execute(
+                insert(blob_removals), [{"digest": digest, "due_at": due_at} for digest in digests]
+            )
         return size
 
     def pending(self) -> set[str]:
-        """Blobs whose files are to go."""
+        """Blobs whose files are scheduled for removal."""
         return set(self._connection.scalars(select(blob_removals.c.digest)))
 
     def count_pending(self) -> int:
-        """How many blobs those are."""
+        """The number of blobs whose files are scheduled for removal."""
         return int(self._connection.execute(select(func.count()).select_from(blob_removals)).scalar_one())
 
     def count_due(self, moment: datetime) -> int:
-        """How many of them go by then."""
+        """The number of blobs whose files are due for removal by `moment`."""
         query = select(func.count()).select_from(blob_removals).where(blob_removals.c.due_at <= moment)
         return int(self._connection.execute(query).scalar_one())
 
     def due(self, moment: datetime, *, limit: int) -> list[str]:
-        """Blobs whose files are to go by then."""
+        """Blobs whose files are due for removal by `moment`, at most `limit`."""
         query = select(blob_removals.c.digest).where(blob_removals.c.due_at <= moment)
         return list(self._connection.scalars(query.order_by(blob_removals.c.digest).limit(limit)))
 
-    def removed(self, digests: Sequence[str]) -> None:
-        """Note that files are gone."""
+    def record_removed(self, digests: Sequence[str]) -> None:
+        """Record that the files of these blobs are removed."""
         self._connection.execute(delete(blob_removals).where(blob_removals.c.digest.in_(digests)))
 
 
 def _unnamed() -> ColumnElement[bool]:
-    """Whether a row is a soup under the name that unnamed ones get (`cook`), or those that are only compared."""
-    unnamed = adapters.c.name == "soup-" + func.substr(adapters.c.digest, 8, 12)
-    return and_(adapters.c.kind == "soup", or_(unnamed, adapters.c.name.like(like_temporary())))
+    """The condition that a row is a soup with a generated name, of a cook without a name or of a comparison."""
+    has_generated_name = adapters.c.name == "soup-" + func.substr(adapters.c.digest, 8, 12)
+    return and_(adapters.c.kind == "soup", or_(has_generated_name, adapters.c.name.like(like_temporary())))
 
 
-def _points() -> ColumnElement[bool]:
-    """Whether an alias points at the version of the row."""
-    return and_(
-        aliases.c.namespace == adapters.c.namespace, aliases.c.name == adapters.c.name,
+def _has_alias() -> ColumnElement[bool]:
+    """The condition that an alias points at the version of the row."""
+    return exists().where(
+        aliases.c.namespace == adapters.c.namespace,
+        aliases.c.name == adapters.c.name,
         aliases.c.version == adapters.c.version,
-    )  # fmt: skip
+    )
 
 
 def _points_at(row: AdapterRow) -> ColumnElement[bool]:
     return and_(aliases.c.namespace == row.namespace, aliases.c.name == row.name, aliases.c.version == row.version)
 
 
-def _made_of(digest: str) -> Select[tuple[int]]:
+def _referring_versions(digest: str) -> Select[tuple[int]]:
     """Versions whose weights, sample or embeddings are this blob."""
     embedded = select(embeddings.c.sample_digest).where(embeddings.c.blob_digest == digest)
     return select(adapters.c.id).where(
@@ -267,8 +289,8 @@ def _made_of(digest: str) -> Select[tuple[int]]:
     )
 
 
-def _unnamed_blob() -> list[ColumnElement[bool]]:
-    """Whether no row is made of a blob."""
+def _unreferenced() -> list[ColumnElement[bool]]:
+    """The conditions that no row refers to a blob."""
     return [
         ~exists().where(adapters.c.weights_blob == blobs.c.digest),
         ~exists().where(adapters.c.sample_digest == blobs.c.digest),
@@ -279,6 +301,6 @@ def _unnamed_blob() -> list[ColumnElement[bool]]:
     ]
 
 
-def _parts(values: Sequence[object], size: int = 500) -> Iterable[Sequence[object]]:
-    """The values, so many at a time: databases bound what one statement may name."""
+def _batches(values: Sequence[object], size: int = 500) -> Iterable[Sequence[object]]:
+    """Batches of the values, since databases limit the parameters of a statement."""
     return (values[first : first + size] for first in range(0, len(values), size))

@@ -1,8 +1,8 @@
-"""Servers that share a database, each a row that it renews with every beat.
+"""Servers that share a database, each with a row that it renews with every heartbeat.
 
-All moments are the database's, so that servers whose own clocks differ agree on who is alive. A server that misses two
-beats is dead; half a beat more is allowed for latency. A beat changes the sender's own row alone and needs no turn to
-write (`Database.beside`), so that no server seems dead because others write for long.
+All moments are by the database's clock, since clocks of servers differ. A server that misses two heartbeats is dead;
+half a beat more is allowed for latency. A heartbeat changes only the server's row and does not take the write lock
+(`Database.write_unlocked`), so that a long write of another server does not make it seem dead.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ replicas = Table(
 
 
 MISSED = 2.5
-"""Beats after which a silent server is dead."""
+"""Heartbeats after which a silent server is dead."""
 
 
 class Replicas:
-    """The servers' rows; `bases` are fingerprints by base id."""
+    """Rows of servers; `bases` are fingerprints by base model id."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -69,22 +69,22 @@ class Replicas:
         return self._now - replicas.c.seen_at <= MISSED * replicas.c.beat
 
     def check(self, bases: Mapping[str, str]) -> None:
-        """Raises Incompatible if a server that is alive has another state of one of these base models."""
+        """Raise Incompatible if a live server has another fingerprint of one of these base models."""
         for row in self._connection.execute(select(replicas.c.id, replicas.c.bases).where(self._alive)):
             for base_id, fingerprint in sorted(bases.items()):
-                other = row.bases.get(base_id, fingerprint)
-                if other != fingerprint:
+                stored = row.bases.get(base_id, fingerprint)
+                if stored != fingerprint:
                     raise Incompatible(
                         f"Base model '{base_id}' is in another state here ({fingerprint[:19]}) than on the server "
-                        f"{row.id} ({other[:19]}), which shares the database: give all the same files, or the other "
+                        f"{row.id} ({stored[:19]}), which shares the database: give all the same files, or the other "
                         "state an id of its own.",
                         param="bases",
                     )
 
     def join(self, id: str, *, bases: Mapping[str, str], beat: timedelta) -> None:
-        """Add a server and delete dead ones; raises Incompatible as `check` does.
+        """Add a server and delete dead ones; raises Incompatible like `check`.
 
-        In the turn to write, so that of two servers that start at once one sees the other.
+        Called in a write transaction, so that of two servers that start at once one sees the other.
         """
         self.check(bases)
         self._connection.execute(delete(replicas).where(or_(~self._alive, replicas.c.id == id)))
@@ -92,7 +92,7 @@ class Replicas:
         self._connection.execute(insert(replicas).values(values))
 
     def beat(self, id: str) -> bool:
-        """Renew a server's row; False if it is dead or gone and has to join again."""
+        """Renew a server's row; returns False if it is dead or deleted, so that the server has to join again."""
         row = update(replicas).where(replicas.c.id == id, self._alive)
         return self._connection.execute(row.values(seen_at=self._now)).rowcount == 1
 
@@ -101,7 +101,7 @@ class Replicas:
         self._connection.execute(delete(replicas).where(replicas.c.id == id))
 
     def running(self) -> int:
-        """Number of servers alive; 0 in a schema older than the table."""
+        """The number of live servers; 0 in a schema older than the table."""
         if not inspect(self._connection).has_table(replicas.name):
             return 0
         return self._connection.scalar(select(func.count()).select_from(replicas).where(self._alive)) or 0

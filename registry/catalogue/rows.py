@@ -1,4 +1,4 @@
-"""Rows of the catalogue as frozen values. Repositories make them; nobody above sees SQL."""
+"""Rows of the catalogue as frozen values, which its repositories return: no SQL above the catalogue."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from registry.spec import (
 )
 
 Namespaces = tuple[str, ...] | None
-"""Namespaces that are visible; None for all."""
+"""The visible namespaces; None is all."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]
-Mode = Literal["read", "glance", "write", "beside", "commit"]
-"""What a transaction does.
-
-A `glance` reads by single statements, `beside` writes without its turn, `commit` is the end of one that writes.
-"""
+Mode = Literal["read", "autocommit", "write", "unlocked", "commit"]
+"""Modes of a transaction: `autocommit` reads by single statements, `unlocked` writes without the write lock, `commit`
+is the end of a write."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Row = TypeVar("Row")
 
@@ -47,7 +45,7 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedAdapter:
-    """What new, listed and stored adapters have alike: everything but their provenance."""
+    """Common fields of new, listed and stored adapters: everything but their provenance."""
 
     namespace: str
     name: str
@@ -58,7 +56,7 @@ class DescribedAdapter:
     config: SkipValidation[AdapterConfig]
     domain: str
     owner: str | None = None
-    """Who answers for the name, which all of its versions have."""
+    """Label of the team or address responsible for the name; the same for all versions."""
     card: Card
     weights_blob: str
     dtype: str
@@ -68,22 +66,22 @@ class DescribedAdapter:
     sample_state: SampleState
     recipe_digest: str | None
     tuned_on: str | None
-    """The digest of the sample that a tuned soup was trained on."""
+    """Digest of the sample that a tuned soup was trained on."""
     learnt_from: tuple[str, ...] = ()
-    """Digests of all samples that it has learnt from: that one, and those of its ingredients."""
+    """Digests of all samples it was trained on, including those of its ingredients."""
     created_by: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewAdapter(DescribedAdapter):
-    """An adapter about to be stored; its version is given by the catalogue."""
+    """An adapter to be stored; the catalogue assigns its version."""
 
     provenance: Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRow(DescribedAdapter):
-    """A stored adapter or soup as lists have it, without its provenance, which can be long."""
+    """A stored adapter or soup in a list, without its provenance, which can be long."""
 
     id: int
     version: int
@@ -98,7 +96,7 @@ class ListedRow(DescribedAdapter):
 
     @property
     def tuned(self) -> bool:
-        """Whether it was trained on the sample that it was cooked for."""
+        """True if it was trained on the sample it was cooked for."""
         return self.tuned_on is not None
 
 
@@ -108,7 +106,7 @@ class AdapterRow(ListedRow, NewAdapter):
 
 
 class AdapterFilters(TypedDict, total=False):
-    """Which adapters are listed: those for which all of it holds; None and nothing ask for nothing."""
+    """Filters of a list of adapters, which must all match; None, like an absent filter, matches everything."""
 
     base_model: str | None
     method: str | None
@@ -117,19 +115,19 @@ class AdapterFilters(TypedDict, total=False):
     kind: str | None
     namespace: str | None
     name: str | None
-    """`law` of whatever namespace, or `acme/law`."""
+    """`law` in any namespace, or `acme/law`."""
     newest: bool | None
-    """Of each name the newest live version alone."""
+    """Only the newest live version of each name."""
     tags: Sequence[str]
-    """All of them."""
+    """Tags that the adapter must all have."""
     tuned_on: str | None
     q: str | None
-    """Each of its words is, or begins, a word of the adapter (`words`)."""
+    """Words that must each be, or begin, a word of the adapter (`words`)."""
 
 
 @dataclass(frozen=True)
 class PooledRow:
-    """An adapter of a pool, with what a pool looks at: thousands are read for one selection."""
+    """An adapter of a pool, with few columns, since thousands are read for one selection."""
 
     id: int
     namespace: str
@@ -162,15 +160,15 @@ class NamespaceRow:
     namespace: str
     tuning: TuningSetting
     protected_aliases: tuple[str, ...]
-    """Aliases that only an admin moves or removes."""
+    """Aliases that only an admin may move or remove."""
     unnamed_soup_days: int | None
-    """Days after which an unnamed soup that nobody used is retired; 0 is never, None what the server's setting says."""
+    """Days without use after which an unnamed soup is retired; 0 is never, None is the server's setting."""
     etag: str
 
 
 @dataclass(frozen=True)
 class EmbeddingRow:
-    """One sample in one encoder's space; the vectors are a blob."""
+    """The embedding of a sample by an encoder; the vectors are a blob."""
 
     sample_digest: str
     encoder_digest: str
@@ -183,7 +181,7 @@ class EmbeddingRow:
 
 
 class StoredVectors(NamedTuple):
-    """The blob of a sample's vectors in one encoder's space, and their shape (units, dimensions)."""
+    """The blob of a sample's vectors by one encoder, and their shape (units, dimensions)."""
 
     blob: str
     units: int
@@ -192,7 +190,7 @@ class StoredVectors(NamedTuple):
 
 @dataclass(frozen=True)
 class StatisticRow:
-    """What was computed of an adapter on its sample, of so many passages and tokens; the values are a blob."""
+    """A statistic of an adapter, computed on `passages` and `tokens` of its sample; the values are a blob."""
 
     adapter_digest: str
     sample_digest: str
@@ -204,7 +202,7 @@ class StatisticRow:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """An adapter a selector was fitted on."""
+    """An adapter that a selector was fitted on."""
 
     adapter_id: int
     ref: str
@@ -230,7 +228,7 @@ class SelectorRow:
 
 @dataclass(frozen=True)
 class FittedRow:
-    """What is listed of a fitted selector: not its members, of which there may be thousands."""
+    """A fitted selector in a list, without its members, of which there may be thousands."""
 
     id: str
     pool: PoolSpec
@@ -240,7 +238,7 @@ class FittedRow:
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """A recipe that was cooked, and the bytes it gave."""
+    """A cooked recipe, with the digest and the blob of its soup."""
 
     recipe: Recipe
     adapter_digest: str
@@ -250,11 +248,11 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job: record and queue entry. `arguments` are ids and small parameters, `owner` the name of the key it is of.
+    """A job, as record and queue entry. `arguments` are ids and small parameters, `owner` is the name of its key.
 
-    `owner_namespaces` are what that key sees (None: all), not where the job is. Of its `attempts`, `failures` were its
-    own and tried again, and `crashes` ended with their process since what it saves had come to `reached`. It was begun
-    last at `started_at`.
+    `owner_namespaces` are those the key sees (None: all); the job is in `namespace`. Of its `attempts`, `failures`
+    ended with an error and were retried, and `crashes` ended with their process since its checkpoint was at `reached`.
+    `started_at` is the start of the last attempt.
     """
 
     id: str
@@ -279,7 +277,7 @@ class JobRow:
     started_at: datetime | None
     finished_at: datetime | None
     traceparent: str | None = None
-    """Where it was asked for, in traces."""
+    """The span that it was enqueued in."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +291,7 @@ class Requester:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key without its secret; `namespaces` None sees all, `prefix` is what people recognise it by."""
+    """A key without its secret; with `namespaces` None it sees all, `prefix` is the shown beginning of the secret."""
 
     id: str
     name: str
@@ -303,21 +301,21 @@ class KeyRow:
     created_at: datetime
     revoked_at: datetime | None
     expires_at: datetime | None
-    """None: never."""
+    """None is never."""
     last_used_at: datetime | None
-    """Within some minutes; None where it never was."""
+    """To within some minutes; None if it was never used."""
     issuer: str | None = None
-    """Of an identity, which is `subject` there; its scopes and namespaces are those of its last token."""
+    """The issuer of an identity, which is its `subject`; scopes and namespaces are those of its last token."""
     subject: str | None = None
 
     def is_expired(self, moment: datetime) -> bool:
-        """Whether the key has ended by then by itself."""
+        """Return True if the key has expired by `moment`."""
         return self.expires_at is not None and self.expires_at <= moment
 
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A browser that signed in: by the hash of what it holds, and of the secret that it signed in with."""
+    """A browser session: the hash of its token, and of the secret of the key that signed in."""
 
     token_sha256: str
     secret_sha256: str
@@ -328,9 +326,9 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class UploadRow:
-    """An upload in parts that is not whole yet, by the key that opened it; of `received` bytes all are durable.
+    """An unfinished multipart upload of a key; `received` bytes are durable.
 
-    What it is to become, its digest and size, only where that was said when it was opened.
+    `digest` and `size` of the whole are None unless the request that opened it announced them.
     """
 
     id: str
@@ -343,14 +341,14 @@ class UploadRow:
 
 
 class PartRow(UploadPart):
-    """A part that is an object, and when it was named: the same bytes that are sent again are another one."""
+    """A part stored as an object; `added_at` tells it from the same bytes sent again."""
 
     added_at: datetime
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """Who did what, when, under which request."""
+    """An entry of the audit log: a key's action on a subject, in a request."""
 
     id: int
     at: datetime
@@ -364,7 +362,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class UsageKey:
-    """What usage is counted by: a UTC day (2030-01-31), who asked, and for what model of which namespace."""
+    """The key of a usage row: UTC day (2030-01-31), API key, namespace and model."""
 
     day: str
     key_id: str
@@ -374,21 +372,21 @@ class UsageKey:
 
 @dataclass(frozen=True)
 class UsageSum:
-    """Requests that the engine began, the tokens that were read for them, and those that were generated."""
+    """Requests that the engine started, their prompt tokens, and their generated tokens."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
 
-    def __add__(self, other: UsageSum) -> UsageSum:
+    def __add__(self, usage: UsageSum) -> UsageSum:
         return UsageSum(
-            self.requests + other.requests, self.tokens_in + other.tokens_in, self.tokens_out + other.tokens_out
+            self.requests + usage.requests, self.tokens_in + usage.tokens_in, self.tokens_out + usage.tokens_out
         )
 
 
 @dataclass(frozen=True)
 class UsageRow(UsageSum):
-    """A sum of usage; of what it is not told apart by it has None."""
+    """A sum of usage over a group; columns that it is not grouped by are None."""
 
     day: str | None = None
     key_id: str | None = None

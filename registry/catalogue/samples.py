@@ -18,17 +18,17 @@ class Samples(Repository[EmbeddingRow]):
     values = TypeAdapter(EmbeddingRow)
 
     def add_embedding(self, row: EmbeddingRow) -> None:
-        """Record an embedding; the same sample and encoder again changes nothing."""
+        """Record an embedding unless the sample has one by this encoder."""
         if self.embedding(row.sample_digest, row.encoder_digest) is None:
             self._insert(embeddings, **asdict(row))
 
     def forget_embedding(self, sample_digest: str, encoder_digest: str) -> None:
-        """Take a record of vectors away that are to be made again."""
-        its = (embeddings.c.sample_digest == sample_digest, embeddings.c.encoder_digest == encoder_digest)
-        self._connection.execute(delete(embeddings).where(*its))
+        """Delete the row of an embedding, so that it is computed again."""
+        query = delete(embeddings).where(embeddings.c.sample_digest == sample_digest)
+        self._connection.execute(query.where(embeddings.c.encoder_digest == encoder_digest))
 
     def embedding(self, sample_digest: str, encoder_digest: str) -> EmbeddingRow | None:
-        """The embedding of a sample by one encoder."""
+        """The embedding of a sample by an encoder, None if there is none."""
         query = select(embeddings).where(embeddings.c.sample_digest == sample_digest)
         return self._first(query.where(embeddings.c.encoder_digest == encoder_digest))
 

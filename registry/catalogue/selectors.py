@@ -1,7 +1,7 @@
-"""Fitted selectors: immutable rows, which of them serves a pool and spec, and when that was last asked for.
+"""Fitted selectors: immutable rows, which of them serves a pool and spec, and when that was last requested.
 
-A pool that returns to members it had before is fitted to a selector that is stored already: that row then serves
-again, although others were stored after it.
+Fitting a pool whose members are as they once were gives a selector that is stored already: that row serves again,
+although others were stored after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Selectors(Repository[SelectorRow]):
     values = TypeAdapter(SelectorRow)
 
     def add(self, new: SelectorRow) -> SelectorRow:
-        """Store a fitted selector, which serves its pool and spec from now on; a known id gives the stored row."""
+        """Store a fitted selector, unless its id is stored, and have it serve its pool and spec."""
         pool = new.pool
         if self._first(select(selectors).where(selectors.c.id == new.id)) is None:
             columns = self.values.dump_python(new, mode="json") | {"fitted_at": new.fitted_at}
@@ -43,11 +43,11 @@ class Selectors(Repository[SelectorRow]):
         return self.get(None, new.id)
 
     def _serve(self, id: str, pool_id: str, spec_digest: str) -> None:
-        chosen = select(selectors.c.sequence).where(selectors.c.id == id).scalar_subquery()
-        same = update(selector_targets).where(*_target(pool_id, spec_digest))
-        changed = self._connection.execute(same.values(selector=chosen))
+        sequence = select(selectors.c.sequence).where(selectors.c.id == id).scalar_subquery()
+        target = update(selector_targets).where(*_target(pool_id, spec_digest))
+        changed = self._connection.execute(target.values(selector=sequence))
         if changed.rowcount == 0:
-            self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=chosen, asked_at=now())
+            self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=sequence, asked_at=now())
 
     def get(self, visible: Namespaces, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""
@@ -57,7 +57,7 @@ class Selectors(Repository[SelectorRow]):
         return row
 
     def latest(self, pool_id: str, spec_digest: str) -> SelectorRow | None:
-        """The selector that serves a pool and spec: fitted last, or fitted again to the same."""
+        """The selector that serves a pool and spec, None if there is none."""
         return self._first(SERVING.where(*_target(pool_id, spec_digest)))
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
@@ -66,50 +66,50 @@ class Selectors(Repository[SelectorRow]):
         return self._page(query, selectors.c.sequence, limit=limit, cursor=cursor)
 
     def serving(self, visible: Namespaces, kind: str) -> builtins.list[FittedRow]:
-        """The selectors of a kind that serve a pool, whose whole pool is visible, newest first; without members."""
+        """Selectors of a kind that serve a pool and whose whole pool is visible, newest first."""
         columns = (selectors.c[name] for name in ("id", "pool", "spec", "fitted_at", "report"))
         query = select(*columns).join(selector_targets, SERVES).where(_visible(visible))
-        found = self._connection.execute(query.order_by(selectors.c.fitted_at.desc(), selectors.c.id))
+        rows = self._connection.execute(query.order_by(selectors.c.fitted_at.desc(), selectors.c.id))
         return [
             FittedRow(row.id, PoolSpec.model_validate(row.pool), int(row.report["domains"]), row.fitted_at)
-            for row in found
+            for row in rows
             if row.spec["kind"] == kind
         ]
 
     def targets(
         self, base_fingerprint: str, *, asked_since: datetime | None = None
     ) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
-        """Every pool and spec that was fitted over adapters of a base and asked for since, by what serves them."""
+        """Pools and specs served by selectors of a base model, requested since `asked_since` if that is given."""
         query = TARGETS.where(selectors.c.base_fingerprint == base_fingerprint)
         if asked_since is not None:
             query = query.where(selector_targets.c.asked_at >= asked_since)
-        found = self._connection.execute(query.order_by(selectors.c.sequence))
-        return [(PoolSpec.model_validate(pool), SPEC.validate_python(spec)) for pool, spec in found]
+        rows = self._connection.execute(query.order_by(selectors.c.sequence))
+        return [(PoolSpec.model_validate(pool), SPEC.validate_python(spec)) for pool, spec in rows]
 
-    # --- who asks for them ----------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
-    def asked(self, pool_id: str, spec_digest: str, moment: datetime) -> None:
-        """Remember that somebody asked for a pool and spec."""
+    def record_request(self, pool_id: str, spec_digest: str, moment: datetime) -> None:
+        """Record when a pool and spec was last requested."""
         target = update(selector_targets).where(*_target(pool_id, spec_digest))
         self._connection.execute(target.values(asked_at=moment))
 
-    def unasked(self, since: datetime) -> builtins.list[SelectorRow]:
-        """The selectors that serve a pool and were last asked for before then."""
+    def idle(self, since: datetime) -> builtins.list[SelectorRow]:
+        """The selectors that serve a pool and were not requested since then."""
         return self._all(SERVING.where(selector_targets.c.asked_at < since).order_by(selectors.c.sequence))
 
     def stop_serving(self, row: SelectorRow, *, unless_asked_since: datetime) -> None:
-        """Have a selector serve its pool no longer, unless somebody asked meanwhile: who asks next has it fitted."""
-        its = (*_target(row.pool_id, row.spec_digest), selector_targets.c.asked_at < unless_asked_since)
-        self._connection.execute(delete(selector_targets).where(*its))
+        """Have a selector serve its pool no longer, unless it was requested meanwhile; the next request refits it."""
+        query = delete(selector_targets).where(*_target(row.pool_id, row.spec_digest))
+        self._connection.execute(query.where(selector_targets.c.asked_at < unless_asked_since))
 
     def asked_at(self, ids: Sequence[str]) -> dict[str, datetime]:
-        """When each of these selectors was last asked for; those that no longer serve are not in it."""
-        asked = select(selectors.c.id, selector_targets.c.asked_at).join(selector_targets, SERVES)
-        return {row.id: row.asked_at for row in self._connection.execute(asked.where(selectors.c.id.in_(ids)))}
+        """The moment of the last request by selector id, of those that serve a pool."""
+        query = select(selectors.c.id, selector_targets.c.asked_at).join(selector_targets, SERVES)
+        return {row.id: row.asked_at for row in self._connection.execute(query.where(selectors.c.id.in_(ids)))}
 
 
 def _visible(visible: Namespaces) -> ColumnElement[bool]:
-    """No namespace of the pool is outside of those that are visible."""
+    """The condition that every namespace of the pool is visible."""
     if visible is None:
         return true()
     return ~exists().where(

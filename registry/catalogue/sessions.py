@@ -1,4 +1,4 @@
-"""Sessions of browsers that signed in with a key, by the hash of what each of them holds."""
+"""Sessions of browsers that signed in with a key, by the hash of the session token."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from registry.catalogue.tables import sessions
 
 
 class Sessions(Repository[SessionRow]):
-    """Session rows. One that has expired is as good as none to whoever asks for it."""
+    """Session rows; expired sessions are not found."""
 
     values = TypeAdapter(SessionRow)
 
     def add(self, token_sha256: str, *, secret_sha256: str, key_id: str, expires_at: datetime, most: int) -> None:
-        """Store a session; what has expired goes, and of the key's own all but the newest `most`, this one included."""
+        """Store a session; deletes expired sessions, and the oldest of the key so that it has at most `most`."""
         self._connection.execute(delete(sessions).where(sessions.c.expires_at <= now()))
-        mine = select(sessions.c.token_sha256).where(sessions.c.key_id == key_id)
-        newest_first = mine.order_by(sessions.c.created_at.desc(), sessions.c.token_sha256)
-        beyond = list(self._connection.scalars(newest_first.offset(most - 1)))
-        self._connection.execute(delete(sessions).where(sessions.c.token_sha256.in_(beyond)))
+        newest_first = (
+            select(sessions.c.token_sha256)
+            .where(sessions.c.key_id == key_id)
+            .order_by(sessions.c.created_at.desc(), sessions.c.token_sha256)
+        )
+        excess = list(self._connection.scalars(newest_first.offset(most - 1)))
+        self._connection.execute(delete(sessions).where(sessions.c.token_sha256.in_(excess)))
         self._insert(
             sessions,
             token_sha256=token_sha256,
@@ -34,14 +37,14 @@ class Sessions(Repository[SessionRow]):
         )
 
     def find(self, token_sha256: str) -> SessionRow | None:
-        """The session of what a browser holds."""
-        alive = (sessions.c.token_sha256 == token_sha256, sessions.c.expires_at > now())
-        return self._first(select(sessions).where(*alive))
+        """The session with this token's hash, None if there is none or it has expired."""
+        query = select(sessions).where(sessions.c.token_sha256 == token_sha256, sessions.c.expires_at > now())
+        return self._first(query)
 
     def remove(self, token_sha256: str) -> None:
-        """End a session; one that is not there is at its end already."""
+        """Delete a session, if it exists."""
         self._connection.execute(delete(sessions).where(sessions.c.token_sha256 == token_sha256))
 
     def remove_all(self) -> None:
-        """End every session."""
+        """Delete all sessions."""
         self._connection.execute(delete(sessions))

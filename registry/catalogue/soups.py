@@ -1,4 +1,4 @@
-"""Recipes, what they gave, and the evidence they were cooked on."""
+"""Cooked recipes with their ingredients, and the evidence for each soup."""
 
 from __future__ import annotations
 
@@ -24,34 +24,37 @@ class Soups(Repository[RecipeRow]):
     values = TypeAdapter(RecipeRow)
 
     def recipe(self, digest: str) -> RecipeRow | None:
-        """A recipe that was cooked before."""
+        """The cooked recipe with this digest, None if there is none."""
         return self._first(select(recipes).where(recipes.c.digest == digest))
 
     def add_recipe(
         self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport, *, replaces: str | None = None
     ) -> None:
-        """Record the adapter that a recipe gave; a recorded one stays, unless its digest is `replaces`."""
-        known = self.recipe(recipe.digest)
+        """Record the adapter of a cooked recipe; an existing record stays unless its adapter digest is `replaces`."""
+        existing = self.recipe(recipe.digest)
         result = {
-            "adapter_digest": adapter_digest, "weights_blob": weights_blob, "report": report.model_dump(mode="json")
-        }  # fmt: skip
-        if known is not None:
-            if known.adapter_digest == replaces:
+            "adapter_digest": adapter_digest,
+            "weights_blob": weights_blob,
+            "report": report.model_dump(mode="json"),
+        }
+        if existing is not None:
+            if existing.adapter_digest == replaces:
                 self._connection.execute(recipes.update().where(recipes.c.digest == recipe.digest).values(result))
             return
-        self._insert(
-            recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **result, created_at=now()
-        )  # fmt: skip
-        for one in recipe.ingredients:
+        self._insert(recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **result, created_at=now())
+        for ingredient in recipe.ingredients:
             self._insert(
-                recipe_ingredients, recipe_digest=recipe.digest, adapter_digest=one.digest, weight=one.weight,
-                statistic=one.statistic,
-            )  # fmt: skip
+                recipe_ingredients,
+                recipe_digest=recipe.digest,
+                adapter_digest=ingredient.digest,
+                weight=ingredient.weight,
+                statistic=ingredient.statistic,
+            )
 
     def add_evidence(self, adapter_id: int, recipe_digest: str, body: Mapping[str, Any]) -> None:
-        """Add why a soup was cooked; a soup gathers as many as it has been asked for."""
-        about = {"adapter_id": adapter_id, "recipe_digest": recipe_digest, "evidence": dict(body)}
-        self._insert(evidence, **about, created_at=now())
+        """Add the evidence of one cook of a soup; every cook that gives the soup adds a row."""
+        values = {"adapter_id": adapter_id, "recipe_digest": recipe_digest, "evidence": dict(body)}
+        self._insert(evidence, **values, created_at=now())
 
     def evidence(self, adapter_id: int) -> list[dict[str, Any]]:
         """The evidence of a soup, oldest first, each with its time."""
@@ -60,35 +63,32 @@ class Soups(Repository[RecipeRow]):
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
 
     def chosen_by(self, selector: str, visible: Namespaces, *, most: int) -> list[str]:
-        """The visible live soups that were cooked with a selector, by ref, the newest `most`; the last cooked first."""
-        named = evidence.c.evidence["selector"].as_string() == selector
-        using = select(evidence.c.adapter_id, func.max(evidence.c.id).label("last")).where(named)
-        last = using.group_by(evidence.c.adapter_id).subquery()
+        """Refs of the visible live soups that were cooked with a selector, last cooked first, at most `most`."""
+        cites_selector = evidence.c.evidence["selector"].as_string() == selector
+        cooked = select(evidence.c.adapter_id, func.max(evidence.c.id).label("last")).where(cites_selector)
+        last = cooked.group_by(evidence.c.adapter_id).subquery()
         columns = (adapters.c.namespace, adapters.c.name, adapters.c.version)
         query = select(*columns).join(last, last.c.adapter_id == adapters.c.id)
         query = query.where(adapters.c.retired_at.is_(None), seen_by(visible, adapters.c.namespace))
-        found = self._connection.execute(query.order_by(last.c.last.desc()).limit(most))
-        return [f"{row.namespace}/{row.name}@{row.version}" for row in found]
+        rows = self._connection.execute(query.order_by(last.c.last.desc()).limit(most))
+        return [f"{row.namespace}/{row.name}@{row.version}" for row in rows]
 
     def verifications(self, versions: Sequence[Version], *, most: int) -> dict[Version, list[Mapping[str, Any]]]:
-        """How soups were held against the base, by version; the newest `most` of each, oldest first.
-
-        What was not verified is not in it.
-        """
+        """Verifications of soups by version, the newest `most` of each, oldest first; without unverified soups."""
         name = (adapters.c.namespace, adapters.c.name, adapters.c.version)
-        place = func.row_number().over(partition_by=evidence.c.adapter_id, order_by=evidence.c.id.desc())
-        its = (*name, evidence.c.id.label("evidence_id"), evidence.c.evidence["verification"].label("check"))
-        of_soups = select(*its, place.label("place")).join(evidence, evidence.c.adapter_id == adapters.c.id)
-        ranked = of_soups.where(tuple_(*name).in_(versions)).subquery()
-        query = select(ranked).where(ranked.c.place <= most).order_by(ranked.c.evidence_id)
-        found: dict[Version, list[Mapping[str, Any]]] = {}
+        rank = func.row_number().over(partition_by=evidence.c.adapter_id, order_by=evidence.c.id.desc())
+        columns = (*name, evidence.c.id.label("evidence_id"), evidence.c.evidence["verification"].label("check"))
+        evidence_of_soups = select(*columns, rank.label("rank")).join(evidence, evidence.c.adapter_id == adapters.c.id)
+        ranked = evidence_of_soups.where(tuple_(*name).in_(versions)).subquery()
+        query = select(ranked).where(ranked.c.rank <= most).order_by(ranked.c.evidence_id)
+        by_version: dict[Version, list[Mapping[str, Any]]] = {}
         for row in self._connection.execute(query):
             if row.check:
-                found.setdefault((row.namespace, row.name, row.version), []).append(row.check)
-        return found
+                by_version.setdefault((row.namespace, row.name, row.version), []).append(row.check)
+        return by_version
 
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
-        """(digest, weight, row) of a recipe's ingredients; the row is None where it is not visible."""
+        """(digest, weight, row) of a recipe's ingredients; the row is None if it is not visible."""
         if recipe_digest is None:
             return []
         query = select(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == recipe_digest)
@@ -100,7 +100,7 @@ class Soups(Repository[RecipeRow]):
         ]
 
     def missing(self, recipe_digest: str) -> set[str]:
-        """Digests of a recipe's ingredients that nobody has any more."""
+        """Digests of a recipe's ingredients that are no longer stored."""
         query = select(recipe_ingredients.c.adapter_digest).where(
             recipe_ingredients.c.recipe_digest == recipe_digest,
             ~exists().where(adapters.c.digest == recipe_ingredients.c.adapter_digest),
@@ -108,7 +108,7 @@ class Soups(Repository[RecipeRow]):
         return set(self._connection.scalars(query))
 
     def lost_statistics(self, recipe_digest: str) -> set[str]:
-        """Blobs of statistics that a recipe's ingredients were mixed by, and that went with their sample."""
+        """Blobs of statistics that a recipe was mixed with, and that were deleted with their sample."""
         query = select(recipe_ingredients.c.statistic).where(
             recipe_ingredients.c.recipe_digest == recipe_digest,
             recipe_ingredients.c.statistic.is_not(None),
@@ -117,12 +117,11 @@ class Soups(Repository[RecipeRow]):
         return set(self._connection.scalars(query))
 
     def mixed_by(self, blobs: Collection[str], visible: Namespaces) -> list[AdapterRow]:
-        """Visible live soups with an ingredient that was mixed by the statistic in one of these blobs, newest first."""
-        those = recipe_ingredients.c.statistic.in_(sorted(blobs))
-        using = select(recipe_ingredients.c.recipe_digest).where(those)
+        """Visible live soups that were mixed with a statistic in one of these blobs, newest first."""
+        using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.statistic.in_(sorted(blobs)))
         return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
-        """Visible live soups that were mixed from these bytes, newest first."""
+        """Visible live soups with this adapter as an ingredient, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
         return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))

@@ -1,4 +1,4 @@
-"""The mark of the store that a database is part of: one row, or none before the first start."""
+"""The mark that ties a database to its blob store: one row, none before the first start."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from registry.spec import StoreMark
 
 
 class Stores:
-    """The row of the mark."""
+    """The row of the store's mark."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def mark(self) -> StoreMark | None:
-        """What this database says."""
+        """The mark of this database, None before the first start."""
         row = self._connection.execute(select(stores.c.store, stores.c.generation)).first()
         return None if row is None else StoreMark(store=row.store, generation=row.generation)
 
-    def advance(self, store: str, *, beyond: int) -> StoreMark:
-        """The mark of the next generation, after the one that is there and `beyond`; of `store` if it is the first.
+    def advance(self, store: str, *, after: int) -> StoreMark:
+        """Store and return a mark whose generation is later than the present one and `after`; `store` if it is new.
 
-        In the turn to write, so that of servers that start together each sees what the other made.
+        Called in a write transaction, so that servers that start together see each other's mark.
         """
-        found = self.mark()
-        if found is None:
-            mark = StoreMark(store=store, generation=beyond + 1)
+        present = self.mark()
+        if present is None:
+            mark = StoreMark(store=store, generation=after + 1)
             self._connection.execute(insert(stores).values(id=1, **mark.model_dump()))
             return mark
-        mark = StoreMark(store=found.store, generation=max(found.generation, beyond) + 1)
+        mark = StoreMark(store=present.store, generation=max(present.generation, after) + 1)
         self._connection.execute(update(stores).values(generation=mark.generation))
         return mark

@@ -43,7 +43,7 @@ class Microseconds(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:  # noqa: ARG002
-        """To the database; naive datetimes are refused."""
+        """The microseconds of a datetime; raises ValueError for a naive one."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -52,7 +52,7 @@ class Microseconds(TypeDecorator[datetime]):
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """From the database."""
+        """The datetime of microseconds."""
         if value is None:
             return None
         seconds, micros = divmod(int(value), 1_000_000)
@@ -121,8 +121,8 @@ adapters = Table(
     ),
 )
 LIVE = adapters.c.retired_at.is_(None)
-for by in ("namespace", "name", "domain", "base_model", "method", "kind", "owner"):  # lists are of the live, by id
-    Index(f"ix_adapters_live_{by}", adapters.c[by], adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
+for column in ("namespace", "name", "domain", "base_model", "method", "kind", "owner"):  # filters of lists
+    Index(f"ix_adapters_live_{column}", adapters.c[column], adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 Index("ix_adapters_live", adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 adapter_tags = Table(
     "adapter_tags",

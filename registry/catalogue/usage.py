@@ -1,16 +1,17 @@
-"""What inference was used: requests and tokens by day, key, namespace and model."""
+"""Usage of inference: requests and tokens by day, key, namespace and model."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, literal, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, literal, or_, select, tuple_, update
 
 from registry.catalogue.repository import matching
 from registry.catalogue.rows import Namespaces, Page, UsageKey, UsageRow, UsageSum
@@ -24,7 +25,7 @@ SUMS = [func.sum(usage.c[name]).label(name) for name in NUMBERS]
 
 @dataclass(frozen=True)
 class UsageFilter:
-    """Which rows: those of `key_id` or of the `visible` namespaces (None: all), that equal every one of `wanted`.
+    """A filter of rows: of `key_id` or in `visible` namespaces (None: all), with columns equal to `values`.
 
     `since` is included, `until` is not.
     """
@@ -33,18 +34,18 @@ class UsageFilter:
     visible: Namespaces
     since: date | None = None
     until: date | None = None
-    wanted: Mapping[str, str | None] = field(default_factory=dict)
+    values: Mapping[str, str | None] = field(default_factory=dict)
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The same as SQL."""
-        found = [
-            true() if self.visible is None else or_(usage.c.key_id == self.key_id, usage.c.namespace.in_(self.visible))
-        ]
+        """The filter as SQL conditions."""
+        conditions = matching(usage, **self.values)
+        if self.visible is not None:
+            conditions.append(or_(usage.c.key_id == self.key_id, usage.c.namespace.in_(self.visible)))
         if self.since is not None:
-            found.append(usage.c.day >= self.since.isoformat())
+            conditions.append(usage.c.day >= self.since.isoformat())
         if self.until is not None:
-            found.append(usage.c.day < self.until.isoformat())
-        return [*found, *matching(usage, **self.wanted)]
+            conditions.append(usage.c.day < self.until.isoformat())
+        return conditions
 
 
 class Usage:
@@ -54,30 +55,30 @@ class Usage:
         self._connection = connection
 
     def add(self, counted: Mapping[UsageKey, UsageSum]) -> None:
-        """Add what was counted to the rows of its days."""
-        for key, more in counted.items():
-            where = and_(*(usage.c[name] == getattr(key, name) for name in GROUPS))
-            sums = {name: usage.c[name] + getattr(more, name) for name in NUMBERS}
-            if self._connection.execute(update(usage).where(where).values(sums)).rowcount == 0:
-                self._connection.execute(insert(usage).values(**vars(key), **vars(more)))
+        """Add counted usage to the rows with its keys."""
+        for key, counts in counted.items():
+            has_key = and_(*(usage.c[name] == getattr(key, name) for name in GROUPS))
+            sums = {name: usage.c[name] + getattr(counts, name) for name in NUMBERS}
+            if self._connection.execute(update(usage).where(has_key).values(sums)).rowcount == 0:
+                self._connection.execute(insert(usage).values(**vars(key), **vars(counts)))
 
     def list(
-        self, which: UsageFilter, *, by: Sequence[str] = GROUPS, limit: int, cursor: str | None = None
+        self, filter: UsageFilter, *, by: Sequence[str] = GROUPS, limit: int, cursor: str | None = None
     ) -> Page[UsageRow]:
-        """Sums of each different value of the columns `by`, last day first; the other columns are None."""
+        """Sums for each combination of values of the columns `by`, last day first; the other columns are None."""
         columns = [usage.c[name] for name in GROUPS if name in by]
-        query = select(*columns, *SUMS).where(*which.conditions()).group_by(*columns)
+        query = select(*columns, *SUMS).where(*filter.conditions()).group_by(*columns)
         if cursor is not None:
             query = query.where(tuple_(*columns) < tuple_(*map(literal, _read(cursor, len(columns)))))
         query = query.order_by(*(column.desc() for column in columns)).limit(limit + 1)
-        found = self._connection.execute(query).mappings().all()
-        rows = tuple(_row(row) for row in found[:limit])
-        last = [found[limit - 1][column.name] for column in columns] if len(found) > limit else None
-        return Page(rows=rows, next_cursor=None if last is None else _write(last))
+        rows = self._connection.execute(query).mappings().all()
+        last = [rows[limit - 1][column.name] for column in columns] if len(rows) > limit else None
+        next_cursor = None if last is None else _write(last)
+        return Page(rows=tuple(_row(row) for row in rows[:limit]), next_cursor=next_cursor)
 
-    def total(self, which: UsageFilter) -> UsageSum:
-        """The sum of everything."""
-        row = self._connection.execute(select(*SUMS).where(*which.conditions())).mappings().one()
+    def total(self, filter: UsageFilter) -> UsageSum:
+        """The sum of all rows that match a filter."""
+        row = self._connection.execute(select(*SUMS).where(*filter.conditions())).mappings().one()
         return UsageSum(**{name: int(value or 0) for name, value in row.items()})
 
 
@@ -87,20 +88,20 @@ def _row(row: Any) -> UsageRow:
 
 
 def _write(last: Sequence[str]) -> str:
-    """The cursor behind a row of these values."""
+    """The cursor after the row with these values."""
     return base64.urlsafe_b64encode(json.dumps(last).encode()).decode()
 
 
 def _read(cursor: str, columns: int) -> list[str]:
     try:
-        found = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
+        values = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
     except (ValueError, binascii.Error, RecursionError):
-        found = None
-    if isinstance(found, list) and len(found) == columns and all(map(_is_text, found)):
-        return found
+        values = None
+    if isinstance(values, list) and len(values) == columns and all(map(_is_text, values)):
+        return values
     raise InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
 
 
 def _is_text(value: object) -> bool:
-    """Whether every database compares it: PostgreSQL takes no NUL and no half of a surrogate pair."""
-    return isinstance(value, str) and "\x00" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    """Return True if every database can compare it: PostgreSQL rejects NUL and lone surrogates."""
+    return isinstance(value, str) and re.search("[\x00\ud800-\udfff]", value) is None

@@ -1,9 +1,9 @@
-"""Words that adapters are searched by: what becomes of their texts, what is asked for, and the index of each database.
+"""The index of words for the search of adapters: how texts are split into words, and the index of each database.
 
-Words are made here and not by the databases, so that a search finds the same on both: runs of letters and digits, in
-the case and form that all ways to write a letter have in common. Where a script puts no spaces between its words each
-character is one. The index also has a mark for each value that lists are filtered by, which no word is like. On
-PostgreSQL the column of words is a tsvector with an index; on SQLite the index is a table, which triggers keep.
+Texts are split here and not by the databases, so that both give the same results: a word is a run of letters and
+digits, case-folded and normalized; in scripts without spaces each character is a word. The index also has a mark for
+each value of a filter, which differs from every word. On PostgreSQL the column of words is a tsvector with an index; on
+SQLite the index is a table that triggers maintain.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from registry.spec import Card
 
 
 class Lexemes(TSVECTOR):
-    """A tsvector that is written and read as a text of words; PostgreSQL's own parser sees none of them."""
+    """A tsvector that is written and read as a text of words, without PostgreSQL's own parser."""
 
     def bind_expression(self, bindvalue: BindParameter[Any]) -> ColumnElement[Any]:
-        """To the database."""
+        """The SQL that writes a text of words."""
         return func.array_to_tsvector(func.string_to_array(type_coerce(bindvalue, Text), " "))
 
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
-        """From the database, in an order of its own."""
+        """The SQL that reads the words, in the database's order."""
         return type_coerce(func.array_to_string(func.tsvector_to_array(colexpr), " "), Text)
 
 
-adapter_words = Table(  # a row for each adapter
+adapter_words = Table(
     "adapter_words",
     metadata,
     Column("adapter_id", Id, ForeignKey("adapters.id"), primary_key=True, autoincrement=False),
     Column("words", Text().with_variant(Lexemes(), "postgresql"), nullable=False),
 )
-SQLITE_INDEX = (  # what is not ASCII is part of a word
+SQLITE_INDEX = (  # this tokenizer counts everything that is not ASCII as part of a word
     """CREATE VIRTUAL TABLE adapter_words_index USING fts5(
         words, content='adapter_words', content_rowid='adapter_id', tokenize="ascii tokenchars '=.-_'", detail='none',
         prefix='1 2 3')""",
@@ -77,48 +77,48 @@ for dialect, statements in (("sqlite", SQLITE_INDEX), ("postgresql", POSTGRESQL_
 
 
 LONGEST_Q = 200
-"""Characters of a search text."""
+"""Characters of a search text, at most."""
 LONGEST_WORD = 64
-"""Characters of a word that are looked at."""
+"""Words are cut to this many characters."""
 MOST_BYTES = 2**19
-"""Of an adapter's words, in UTF-8: PostgreSQL indexes no more than about twice as much of a row."""
+"""Bytes of an adapter's words in UTF-8, at most: PostgreSQL's limit for a row is about twice as high."""
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Chinese characters."""
-UNWRITTEN = ("Mn", "Mc", "Me", "Cf")
-"""Marks over and under letters that no letter has in itself, and characters that nobody sees: they are looked over."""
+IGNORED = ("Mn", "Mc", "Me", "Cf")
+"""Unicode categories of characters that are dropped: combining marks and invisible characters."""
 _WORD = re.compile(f"(?=[^\\W_])(?:[{UNSPACED}]|[^\\W_{UNSPACED}]+)")
 MARKED = ("namespace", "kind", "method", "base_model")
-"""Filters that the index has marks for, beside tags: what never changes of an adapter."""
+"""Filters with marks in the index besides tags: columns of an adapter that never change."""
 _INDEX = table("adapter_words_index", column("rowid"), column("adapter_words_index"))
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, each once, in its order."""
+    """The distinct words of a text, in its order."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    plain = "".join(one for one in folded if one.isascii() or unicodedata.category(one) not in UNWRITTEN)
+    plain = "".join(char for char in folded if char.isascii() or unicodedata.category(char) not in IGNORED)
     return list(dict.fromkeys(word[:LONGEST_WORD] for word in _WORD.findall(plain)))
 
 
 def indexed(row: DescribedAdapter) -> str:
-    """What the index has of an adapter: its words, and a mark for each value that lists are filtered by."""
+    """The index entry of an adapter: its words, and a mark for each value of a filter."""
     columns = {name: str(getattr(row, name)) for name in ("namespace", "name", "domain", "kind", "base_model")}
     return indexed_columns({**columns, "method": row.config.method}, row.card)
 
 
 def indexed_columns(columns: Mapping[str, str], card: Card) -> str:
-    """The same by the columns of its row."""
-    notes = (text for pair in card.metadata.items() for text in pair if isinstance(text, str))
-    named = (columns["namespace"], columns["name"], columns["domain"])
-    texts = (*named, *card.tags, card.license or "", card.description, *notes)
+    """The index entry of an adapter by the columns of its row."""
+    metadata_texts = (text for item in card.metadata.items() for text in item if isinstance(text, str))
+    names = (columns["namespace"], columns["name"], columns["domain"])
+    texts = (*names, *card.tags, card.license or "", card.description, *metadata_texts)
     marks = [mark(name, columns[name]) for name in MARKED] + [mark("tag", tag) for tag in card.tags]
-    found = {*marks, *_bounded(words_of("\n".join(texts)))}
-    return " ".join(sorted(found, key=str.encode))  # as PostgreSQL has them, so that a copy is the same on both
+    entry = {*marks, *_bounded(words_of("\n".join(texts)))}
+    return " ".join(sorted(entry, key=str.encode))  # PostgreSQL's order, so that a copy is the same on both
 
 
 def searched(q: str | None) -> list[str]:
-    """The words that a search text asks for, none for None; raises InvalidParameter for a text without any word.
+    """The words of a search text, none for None; raises InvalidParameter for a text without any word.
 
-    An empty one is refused too: whoever's variable was empty did not ask for everything.
+    An empty text is refused too, since it may come from an empty variable and should not match everything.
     """
     if q is None:
         return []
@@ -131,7 +131,7 @@ def searched(q: str | None) -> list[str]:
 
 
 class WordIndex(NamedTuple):
-    """Where a database finds adapters by words: a table, its column of the adapter's id, and the condition."""
+    """The index to search: a table, its column of the adapter's id, and the condition that a row matches."""
 
     table: FromClause
     id: ColumnElement[int]
@@ -139,25 +139,25 @@ class WordIndex(NamedTuple):
 
 
 def sqlite_index(words: Sequence[str], marks: Sequence[Sequence[str]]) -> WordIndex:
-    """Adapters with words that begin with each of `words`, and of each of the groups of `marks` with one of them."""
-    asked = [f'"{word}"*' for word in words]
-    asked += ["(" + " OR ".join(f'"{one}"' for one in group) + ")" for group in marks]
-    return WordIndex(_INDEX, _INDEX.c.rowid, _INDEX.c.adapter_words_index.op("MATCH")(" AND ".join(asked)))
+    """Adapters with a word that begins with each of `words`, and with one mark of each group of `marks`."""
+    terms = [f'"{word}"*' for word in words]
+    terms += ["(" + " OR ".join(f'"{value}"' for value in group) + ")" for group in marks]
+    return WordIndex(_INDEX, _INDEX.c.rowid, _INDEX.c.adapter_words_index.op("MATCH")(" AND ".join(terms)))
 
 
 def postgresql_index(words: Sequence[str]) -> WordIndex:
-    """Adapters with words that begin with each of `words`."""
-    asked = cast(" & ".join(f"'{word}':*" for word in words), TSQUERY)
-    return WordIndex(adapter_words, adapter_words.c.adapter_id, adapter_words.c.words.op("@@")(asked))
+    """Adapters with a word that begins with each of `words`."""
+    query = cast(" & ".join(f"'{word}':*" for word in words), TSQUERY)
+    return WordIndex(adapter_words, adapter_words.c.adapter_id, adapter_words.c.words.op("@@")(query))
 
 
 def mark(name: str, value: str) -> str:
-    """What stands for the value of a filter, beside the words: none begins like it."""
+    """The mark of a filter's value in the index; no word begins with its first character."""
     return f"={name}={value}"
 
 
 def _bounded(words: Iterable[str]) -> Iterable[str]:
-    """The first words, as many as an index takes."""
+    """The first words, with at most MOST_BYTES in all."""
     size = 0
     for word in words:
         size += len(word.encode()) + 1

@@ -184,7 +184,7 @@ def _useless_selectors(work: _Work, before: datetime) -> list[SelectorRow]:
     """
     found: list[SelectorRow] = []
     with work.look() as catalogue:
-        for row in catalogue.selectors.unasked(before):
+        for row in catalogue.selectors.idle(before):
             work.progress(len(found), 0, "looking at selectors that nobody asks for")
             present = as_members(current_members(catalogue, row.pool, row.encoder_digest))
             asked_at = catalogue.selectors.asked_at([row.id])[row.id]

@@ -201,7 +201,7 @@ def answering(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_di
         with registry.database.write() as catalogue:  # no push comes between the look at the pool and the note
             if idle and _is_another(catalogue, row):
                 return None
-            catalogue.selectors.asked(row.pool_id, row.spec_digest, moment)
+            catalogue.selectors.record_request(row.pool_id, row.spec_digest, moment)
     except (Busy, Unavailable):  # a note can wait for the next request
         if idle:
             raise
@@ -220,7 +220,7 @@ def asked_for(registry: Registry, row: SelectorRow, base_model: str, *, created_
     What was pushed while it was fitted had no refit, since it was idle until now: it has one then.
     """
     with registry.database.write() as catalogue:
-        catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC))
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC))
         if _is_another(catalogue, row):
             namespace = next(iter(row.pool.namespaces or ("default",)))
             enqueue_fit(

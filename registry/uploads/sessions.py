@@ -128,7 +128,7 @@ class UploadSessions:
         old = list(self._files.older_than(time.time() - self.limits.keep.total_seconds()))
         if old:
             with self._database.read() as catalogue:
-                known = catalogue.uploads.known()
+                known = catalogue.uploads.all_ids()
             count += sum(self._files.remove(id) for id in old if id not in known)
         if count:
             log.info("%d unfinished uploads have expired and are removed", count)
@@ -143,7 +143,7 @@ class UploadSessions:
             if not catalogue.uploads.receive(row.id, received, expires_at=self._end()):
                 raise NotFound("This upload was deleted while the part came.", param="id")
             if part is not None:
-                parts = catalogue.uploads.parts(row.id)
+                parts = catalogue.uploads.list_parts(row.id)
                 held = parts[-1].stop if parts else 0
                 if held != part.start:
                     raise WrongOffset(
@@ -156,7 +156,7 @@ class UploadSessions:
     def is_taken(self, row: UploadRow, part: UploadPart) -> bool:
         """Whether other bytes were taken for the place of a part."""
         with self._database.read() as catalogue:
-            named = catalogue.uploads.parts(row.id)
+            named = catalogue.uploads.list_parts(row.id)
         return any(one.start == part.start and one.digest != part.digest for one in named)
 
     def cut(self, row: UploadRow, lost: UploadPart) -> WrongOffset:
@@ -167,9 +167,9 @@ class UploadSessions:
         """
         with self._database.write() as catalogue:
             catalogue.uploads.get(row.key_id, row.id)
-            parts = catalogue.uploads.parts(row.id)
+            parts = catalogue.uploads.list_parts(row.id)
             if lost in parts:
-                catalogue.uploads.cut(row.id, lost.start)
+                catalogue.uploads.truncate(row.id, lost.start)
         if lost not in parts:
             held = parts[-1].stop if parts else 0
             return WrongOffset(
@@ -193,7 +193,7 @@ class UploadSessions:
         """See that a part begins where the upload ends, now that it is open: nobody adds to a file meanwhile."""
         with self._database.read() as catalogue:
             row = self._held(catalogue, catalogue.uploads.get(caller.key_id, row.id))
-            parts = catalogue.uploads.parts(row.id)
+            parts = catalogue.uploads.list_parts(row.id)
         if start is not None and len(parts) >= MOST_PARTS:
             raise InvalidParameter(
                 f"This upload has {len(parts)} parts, the most there may be: open another, and send larger ones.",
@@ -230,7 +230,7 @@ class UploadSessions:
 
     def _held(self, catalogue: Catalogue, row: UploadRow) -> UploadRow:
         """A row with what is there: an older copy of the database, or of the disk, knows less."""
-        return replace(row, received=self._files.held(row.id, row.received, catalogue.uploads.parts(row.id)))
+        return replace(row, received=self._files.held(row.id, row.received, catalogue.uploads.list_parts(row.id)))
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.blob:

@@ -74,7 +74,7 @@ class KeyWatch:
                 self._refused, self._told_at = Counter(), now
         try:
             with self.database.write() as catalogue:
-                catalogue.keys.used(used)
+                catalogue.keys.record_use(used)
                 for (reason, key_id), count in sorted(refused.items(), key=str):
                     catalogue.audit.record(
                         "key.refuse", key_id or "unknown", key_id=key_id, request_id=None,

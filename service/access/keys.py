@@ -138,7 +138,7 @@ def known(
     database: Database, hashed: str, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
 ) -> Principal:
     """The principal of the key whose secret has this hash; raises Unauthenticated for one that is none any more."""
-    with database.glance() as catalogue:
+    with database.read_autocommit() as catalogue:
         row, ends_at = catalogue.keys.by_secret(hashed), None
         if row is None and (former := catalogue.keys.by_former_secret(hashed)) is not None:
             row, ends_at = former

@@ -149,7 +149,7 @@ def _advance(database: Database, aside: SetAside, known: StoreMark | None, marke
     """Give both the next mark, the database first: a folder that is behind says nothing against its database."""
     store = known.store if known is not None else uuid.uuid4().hex if marked is None else marked.store
     with database.write() as catalogue:
-        mark = catalogue.stores.advance(store, beyond=0 if marked is None else marked.generation)
+        mark = catalogue.stores.advance(store, after=0 if marked is None else marked.generation)
     aside.set_mark(mark)
 
 

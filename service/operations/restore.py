@@ -160,4 +160,4 @@ def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, others: bool) -> StoreMark:
 def _load(backup: Database, database: Database, progress: Progress) -> None:
     """Every row into another database, in one transaction."""
     with backup.read() as old, database.write() as new:
-        new.whole.replace_by(old.whole, progress)
+        new.all_tables.replace_by(old.all_tables, progress)

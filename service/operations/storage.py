@@ -92,7 +92,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
     One of a later version that serves this one too is left as it is: what is started after this command may start. A
     SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version.
     """
-    with database.starting():
+    with database.translate_startup_errors():
         before, after = migrations.current(database.engine), migrations.head()
         if before == after:
             return Migrated(before, after)
@@ -106,7 +106,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
 
 def check_schema(database: Database) -> None:
     """Raises Unavailable unless the schema is this version's; where it is behind, naming the command."""
-    with database.starting():
+    with database.translate_startup_errors():
         found, needed = migrations.current(database.engine), migrations.head()
     if found == needed:
         return
@@ -127,7 +127,7 @@ def check_serves(database: Database) -> None:
 
 def may_serve(database: Database) -> bool:
     """Whether a database is of a later version, and says that this one may run on it too."""
-    with database.starting():
+    with database.translate_startup_errors():
         found = migrations.current(database.engine)
         if found is None or found == migrations.head() or migrations.knows(found):
             return False
@@ -219,12 +219,12 @@ def sqlite_file(database: Database) -> Path | None:
 
 def is_empty(database: Database) -> bool:
     """Whether a database has no row, or no table yet; raises Unavailable where its schema is another version's."""
-    with database.starting():
+    with database.translate_startup_errors():
         if migrations.current(database.engine) is None:
             return True
     check_schema(database)
     with database.read() as catalogue:
-        return catalogue.whole.is_empty()
+        return catalogue.all_tables.is_empty()
 
 
 def copy_database(database: Database, target: Path, progress: Progress = silent) -> None:
@@ -236,7 +236,7 @@ def copy_database(database: Database, target: Path, progress: Progress = silent)
     with closing(Database(sqlite_url(target))) as copy:
         migrations.upgrade(copy.engine)
         with database.read() as old, copy.write() as new:
-            new.whole.replace_by(old.whole, progress)
+            new.all_tables.replace_by(old.all_tables, progress)
 
 
 def remove_sqlite(path: Path) -> None:

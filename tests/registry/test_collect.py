@@ -254,7 +254,7 @@ class TestSelectors:
         def then_asked(*args: Any) -> list[SelectorRow]:
             useless = look(*args)
             with verbs.database.write() as catalogue:
-                catalogue.selectors.asked(row.pool_id, row.spec_digest, after(8))
+                catalogue.selectors.record_request(row.pool_id, row.spec_digest, after(8))
             return useless
 
         assert collected(verbs, 6).selectors == 0

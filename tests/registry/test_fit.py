@@ -503,7 +503,7 @@ class TestIdle:
 
     def asked(self, verbs: ToyRegistry, row: SelectorRow, ago: timedelta) -> None:
         with verbs.database.write() as catalogue:
-            catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC) - ago)
+            catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC) - ago)
 
     def asked_ago(self, verbs: ToyRegistry, row: SelectorRow) -> timedelta:
         with verbs.database.read() as catalogue:

@@ -41,7 +41,7 @@ def verbs(databases: Databases, tmp_path: Path) -> Iterator[ToyRegistry]:
         (tmp_path / "data").mkdir(exist_ok=True)
         verbs = ToyRegistry(database, LocalBlobs(tmp_path / "data" / "blobs"))
         with database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, beyond=0))
+            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, after=0))
         verbs.ready("acme/law")
         verbs.ready("acme/code", seed=1)
         verbs.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), CosineSpec(encoder="base"), verbs.base.digest)
@@ -254,7 +254,7 @@ class TestRestore:
         verbs.push("acme/later", seed=9)
         later = weights_of(verbs, "later")
         with verbs.database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, beyond=0))
+            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, after=0))
         there = rows(verbs.database)
         settings = target(verbs.blobs.folder.parent)
         verbs.database.close()

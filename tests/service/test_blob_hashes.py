@@ -22,7 +22,7 @@ def verbs(databases: Databases, tmp_path):
     with databases.new(tmp_path, pool_size=4) as database:
         verbs = ToyRegistry(database, LocalBlobs(tmp_path / "blobs"))
         with database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance("0" * 32, beyond=0))
+            verbs.blobs.aside.set_mark(catalogue.stores.advance("0" * 32, after=0))
         yield verbs
 
 

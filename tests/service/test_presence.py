@@ -41,7 +41,7 @@ def test_a_write_beside_others_waits_for_seconds_at_most(
     url = postgres.url()
     database = Database(url, pool_size=1, busy_seconds=busy)
     with database.engine.connect() as connection:
-        connection.execution_options(soup_mode="beside").begin()
+        connection.execution_options(soup_mode="unlocked").begin()
         for name, most in (("lock_timeout", lock), ("statement_timeout", statement)):
             assert connection.exec_driver_sql(f"SHOW {name}").scalar() == most
     database.close()

@@ -62,7 +62,7 @@ def name_ref(ns: str, name: str) -> NameRef:
 
 def adapter_named(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
     """The adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
-    with services.registry.database.glance() as catalogue:
+    with services.registry.database.read_autocommit() as catalogue:
         return catalogue.adapters.resolve(principal.namespaces, name_ref(ns, name))
 
 
@@ -77,7 +77,7 @@ def resolve_model(services: Services, principal: Principal, text: str) -> Resolv
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
         return ResolvedModel(asked=text, base_id=ref.id, base=base_named(services, ref.id).text)
-    with services.registry.database.glance() as catalogue:
+    with services.registry.database.read_autocommit() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
     if row.base_model not in services.bases:
         raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")

@@ -117,7 +117,7 @@ def get_by_digest(digest: str, services: AppServices, principal: Reader) -> Adap
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
-    with services.registry.database.glance() as catalogue:
+    with services.registry.database.read_autocommit() as catalogue:
         return adapter_body(catalogue.adapters.resolve(principal.namespaces, ref))
 
 

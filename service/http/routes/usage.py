@@ -53,7 +53,7 @@ def get_usage(
         principal.namespaces if principal.has("admin") else (),
         since=since,
         until=until,
-        wanted={"key_id": key_id, "namespace": namespace, "model": model},
+        values={"key_id": key_id, "namespace": namespace, "model": model},
     )
     groups = tuple(by or GROUPS)
 

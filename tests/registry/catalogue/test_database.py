@@ -60,9 +60,12 @@ class TestTransactions:
         with database.write() as catalogue:
             row = add(catalogue)
         for _ in range(2):  # the second time on the same connection
-            with database.glance() as catalogue:
+            with database.read_autocommit() as catalogue:
                 assert catalogue.adapters.get_or_none(row.id) == row
-        with pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"), database.glance() as catalogue:
+        with (
+            pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"),
+            database.read_autocommit() as catalogue,
+        ):
             catalogue.aliases.put("acme", "law", "prod", 1)
         with database.write() as catalogue:  # on the same connection
             assert catalogue.aliases.list("acme", "law") == []
@@ -150,7 +153,7 @@ class TestBusy:
         (tmp_path / "soup.db").write_bytes(b"this is no database, and long enough to be sure of it")
         database = Database(f"sqlite:///{tmp_path / 'soup.db'}", busy_seconds=0.01)
         told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
-        with told, database.starting(), database.engine.connect():
+        with told, database.translate_startup_errors(), database.engine.connect():
             pass
         database.close()
 

@@ -217,7 +217,7 @@ def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, 
         return scope is None or (namespaces is not None and set(namespaces) <= set(scope))
 
     with undone(empty_database) as catalogue, pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr("registry.catalogue.keys.AT_ONCE", 2)
+        monkey.setattr("registry.catalogue.keys.BATCH", 2)
         for number, namespaces in enumerate(made):
             at = datetime(2030, 1, 1, 0, 0, number % moments, tzinfo=UTC)
             monkey.setattr("registry.catalogue.keys.now", lambda at=at: at)

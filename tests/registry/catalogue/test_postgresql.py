@@ -50,7 +50,7 @@ def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(p
 def test_a_glance_begins_no_transaction(url: str) -> None:
     database = Database(url)
     for _ in range(2):
-        with database.glance() as catalogue:
+        with database.read_autocommit() as catalogue:
             assert catalogue.keys.by_secret("0" * 64) is None
             driver: Any = catalogue.keys._connection.connection.driver_connection
             assert driver.info.transaction_status == TransactionStatus.IDLE

@@ -24,7 +24,7 @@ def join(database: Database, id: str, bases: dict[str, str] = BASES) -> None:
 
 
 def beat(database: Database, id: str) -> bool:
-    with database.beside() as catalogue:
+    with database.write_unlocked() as catalogue:
         return catalogue.replicas.beat(id)
 
 
@@ -95,7 +95,7 @@ def test_of_two_that_start_at_once_with_other_states_one_is_refused(database: Da
 def test_who_leaves_is_gone_and_the_next_to_join_deletes_the_dead(database: Database) -> None:
     join(database, "one")
     join(database, "two")
-    with database.beside() as catalogue:
+    with database.write_unlocked() as catalogue:
         catalogue.replicas.leave("one")
     assert seen(database).keys() == {"two"}
     silence(database, "two", 151)

@@ -79,7 +79,7 @@ def test_what_serves_remembers_when_it_was_asked_for(catalogue):
     first = fitted(catalogue, "sel-1")
     assert catalogue.selectors.asked_at(["sel-1", "sel-?"])["sel-1"] >= began
     asked = began - timedelta(days=3)
-    catalogue.selectors.asked(first.pool_id, first.spec_digest, asked)
+    catalogue.selectors.record_request(first.pool_id, first.spec_digest, asked)
     fitted(catalogue, "sel-2", report={})
     assert catalogue.selectors.asked_at(["sel-1", "sel-2"]) == {"sel-2": asked}
     for since, count in ((asked, 1), (asked + timedelta(microseconds=1), 0), (None, 1)):

@@ -113,7 +113,7 @@ def test_usage_is_summed_by_what_is_asked_and_seen_by_whom_it_concerns(database:
         since, until = date(2026, 1, 2), date(2026, 1, 3)
         (day,) = usage.list(UsageFilter("x", None, since=since, until=until), by=("day",), limit=9).rows
         assert (day.day, day.key_id, day.model, day.requests, day.tokens_in) == ("2026-01-02", None, None, 8, 160)
-        wanted = UsageFilter("x", None, wanted={"namespace": "one", "key_id": None, "model": "one/m@1"})
+        wanted = UsageFilter("x", None, values={"namespace": "one", "key_id": None, "model": "one/m@1"})
         assert usage.total(wanted) == UsageSum(12, 240, 24)
 
 

@@ -325,7 +325,7 @@ class TestWhoseItIs:
         assert world.runtime.services.uploads.sweep() == 2
         assert part_files(world) == set()
         with world.runtime.database.read() as catalogue:
-            assert catalogue.uploads.known() == set()
+            assert catalogue.uploads.all_ids() == set()
 
     def test_a_sweep_leaves_what_is_being_written_and_what_is_young(self, world: World) -> None:
         path, files = opened(world), Unfinished(world.registry.blobs)

@@ -454,7 +454,7 @@ def nobody_asks_for(stocked, selector: dict) -> None:
     database = stocked.world.runtime.services.registry.database
     with database.write() as catalogue:
         row = catalogue.selectors.get(None, selector["id"])
-        catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC) - timedelta(days=365))
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC) - timedelta(days=365))
 
 
 def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, client):

@@ -1,4 +1,4 @@
-"""Every row of every table at once: how one database becomes another, whichever kinds the two are of."""
+"""All rows of all tables, to copy one database into another, of the same kind or not."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from registry.catalogue.tables import metadata
 from registry.progress import Progress, silent
 
 ROWS = 500
-"""Rows that are read and written at once."""
+"""Rows that are read and written at a time."""
 
 
-class Whole:
-    """All tables of this version's schema; which revision that is stands in none of them."""
+class AllTables:
+    """All tables of this version's schema, without the revision of the schema."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def is_empty(self) -> bool:
-        """Whether no table has a row."""
+        """Return True if no table has a row."""
         return all(self._connection.execute(select(table).limit(1)).first() is None for table in metadata.sorted_tables)
 
-    def replace_by(self, other: Whole, progress: Progress = silent) -> None:
-        """Hold what the other holds and nothing else; what is added later is numbered after it."""
+    def replace_by(self, source: AllTables, progress: Progress = silent) -> None:
+        """Replace all rows by those of `source`; ids of later rows continue after them."""
         tables = metadata.sorted_tables
         for table in reversed(tables):
             self._connection.execute(delete(table))
         for number, table in enumerate(tables):
             progress(number, len(tables), f"rows of {table.name}")
-            self._fill(table, other)
-            self._count_on(table)
+            self._copy(table, source)
+            self._advance_sequence(table)
         progress(len(tables), len(tables), "rows are there")
 
-    def _fill(self, table: Table, other: Whole) -> None:
+    def _copy(self, table: Table, source: AllTables) -> None:
         query = select(table).order_by(*table.primary_key)
-        with other._connection.execution_options(yield_per=ROWS).execute(query) as found:
-            for rows in found.mappings().partitions():
+        with source._connection.execution_options(yield_per=ROWS).execute(query) as result:
+            for rows in result.mappings().partitions():
                 self._connection.execute(insert(table), [dict(row) for row in rows])
 
-    def _count_on(self, table: Table) -> None:
-        """Have PostgreSQL's sequence go on after the numbers that were given; SQLite looks at the rows itself."""
+    def _advance_sequence(self, table: Table) -> None:
+        """Have PostgreSQL's sequence continue after the copied ids; SQLite looks at the rows itself."""
         column = table.autoincrement_column
         if column is None or self._connection.dialect.name != "postgresql":
             return
         sequence = func.pg_get_serial_sequence(table.name, column.name)
         greatest = select(func.coalesce(func.max(column), 0)).scalar_subquery()
-        # never back: setting it is not undone with the transaction, and the rows that it counted are
+        # never lower: a rollback restores the former rows but not the sequence
         after = func.greatest(func.nextval(sequence), greatest + 1)
         self._connection.execute(select(func.setval(sequence, after, False)))
