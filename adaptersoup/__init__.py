@@ -3,10 +3,10 @@
     from adaptersoup import Client
 
     with Client("http://127.0.0.1:8000", "sk-soup-...") as soup:
-        cooked = soup.cook(texts)  # picks adapters and mixes them, or says that nothing helps
+        cooked = soup.cook(texts)  # chooses adapters and mixes them, or abstains
         print(cooked, soup.evaluate(cooked, other_texts))
 
-`AsyncClient` makes the same calls to be awaited. Neither needs more than a bare install.
+`AsyncClient` has the same calls as coroutines. Both work with a bare install, without torch.
 
     from adaptersoup import Store
 
@@ -15,8 +15,8 @@
             store.push(folder, name=f"team/{folder.name}")
         print(store.evaluate(store.cook(texts), other_texts))
 
-In a `Store` everything a server does is done by the same code, in this process: a folder that a `Store` made can be
-served by `soup serve --data`, and the other way round, one at a time. It needs the extra `server`.
+A `Store` runs the server's code in this process: a folder that a `Store` made can be served by `soup serve --data`,
+and the other way round, one at a time. It needs the extra `server`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A `Store` is loaded when it is asked for, since it brings torch and what a server needs."""
+    """Import `Store` on first access, since it needs torch and the server's packages."""
     if name == "Store":
         from adaptersoup.store import Store
 

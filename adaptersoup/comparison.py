@@ -1,16 +1,16 @@
-"""A comparison of ways to choose and mix, on samples of domains and other text of theirs; `Store.compare` makes it."""
+"""A comparison of cooking strategies over several domains; `Store.compare` makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from adaptersoup.requests import checked
 from adaptersoup.synchronous.client import Client
-from adaptersoup.values import Cell, Perplexity, Shown, Soup, Table
+from adaptersoup.values import Cell, Perplexity, Soup, Table, Tabular
 from registry.errors import InvalidParameter, NotFound
 from registry.names import temporary_name
 from registry.progress import Progress
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Compared(BaseModel):
-    """What one strategy came to for the sample of one domain, scored on other text of it beside the base model.
+    """The result of one strategy for one domain's sample, scored on other text of the domain beside the base model.
 
-    `difference` is mean NLL per token, the model minus the base; `interval` its 90 % interval, None for one text.
+    `difference` is in mean NLL per token, the model minus the base; `interval` its 90 % interval, None for one text.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,15 +33,15 @@ class Compared(BaseModel):
     abstained: bool
     reason: str
     ingredients: tuple[str, ...]
-    """Domains of the chosen adapters, in order of rank; none for a recipe by hand."""
+    """Domains of the chosen adapters, in order of rank; empty for a recipe by hand."""
     perplexity: float
     difference: float
     standard_error: float
     interval: tuple[float, float] | None
 
 
-class Comparison(Shown):
-    """Strategies by domains."""
+class Comparison(Tabular):
+    """The results of several strategies on several domains, one row a pair."""
 
     def __init__(self, rows: Sequence[Compared]) -> None:
         self.rows = tuple(rows)
@@ -54,20 +54,21 @@ class Comparison(Shown):
 
     @property
     def domains(self) -> list[str]:
-        """The domains, in the order they were given."""
+        """The domains, in the order of the request."""
         return list(dict.fromkeys(row.domain for row in self.rows))
 
     @property
     def means(self) -> dict[str, float]:
-        """Each strategy's mean difference over the domains, each domain counting once; the best first."""
-        named = dict.fromkeys(row.strategy for row in self.rows)
-        found = {name: [row.difference for row in self.rows if row.strategy == name] for name in named}
-        means = {name: sum(values) / len(values) for name, values in found.items()}
-        return dict(sorted(means.items(), key=lambda one: one[1]))
+        """Each strategy's mean difference over the domains, the best first."""
+        differences: dict[str, list[float]] = {}
+        for row in self.rows:
+            differences.setdefault(row.strategy, []).append(row.difference)
+        means = {name: sum(values) / len(values) for name, values in differences.items()}
+        return dict(sorted(means.items(), key=lambda item: item[1]))
 
     @property
     def table(self) -> Table:
-        """A row for each strategy of each domain."""
+        """One row a strategy and domain; the sentence gives the means."""
         rows: list[tuple[Cell, ...]] = [
             (
                 row.domain,
@@ -80,14 +81,14 @@ class Comparison(Shown):
             )
             for row in self.rows
         ]
-        head = ("domain", "strategy", "perplexity", "difference", "standard error", "model", "ingredients")
-        said = ", ".join(f"{name} {value:+.4f}" for name, value in self.means.items())
+        header = ("domain", "strategy", "perplexity", "difference", "standard error", "model", "ingredients")
+        means = ", ".join(f"{name} {value:+.4f}" for name, value in self.means.items())
         return Table(
-            head, tuple(rows), (f"Mean over {len(self.domains)} domains, nats a token against the base: {said}.",)
+            header, tuple(rows), (f"Mean over {len(self.domains)} domains, nats a token against the base: {means}.",)
         )
 
     def plot(self) -> Plot:
-        """Strategies by domains as a heat map; of one domain the differences with their intervals."""
+        """A heat map of strategies by domains; for a single domain, bars of the differences with their intervals."""
         from plots.charts import Interval, Panel, panels
         from plots.results import AGAINST_BASE, strategies_plot
 
@@ -111,35 +112,24 @@ def compare(
     base: str,
     progress: Progress,
 ) -> Comparison:
-    """Cook with every strategy for every domain's sample and score on its other text; see `Store.compare`."""
+    """Cook with every strategy for every domain's sample, and score on its other text; see `Store.compare`."""
     if not domains or not strategies:
         raise InvalidParameter("Give at least one domain and one strategy to compare.", param="domains")
     texts = {name: (checked(sample), checked(test)) for name, (sample, test) in domains.items()}
-    found: list[Compared] = []
+    rows: list[Compared] = []
     steps = len(domains) * len(strategies)
     for domain, (sample, test) in texts.items():
-        for strategy, how in strategies.items():
-            progress(len(found), steps, f"{domain}: {strategy}")
-            found.append(_compared(client, domain, strategy, sample, test, how, base))
+        for strategy, options in strategies.items():
+            progress(len(rows), steps, f"{domain}: {strategy}")
+            with _temporary_soup(client, sample, options) as soup:
+                rows.append(_compared(domain, strategy, soup, client.evaluate(soup, test, baseline=base)))
     progress(steps, steps, "")
-    return Comparison(found)
+    return Comparison(rows)
 
 
-def _compared(
-    client: Client,
-    domain: str,
-    strategy: str,
-    sample: Sequence[str],
-    test: Sequence[str],
-    how: Mapping[str, Any],
-    base: str,
-) -> Compared:
-    def scored(soup: Soup) -> Perplexity:
-        return client.evaluate(soup, test, baseline=base)
-
-    soup, score = _temporary(client, sample, how, scored)
-    against = score.baseline
-    assert against is not None
+def _compared(domain: str, strategy: str, soup: Soup, score: Perplexity) -> Compared:
+    baseline = score.baseline
+    assert baseline is not None
     chosen = () if soup.selection is None or soup.abstained else soup.selection.selected
     return Compared(
         domain=domain,
@@ -147,22 +137,23 @@ def _compared(
         model=soup.model,
         abstained=soup.abstained,
         reason=soup.reason,
-        ingredients=tuple(one.domain for one in chosen),
+        ingredients=tuple(row.domain for row in chosen),
         perplexity=score.perplexity,
-        difference=against.difference,
-        standard_error=against.standard_error,
-        interval=against.interval,
+        difference=baseline.difference,
+        standard_error=baseline.standard_error,
+        interval=baseline.interval,
     )
 
 
-def _temporary(
-    client: Client, sample: Sequence[str], how: Mapping[str, Any], use: Callable[[Soup], Perplexity]
-) -> tuple[Soup, Perplexity]:
-    """Use a soup under a name of its own, so that it is nobody else's, and retire it however that ends."""
+@contextmanager
+def _temporary_soup(client: Client, sample: Sequence[str], options: Mapping[str, Any]) -> Iterator[Soup]:
+    """Cook a soup under a temporary name and retire it on exit, also after an error.
+
+    The name keeps it apart from an equal soup that somebody else may have.
+    """
     name = temporary_name()
     try:
-        soup = client.cook(sample, name=name, **how)
-        return soup, use(soup)
+        yield client.cook(sample, name=name, **options)
     finally:
         for row in client.adapters(name=name):
             with suppress(NotFound):

@@ -1,4 +1,4 @@
-"""A server of this process alone: uvicorn in a thread, on a Unix socket that only this user may open."""
+"""A server for this process only: uvicorn in a thread, on a Unix socket that only this user may open."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from starlette.types import ASGIApp
 from registry.errors import Unavailable
 
 GRACE_SECONDS = 1
-"""How long requests have to end once the server is closed."""
+"""Seconds that requests have to end once the server is closed."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which also closes the connections whose requests have not ended at its shutdown."""
+    """uvicorn's server, which at shutdown also closes connections whose requests have not ended."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down, and let the event loop close what is left."""
+        """Shut down, then abort the open connections."""
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
 
 
 class LocalServer:
-    """Serves `app` from `start` until `close`."""
+    """Serves an ASGI application from `start` until `close`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="soup-")  # of this user alone (0700)
@@ -52,7 +52,7 @@ class LocalServer:
         self._thread = threading.Thread(target=self._run, name="soup-store", daemon=True)
 
     def start(self) -> None:
-        """Serve, once the application has started; raises Unavailable where that fails."""
+        """Start serving, and return once the application has started; raises Unavailable if that fails."""
         self._thread.start()
         while not self._server.started:
             self._thread.join(0.01)
@@ -60,15 +60,15 @@ class LocalServer:
                 raise Unavailable("The application failed at its start; the log says why.")
 
     def _run(self) -> None:
-        with suppress(SystemExit):  # uvicorn's way to say that the application could not start; `start` tells
+        with suppress(SystemExit):  # uvicorn exits if the application cannot start; `start` then raises
             self._server.run(sockets=[self._socket])
 
     def transport(self) -> httpx2.HTTPTransport:
-        """What a client sends its requests with, any number at once."""
+        """A transport to this server for an HTTP client, without a limit on connections."""
         return httpx2.HTTPTransport(uds=self._path, limits=httpx2.Limits(max_connections=None))
 
     def close(self) -> None:
-        """End the application; what is still being answered then is broken off. A second call does nothing."""
+        """End the application and abort unfinished requests. A second call does nothing."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()

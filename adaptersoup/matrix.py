@@ -1,4 +1,4 @@
-"""Evaluating a store's pool on a Ray cluster, outside of the store's own engine; `Store.evaluate_pool` calls it."""
+"""Evaluation of a store's pool as tasks of a Ray cluster; `Store.evaluate_pool` calls it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ def evaluate_on(
     cores: int | None,
     progress: Progress,
 ) -> CrossEvaluated:
-    """Evaluate what is missing of a pool as tasks, and store each result as it comes.
+    """Evaluate the missing pairs of a pool as tasks, and store each result as it arrives.
 
-    Raises InvalidParameter for a wrong argument, and otherwise as `cross_evaluate` and `open_pool` do.
+    Raises InvalidParameter for a wrong argument, and the errors of `cross_evaluate` and `open_pool`.
     """
-    given = {"pool": pool, "passages": passages}
-    asked = request_of(EvaluationRequest, **{name: value for name, value in given.items() if value is not None})
+    request = request_of(EvaluationRequest, pool=pool, passages=passages)
     registry, caller = runtime.services.registry, Caller("admin", None, "store")
-    base, spec = pool_of(registry, caller, asked.pool)
+    base, spec = pool_of(registry, caller, request.pool)
     with registry.database.write() as catalogue:
         caller.audit(catalogue, "evaluation.ask", spec.digest)
     with open_pool(on, at_once=parallel, cores=cores) as tasks:
         elsewhere = Elsewhere(tasks, score_samples, tasks.threads(of=1))
         return cross_evaluate(
-            registry, caller, base, spec, passages=asked.passages, progress=progress, elsewhere=elsewhere
+            registry, caller, base, spec, passages=request.passages, progress=progress, elsewhere=elsewhere
         )

@@ -1,4 +1,4 @@
-"""Arguments of the typed clients: models by name or as values, texts, requests that are checked before they leave."""
+"""Arguments of the typed clients: models by name or as values, texts, and requests checked before they are sent."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from service.http.schemas.jobs import Job
 
 T = TypeVar("T", bound=BaseModel)
 Model = str | Listed | Adapter | Soup
-"""What answers: the name of an adapter, a soup or a base model (`base/...`), or a value of one."""
+"""The name of an adapter, a soup or a base model (`base/...`), or a value of one."""
 
 
 def name_of(model: Model) -> str:
-    """The name that a model is asked by."""
+    """The name of a model in requests."""
     if isinstance(model, Soup):
         return model.model
     return model.ref if isinstance(model, ListedAdapter) else model
 
 
 def checked(texts: Sequence[str]) -> list[str]:
-    """Raises InvalidParameter for one text, which is a sequence of texts to Python, and for what is no text."""
+    """A list of texts; raises InvalidParameter for a single string, and for items that are not strings."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InvalidParameter("Give a list of texts: strings, one for each passage.", param="texts")
     return list(texts)
 
 
 def request_of(kind: type[T], **fields: Any) -> T:
-    """A request of these fields, those that are None left out; raises InvalidParameter with what is wrong."""
+    """A request with these fields, without those that are None; raises InvalidParameter if they are invalid."""
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'])) or 'the request'}: {one['msg']}" for one in error.errors()]
+        problems = [f"{'.'.join(map(str, row['loc'])) or 'the request'}: {row['msg']}" for row in error.errors()]
         raise InvalidParameter(f"This cannot be asked for: {problems[0]}.", problems=problems) from None
 
 
-def spec_of(given: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A selector by its kind, or by its fields."""
-    return {"kind": given} if isinstance(given, str) else given
+def spec_of(selector: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The fields of a selector named by its kind; a mapping is returned unchanged."""
+    return {"kind": selector} if isinstance(selector, str) else selector
 
 
 def values_of(request: BaseModel) -> dict[str, Any]:
-    """The fields of a request that are set."""
+    """The fields of a request that are not None, as JSON values."""
     return request.model_dump(mode="json", exclude_none=True)
 
 
@@ -58,10 +58,11 @@ def cook_values(
     selector: str | Mapping[str, Any] | None,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The fields of a cook that does not wait; raises InvalidParameter with what is wrong."""
+    """The body of a cook request that does not wait; raises InvalidParameter if a field is invalid."""
     mixing = {"method": more["mixing"]} if isinstance(more.get("mixing"), str) else more.get("mixing")
-    fields = {**more, "mixing": mixing}
-    request = request_of(CookRequest, sample=sample, effort=effort, name=name, selector=spec_of(selector), **fields)
+    request = request_of(
+        CookRequest, **{**more, "mixing": mixing}, sample=sample, effort=effort, name=name, selector=spec_of(selector)
+    )
     return {**values_of(request), "wait": 0}
 
 

@@ -1,7 +1,7 @@
 """`Store`: a registry of adapters in a folder, with its base model, in this process.
 
-It is what `soup serve` runs, on a Unix socket that only this user may open in the place of a port. So everything holds
-here that holds of a server: the same checks, the same bytes, the same folder.
+It runs the application of `soup serve` on a Unix socket that only this user may open. Checks, stored bytes and the
+folder are those of a server.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Store:
     """A registry in `folder`, open until `close` or the end of `with`.
 
     `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
-    `revision`; it is remembered in the folder under `base_id`, by default the folder's name. Without one the store
-    has those that it was given before. `settings` are those of a server (docs/reference/settings.md), and variables
-    SOUP_... hold as they do there. Raises Unavailable where somebody else has the folder open.
+    `revision`; the folder remembers it under `base_id`, by default the name of its folder. Without `base` the store
+    has the base models of earlier sessions. `settings` are those of a server (docs/reference/settings.md), as are the
+    variables SOUP_... Raises Unavailable if another process has the folder open.
 
-    While one is open, torch computes on one core in the threads of this process, but for what the store itself does
-    and what is done under `attach`.
+    While a store is open, torch computes on one core in the threads of this process, except in the store itself and
+    under `attach`.
     """
 
     def __init__(
@@ -63,17 +63,16 @@ class Store:
         self.folder = Path(folder).expanduser()
         self.folder.mkdir(parents=True, exist_ok=True)
         allowlist = self.folder / ALLOWLIST
-        added = None if base is None else _entry(allowlist, base, base_id, revision)
-        candidate = allowlist if added is None else _beside(allowlist, added)
+        entry = None if base is None else _new_entry(allowlist, base, base_id, revision)
+        candidate = allowlist if entry is None else _extended_copy(allowlist, entry)
         with ExitStack() as stack:
-            stack.callback(_forget, candidate, allowlist)
-            given = _settings(settings, self.folder, candidate if candidate.exists() else None)
-            self._runtime = Runtime(given)
+            stack.callback(_remove_candidate, candidate, allowlist)
+            self._runtime = Runtime(_settings(settings, self.folder, candidate if candidate.exists() else None))
             cores.remember()
             stack.callback(cores.set_back)
             self._runtime.start()
             stack.callback(self._runtime.stop)
-            if added is not None:  # nobody else writes there while the folder is ours
+            if entry is not None:  # no other process writes there while this one has the folder open
                 candidate.replace(allowlist)
                 sync_directory(self.folder)
             server = LocalServer(create_app(self._runtime))
@@ -82,7 +81,7 @@ class Store:
             key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
             self._client = stack.enter_context(Client(ADDRESS, key, transport=server.transport()))
             stack.callback(self._runtime.begin_stop)
-            self._embedding: list[str] = []
+            self._embedding_jobs: list[str] = []
             self._closed = False
             self._open = stack.pop_all()
 
@@ -95,22 +94,25 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Stop what runs, and give the folder free; again is nothing. Jobs that run go on when it is opened again."""
+        """Stop the server and release the folder; a second call does nothing.
+
+        Running jobs continue when the folder is opened again.
+        """
         self._closed = True
         self._open.close()
 
     @property
     def client(self) -> Client:
-        """The client of the server inside, for all that a store has no method for; raises Unavailable once closed."""
+        """A client of the store's server, for calls that a store has no method for; raises Unavailable once closed."""
         if self._closed:
             raise Unavailable("This store is closed.")
         return self._client
 
-    # --- what is stored ---------------------------------------------------------------------------------------
+    # --- adapters ---------------------------------------------------------------------------------------------
 
     @property
     def base(self) -> str:
-        """The name of the base model, `base/<id>`; raises InvalidParameter where there is not exactly one."""
+        """The name of the base model, `base/<id>`; raises InvalidParameter unless there is exactly one."""
         ids = list(self._runtime.bases)
         if len(ids) != 1:
             raise InvalidParameter(f"This store has {len(ids)} base models ({', '.join(ids)}): name one, as base/<id>.")
@@ -130,19 +132,19 @@ class Store:
     ) -> Adapter:
         """Store an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
 
-        `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
-        them no selector can rank it. `owner` is who answers for it, a label that gives no right. What is there already
-        is not stored again. Raises InvalidManifest and others.
+        `domain` says what it was trained on, if the folder does not, and `texts` are passages of that domain: without
+        them no selector can rank it. `owner` is the person responsible for it, a label without rights. Bytes that are
+        stored already are not stored again. Raises InvalidManifest and others.
         """
         pushed = self.client.push(
             folder, name=name, domain=domain, texts=texts, tags=tags, base=base, owner=owner, progress=progress
         )
         if pushed.job is not None:
-            self._embedding.append(pushed.job)
+            self._embedding_jobs.append(pushed.job)
         return self.adapter(pushed)
 
     def adapter(self, model: Model) -> Adapter:
-        """A stored adapter or soup, with how it came to be."""
+        """A stored adapter or soup, with its provenance."""
         return self.client.adapter(model)
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
@@ -158,8 +160,11 @@ class Store:
         pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Selector:
-        """Fit a selector over a pool, which its first selection does too; shows how well it tells domains apart."""
-        self._embedded(progress)
+        """Fit a selector over a pool; the result shows how well it tells domains apart.
+
+        The first selection from a pool fits it too.
+        """
+        self._wait_embedded(progress)
         return self.client.fit(selector, pool=pool, progress=progress)
 
     def select(
@@ -171,13 +176,13 @@ class Store:
         pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Selection:
-        """Which adapters a selector would take for a sample of a domain; a pool that was never fitted is fitted first.
+        """The adapters that a selector chooses for a sample of a domain; a pool never fitted is fitted first.
 
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
         `pool` have those of SelectOptions and PoolRequest.
         """
-        checked(texts)  # before anything is waited for
-        self._embedded(progress)
+        checked(texts)  # before the wait
+        self._wait_embedded(progress)
         return self.client.select(texts, selector=selector, options=options, pool=pool, progress=progress)
 
     def cook(
@@ -190,18 +195,18 @@ class Store:
         progress: Progress | None = None,
         **more: Any,
     ) -> Soup:
-        """Pick adapters for a sample of a new domain and mix them, or say that nothing helps (`abstained`).
+        """Choose adapters for a sample of a new domain and mix them, or abstain if none helps.
 
-        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
+        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
         if texts is not None:
             checked(texts)
         if more.get("recipe") is None:
-            self._embedded(progress)
+            self._wait_embedded(progress)
         return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
 
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
-        """Perplexity of texts under a model, against a baseline: the base model, another, or None for none."""
+        """Perplexity of texts under a model, compared with `baseline`: by default the base model, None for none."""
         return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
 
     def evaluate_pool(
@@ -214,13 +219,13 @@ class Store:
         cores: int | None = None,
         progress: Progress | None = None,
     ) -> CrossEvaluated:
-        """Evaluate every adapter of a pool on the samples of all of them: how many pairs, and what went wrong.
+        """Evaluate every adapter of a pool on the samples of all its adapters: the count of pairs, and the failures.
 
-        `client.evaluations()` lists what is known, which is not computed again. It is computed by this store, or with
-        `on`, "ray" or "ray=HOST:PORT", as tasks of a Ray cluster: `parallel` at once, by default as many as have room,
-        on `cores` processor cores each, by default one. `pool` has the fields of PoolRequest.
+        Pairs that `client.evaluations()` lists are not computed again. With `on` ("ray" or "ray=HOST:PORT") they are
+        tasks of a Ray cluster: `parallel` at once, by default as many as fit, on `cores` processor cores each, by
+        default one. `pool` has the fields of PoolRequest.
         """
-        self._embedded(progress)
+        self._wait_embedded(progress)
         if on is not None:
             return evaluate_on(
                 on,
@@ -237,7 +242,7 @@ class Store:
         return CrossEvaluated(**(job.result or {}))
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
-        """Text that goes on from a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""
+        """The completion of a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""
         return self.client.generate(model, prompt, **sampling)
 
     def compare(
@@ -247,21 +252,21 @@ class Store:
         *,
         progress: Progress | None = None,
     ) -> Comparison:
-        """Cook with every strategy for the sample of every domain, and score on other text of it beside the base.
+        """Cook with every strategy for the sample of every domain, and score on its test texts beside the base.
 
-        `domains` are (sample, test) by name; `strategies` fields of `cook` by name, such as {"cosine": {"selector":
-        "cosine", "verify": False}}: one that is verified may abstain. The soups that are made are temporary: each is
-        retired as soon as it was scored. Raises what cooking or scoring raises.
+        `domains` are (sample, test) by name; `strategies` are arguments of `cook` by name, such as {"cosine":
+        {"selector": "cosine", "verify": False}}: a verified one may abstain. Each soup is retired once it is scored.
+        Raises the errors of `cook` and `evaluate`.
         """
-        self._embedded(progress)
+        self._wait_embedded(progress)
         return compare(self.client, domains, strategies, base=self.base, progress=progress or silent)
 
     @contextmanager
     def attach(self, model: Model, to: Any) -> Iterator[None]:
-        """While open, a transformers model `to` of the same base computes with an adapter or soup of this store.
+        """Attach an adapter or soup of this store to a transformers model `to` of the same base, until `with` ends.
 
-        It is your model, loaded by yourself; its weights are not touched, and the store does not see whether they are
-        those of the base. Raises Incompatible where the adapter does not fit it, or there is nothing to attach.
+        The weights of `to` are not changed, and not compared with those of the base. Raises Incompatible if the
+        adapter does not fit the model, and for a base model, which has nothing to attach.
         """
         row = self._row(name_of(model))
         base = self._runtime.bases[row.base_model]
@@ -277,57 +282,63 @@ class Store:
         with self._runtime.database.read() as catalogue:
             return catalogue.adapters.resolve(None, ref)
 
-    def _embedded(self, progress: Progress | None) -> None:
-        """Wait for the samples of what was pushed here: a pool has an adapter once its sample is embedded.
+    def _wait_embedded(self, progress: Progress | None) -> None:
+        """Wait until the samples pushed through this store are embedded: an adapter joins its pool only then.
 
-        Raises what is wrong with one, once: its adapter is there, and is in no pool.
+        Raises the error of a sample that cannot be embedded, once: its adapter stays stored, and joins no pool.
         """
-        while self._embedding:
-            self.client.wait_job(self._embedding.pop(0), progress=progress)
+        while self._embedding_jobs:
+            self.client.wait_job(self._embedding_jobs.pop(0), progress=progress)
 
 
-def _settings(given: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:
-    """Those of the store's server; raises InvalidParameter for what is none, or has another value."""
-    if unknown := sorted(given.keys() - Settings.model_fields.keys()):
+def _settings(options: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:
+    """Settings of the store's server.
+
+    Raises InvalidParameter for an unknown setting, an invalid value, and a setting that the folder determines.
+    """
+    if unknown := sorted(options.keys() - Settings.model_fields.keys()):
         raise InvalidParameter(f"A server has no setting {', '.join(unknown)}.", param=unknown[0])
-    own = {"data": folder} | ({} if allowlist is None else {"bases": allowlist})
-    if taken := sorted(given.keys() & own.keys()):
-        raise InvalidParameter(f"{', '.join(taken)} of a store are in its folder.", param=taken[0])
-    return request_of(Settings, **{"preload": False, **given, **own})
+    fixed = {"data": folder} | ({} if allowlist is None else {"bases": allowlist})
+    if conflicting := sorted(options.keys() & fixed.keys()):
+        raise InvalidParameter(f"{', '.join(conflicting)} of a store are in its folder.", param=conflicting[0])
+    return request_of(Settings, **{"preload": False, **options, **fixed})
 
 
-def _entry(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> str | None:
-    """What the allowlist lacks of a base model; raises InvalidParameter where its id stands for another already."""
+def _new_entry(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> str | None:
+    """The TOML lines that add a base model to the allowlist, None if it is listed already.
+
+    Raises InvalidParameter for an invalid id, and for one that stands for another model in the allowlist.
+    """
     local = Path(base).expanduser()
     source = str(local.absolute()) if local.is_dir() else str(base)
-    named = base_id or name_of_folder(Path(source))
-    if not is_part(named):
-        raise InvalidParameter(f"{named!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")
-    known = read_allowlist(allowlist) if allowlist.exists() else {}
-    if named in known:
-        if (known[named].source, known[named].revision) != (source, revision):
-            raise InvalidParameter(
-                f"{named} is {known[named].source} in this store: give {source} another base_id.", param="base_id"
-            )
-        return None
-    lines = [f"[bases.{_toml(named)}]", f"source = {_toml(source)}"]
-    lines += [f"revision = {_toml(revision)}"] if revision else []
-    return "\n".join([*lines, ""])
+    name = base_id or name_of_folder(Path(source))
+    if not is_part(name):
+        raise InvalidParameter(f"{name!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")
+    listed = (read_allowlist(allowlist) if allowlist.exists() else {}).get(name)
+    if listed is None:
+        lines = [f"[bases.{_toml_string(name)}]", f"source = {_toml_string(source)}"]
+        lines += [f"revision = {_toml_string(revision)}"] if revision else []
+        return "\n".join([*lines, ""])
+    if (listed.source, listed.revision) != (source, revision):
+        raise InvalidParameter(
+            f"{name} is {listed.source} in this store: give {source} another base_id.", param="base_id"
+        )
+    return None
 
 
-def _toml(text: str) -> str:
-    """A basic string of TOML, which has JSON's escapes, but no surrogates and no DEL as it is."""
+def _toml_string(text: str) -> str:
+    """A basic string of TOML: its escapes are JSON's, but a DEL has to be escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _beside(allowlist: Path, added: str) -> Path:
-    """The allowlist with what it lacks, in a file of its own that is read where the allowlist would be."""
-    before = allowlist.read_text(encoding="utf-8") if allowlist.exists() else ""
+def _extended_copy(allowlist: Path, entry: str) -> Path:
+    """Write a copy of the allowlist with one more entry beside it, and return its path."""
+    text = allowlist.read_text(encoding="utf-8") if allowlist.exists() else ""
     candidate = allowlist.with_name(f"{allowlist.name}.{secrets.token_hex(4)}")
-    candidate.write_text(before + ("\n" if before else "") + added, encoding="utf-8")
+    candidate.write_text(text + ("\n" if text else "") + entry, encoding="utf-8")
     return candidate
 
 
-def _forget(candidate: Path, allowlist: Path) -> None:
+def _remove_candidate(candidate: Path, allowlist: Path) -> None:
     if candidate != allowlist:
         candidate.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Text tables: aligned columns and fields that fit a terminal.
 
-Used by the command line and by the values that print themselves. Control characters of foreign text are shown as `?`.
+Used by the command line and by results that print themselves. Control characters of foreign text are shown as `?`.
 """
 
 from __future__ import annotations
@@ -10,35 +10,32 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
+DEFAULT_WIDTH = 100
+"""Characters in a line of a table if no terminal says how many."""
+MIN_BROKEN_WIDTH = 12
+"""Narrowest column whose words are broken, unless the table fits in no other way."""
+
 
 def one_line(text: str) -> str:
-    """Text of others as a line that stays one: what is no printable character is shown as `?`.
+    """Foreign text as a single line, with characters that do not print shown as `?`.
 
     A terminal acts on control characters, and some of Unicode's turn the order of letters around.
     """
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-WIDTH = 100
-"""Columns that a table may take where no terminal says how many; what is wider is broken at spaces."""
-
-
-BREAKING = 12
-"""What a column keeps where its words are broken, as long as that is enough."""
-
-
 def table_width() -> int:
-    """Columns of the terminal, or of the variable COLUMNS."""
-    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns)
+    """Width of the terminal in characters, or the value of the variable COLUMNS; at least 40."""
+    return max(40, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
 def columns(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None, spare: Sequence[str] = ()
 ) -> str:
-    """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`.
+    """A table as aligned text: numbers to the right, control characters of foreign text as `?`.
 
-    Where `within` is given, the widest columns go on in lines below until all fit, as far as a character each is left;
-    before a word is broken, the columns called `spare` are left out, the first of them first.
+    `within` is the most characters in a line: the widest columns are wrapped until all fit, down to one character each.
+    Before a word is broken, columns named in `spare` are dropped, in that order.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     table = [[name.upper() for name in header], *cells]
@@ -47,55 +44,56 @@ def columns(
         words = [max(len(word) for row in table for word in row[i].split() or [""]) for i in range(len(header))]
         room = within - 2 * (len(widths) - 1)
         if spare and sum(words) > room:
-            kept = [i for i, name in enumerate(header) if name != spare[0]]
-            left = [[row[i] for i in kept] for row in rows]
-            return columns([header[i] for i in kept], left, within=within, spare=spare[1:])
-        widths = _narrowed(widths, words, room)
-    right = [bool(rows) and all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(header))]
+            indices = [i for i, name in enumerate(header) if name != spare[0]]
+            narrower = [[row[i] for i in indices] for row in rows]
+            return columns([header[i] for i in indices], narrower, within=within, spare=spare[1:])
+        widths = _fit_widths(widths, words, room)
+    is_right = [bool(rows) and all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(header))]
+    return "\n".join(line for row in table for line in _row_lines(row, widths, is_right))
 
-    def lines(row: Sequence[str]) -> Iterator[str]:
-        parts = [_wrapped(cell, max(1, width)) or [""] for cell, width in zip(row, widths, strict=True)]
-        for line in itertools.zip_longest(*parts, fillvalue=""):
-            yield "  ".join(
-                cell.rjust(width) if to_right else cell.ljust(width)
-                for cell, width, to_right in zip(line, widths, right, strict=True)
-            ).rstrip()
 
-    return "\n".join(line for row in table for line in lines(row))
+def _row_lines(row: Sequence[str], widths: Sequence[int], is_right: Sequence[bool]) -> Iterator[str]:
+    """The lines of one row of a table; cells wider than their column continue on further lines."""
+    wrapped = [_wrapped(cell, max(1, width)) or [""] for cell, width in zip(row, widths, strict=True)]
+    for line in itertools.zip_longest(*wrapped, fillvalue=""):
+        yield "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, is_right, strict=True)
+        ).rstrip()
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _narrowed(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-    """Widths that fit into `room`, taken from the widest first; words are only broken where nothing else is left."""
-    found = list(widths)
-    for least in (words, [BREAKING] * len(found), [1] * len(found)):
-        while sum(found) > room:
-            wide = [i for i, width in enumerate(found) if width > least[i]]
+def _fit_widths(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths whose sum is at most `room`, taken from the widest columns first.
+
+    `words` are the lengths of each column's longest word, below which a column is narrowed last.
+    """
+    fitted = list(widths)
+    for least in (words, [MIN_BROKEN_WIDTH] * len(fitted), [1] * len(fitted)):
+        while sum(fitted) > room:
+            wide = [i for i, width in enumerate(fitted) if width > least[i]]
             if not wide:
                 break
-            found[max(wide, key=found.__getitem__)] -= 1
-    return found
+            fitted[max(wide, key=fitted.__getitem__)] -= 1
+    return fitted
 
 
 def fields(pairs: Sequence[tuple[str, object]]) -> str:
-    """Names and values, one a line; values that are None or empty are left out, long ones go on below."""
-    shown = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
-    width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(line for name, value in shown for line in _field(name.ljust(width), value))
+    """Names and values, one a line and long ones wrapped; values that are None or empty are skipped."""
+    texts = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
+    width = max((len(name) for name, _ in texts), default=0)
+    return "\n".join(line for name, text in texts for line in _field_lines(name.ljust(width), text))
 
 
-def _field(name: str, value: str) -> list[str]:
+def _field_lines(name: str, value: str) -> list[str]:
+    line = f"{name}  {value}"
+    if len(line) <= table_width():
+        return [line]
     indent = " " * (len(name) + 2)
-    return (
-        [f"{name}  {value}"]
-        if len(name) + len(value) + 2 <= table_width()
-        else textwrap.wrap(
-            f"{name}  {value}", table_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-    )
+    return textwrap.wrap(line, table_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
@@ -103,7 +101,7 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 
 def spelt(name: str) -> str:
-    """The name of a field as people write it."""
+    """A field's name in words, without underscores."""
     return name.replace("_", " ").replace("held out", "held-out")
 
 
@@ -115,7 +113,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
     if isinstance(value, list | tuple):
-        return ", ".join(_cell(part) for part in value)
+        return ", ".join(map(_cell, value))
     if isinstance(value, dict):
-        return ", ".join(f"{_cell(str(key))}={_cell(part)}" for key, part in value.items())
+        return ", ".join(f"{_cell(str(key))}={_cell(item)}" for key, item in value.items())
     return one_line(str(value))

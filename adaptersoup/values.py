@@ -1,8 +1,7 @@
-"""What a `Store` answers: typed values that show themselves, as text, as a table in a notebook, as a data frame and,
-where there is something to see, as a matplotlib figure.
+"""Results of the typed clients and of a `Store`, shown as text, as a table in a notebook, as a data frame or as a plot.
 
-Each is the body of the HTTP API of the same name, with its fields (docs/reference/api.md), and a `table` of what people
-look at first.
+Each is the body of the HTTP API of the same name, with its fields (docs/reference/api.md), and a `table` of its main
+figures.
 """
 
 from __future__ import annotations
@@ -32,48 +31,50 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, and sentences above them."""
+    """Rows under named columns, with sentences above them."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     sentences: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """In columns, for a terminal; what people wrote forges no lines there."""
+        """Aligned columns for a terminal; control characters of foreign text are shown as `?`."""
         table = [columns(self.columns, self.rows)] if self.rows else []
         return "\n".join([*map(one_line, self.sentences), *table])
 
     def html(self) -> str:
-        """As HTML; whatever people wrote is shown as text."""
+        """HTML paragraphs and a table, with foreign text escaped."""
         above = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         if not self.rows:
             return above
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(_text(one))}</td>' for one in row)}</tr>" for row in self.rows)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(_cell_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
+        )
         return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-class Shown(ABC):
-    """A value with a `table`."""
+class Tabular(ABC):
+    """A value that shows itself by its `table`."""
 
     @property
     @abstractmethod
     def table(self) -> Table:
-        """What people look at first."""
+        """The main figures, one row an item."""
 
     def __str__(self) -> str:
         return self.table.text()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's protocol
-        """For IPython on a terminal."""
+        """Print the table in IPython on a terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The table as HTML, for notebooks."""
         return self.table.html()
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows of its table as a data frame; raises Unavailable where pandas is not installed."""
+        """A data frame with the rows of `table`; raises Unavailable if pandas is not installed."""
         try:
             import pandas as pd
         except ModuleNotFoundError:
@@ -81,109 +82,113 @@ class Shown(ABC):
         return pd.DataFrame(list(self.table.rows), columns=list(self.table.columns))
 
 
-class Listed(Shown, ListedAdapter):
-    """A stored adapter or soup, as lists have it."""
+class Listed(Tabular, ListedAdapter):
+    """A stored adapter or soup, with the fields that lists have."""
 
     @property
     def table(self) -> Table:
-        """One row of a list."""
-        return _table([self])
+        """One row, as in a list of adapters."""
+        return _adapter_table([self])
 
 
-class Adapter(Shown, AdapterBody):
-    """A stored adapter or soup, with how it came to be."""
+class Adapter(Tabular, AdapterBody):
+    """A stored adapter or soup, with its provenance."""
 
     @property
     def table(self) -> Table:
-        """One row of a list."""
-        return _table([self])
+        """One row, as in a list of adapters."""
+        return _adapter_table([self])
 
 
-class Adapters(Shown, Sequence[Listed]):
+class Adapters(Tabular, Sequence[Listed]):
     """A list of adapters, newest first."""
 
-    def __init__(self, found: Sequence[Listed]) -> None:
-        self._found = tuple(found)
+    def __init__(self, adapters: Sequence[Listed]) -> None:
+        self._adapters = tuple(adapters)
 
     @overload
-    def __getitem__(self, place: int) -> Listed: ...
+    def __getitem__(self, index: int) -> Listed: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Listed]: ...
-    def __getitem__(self, place: int | slice) -> Listed | Sequence[Listed]:
-        return self._found[place]
+    def __getitem__(self, index: slice) -> Sequence[Listed]: ...
+    def __getitem__(self, index: int | slice) -> Listed | Sequence[Listed]:
+        return self._adapters[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._adapters)
 
     def __iter__(self) -> Iterator[Listed]:
-        return iter(self._found)
+        return iter(self._adapters)
 
     @property
     def table(self) -> Table:
-        """A row for each."""
-        return _table(self._found)
+        """One row an adapter."""
+        return _adapter_table(self._adapters)
 
 
-class Selector(Shown, SelectorBody):
+class Selector(Tabular, SelectorBody):
     """A fitted selector, and how well it tells the domains of its pool apart."""
 
     @property
     def table(self) -> Table:
-        """The figures of its report, which are found on text that it was not fitted on."""
-        rows = ((name.replace("_", " "), one) for name, one in self.report.items() if isinstance(one, int | float))
+        """The figures of its fit report, measured on text that it was not fitted on."""
+        rows = (
+            (name.replace("_", " "), value) for name, value in self.report.items() if isinstance(value, int | float)
+        )
         return Table(("figure", "value"), tuple(rows), (f"{self.selector.kind} over {self.domains} domains",))
 
     def plot(self) -> Plot:
-        """Shares on held-out text, and what it has by domain or cluster."""
+        """A chart of the fit report: shares on held-out text, and counts by domain or cluster."""
         from plots.results import fit_plot
 
         return fit_plot(self.selector.kind, self.domains, self.report)
 
 
-class Selection(Shown, Selected):
-    """Which adapters a selector would take for a sample, and why."""
+class Selection(Tabular, Selected):
+    """The adapters that a selector chooses for a sample, with scores, weights and reasons."""
 
     @property
     def table(self) -> Table:
-        """Who was chosen, then who was left out."""
-        found = self.selection
-        chosen = [(one.ref, one.domain, one.score, float(one.weight), one.stability, None) for one in found.selected]
-        others = [(one.ref, one.domain, one.score, None, None, one.reason) for one in found.left_out]
-        head = ("adapter", "domain", "score", "weight", "stability", "why not")
-        return Table(head, (*chosen, *others), (found.reason, *found.warnings))
+        """The chosen adapters, then the rejected ones with the reason."""
+        selection = self.selection
+        chosen = [
+            (row.ref, row.domain, row.score, float(row.weight), row.stability, None) for row in selection.selected
+        ]
+        rejected = [(row.ref, row.domain, row.score, None, None, row.reason) for row in selection.left_out]
+        header = ("adapter", "domain", "score", "weight", "stability", "why not")
+        return Table(header, (*chosen, *rejected), (selection.reason, *selection.warnings))
 
     def plot(self) -> Plot:
-        """The ranking, as bars: who was chosen, then who was left out."""
+        """A bar chart of the ranking: the chosen adapters, then the rejected ones."""
         from plots.results import selection_plot
 
         return selection_plot(self.selection)
 
 
-class Soup(Shown, SoupBody):
-    """What was cooked: a soup, one adapter that needs no mixing, or the base model where it `abstained`."""
+class Soup(Tabular, SoupBody):
+    """The result of a cook: a soup, a single adapter, or the base model if it `abstained`."""
 
     @property
     def table(self) -> Table:
-        """Why, on what evidence, and the ingredients with what each weighs, averaged over layers."""
-        check, spent = self.verification, self.spent
+        """The ingredients with their weights averaged over layers; the sentences give the reason and the evidence."""
+        verification, spent = self.verification, self.spent
         sentences = [f"{self.model}: {self.reason}" if self.reason else self.model]
-        if check is not None:
-            where = "held-out passages" if check.held_out else "passages of the sample itself"
+        if verification is not None:
+            passages = "held-out passages" if verification.held_out else "passages of the sample itself"
             sentences.append(
-                f"{check.difference:+.4f} nats a token against the base (standard error {check.standard_error:.4f}) on "
-                f"{check.passages} {where}."
+                f"{verification.difference:+.4f} nats a token against the base (standard error "
+                f"{verification.standard_error:.4f}) on {verification.passages} {passages}."
             )
         if spent is not None and spent.passes is not None:
             sentences.append(f"It took {spent.seconds:.1f} s, {spent.passes:.1f} passes of the base over the sample.")
-        names = {one.digest: one.ref for one in (self.selection.selected if self.selection else ())}
+        refs_by_digest = {row.digest: row.ref for row in (self.selection.selected if self.selection else ())}
         if self.search is not None:
-            names |= {one.digest: one.ref for one in self.search.candidates}
+            refs_by_digest |= {candidate.digest: candidate.ref for candidate in self.search.candidates}
         ingredients = () if self.recipe is None else self.recipe.ingredients
-        rows = tuple((names.get(one.digest, one.digest), float(one.weight)) for one in ingredients)
-        return Table(("ingredient", "weight"), rows, tuple(sentences))
+        rows = [(refs_by_digest.get(row.digest, row.digest), float(row.weight)) for row in ingredients]
+        return Table(("ingredient", "weight"), tuple(rows), tuple(sentences))
 
     def plot(self) -> Plot:
-        """What is in it, what it gains on passages held out with its interval, and the adapters that were weighed."""
+        """A chart of the ingredients, the gain on held-out passages with its interval, and the candidates."""
         from plots.results import soup_plot
 
         return soup_plot(
@@ -197,12 +202,12 @@ class Soup(Shown, SoupBody):
         )
 
 
-class Perplexity(Shown, PerplexityAnswer):
-    """Perplexity of a model on texts, beside a baseline's where one was asked for."""
+class Perplexity(Tabular, PerplexityAnswer):
+    """Perplexity of a model on texts, and a baseline's if the request named one."""
 
     @property
     def table(self) -> Table:
-        """The model, then the baseline, with the paired difference between them."""
+        """The model, then the baseline; the sentence gives the paired difference between them."""
         rows: list[tuple[Cell, ...]] = [(self.model, self.perplexity, self.mean_nll, self.standard_error)]
         sentences: tuple[str, ...] = ()
         if self.baseline is not None:
@@ -214,21 +219,21 @@ class Perplexity(Shown, PerplexityAnswer):
         return Table(("model", "perplexity", "nats a token", "standard error"), tuple(rows), sentences)
 
     def plot(self) -> Plot:
-        """Both perplexities, the difference with its interval, and how many texts are read how well."""
+        """A chart of both perplexities, their difference with its interval, and a histogram over the texts."""
         from plots.results import perplexity_plot
 
         return perplexity_plot(self.model, self, against=None if self.baseline is None else self.baseline.model)
 
 
-def _table(adapters: Iterable[ListedAdapter]) -> Table:
+def _adapter_table(adapters: Iterable[ListedAdapter]) -> Table:
     rows = (
-        (one.ref, one.kind, one.domain, one.config.method, one.parameters, ", ".join(one.card.tags), one.owner)
-        for one in adapters
+        (row.ref, row.kind, row.domain, row.config.method, row.parameters, ", ".join(row.card.tags), row.owner)
+        for row in adapters
     )
     return Table(("adapter", "kind", "domain", "method", "parameters", "tags", "owner"), tuple(rows))
 
 
-def _text(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     if cell is None:
         return ""
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
