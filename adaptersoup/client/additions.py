@@ -1,4 +1,4 @@
-"""What is pushed and pulled of an adapter directory: its manifest, its sample, its files."""
+"""Content of a push and a pull: an adapter directory's manifest, its sample and its files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from registry.formats import (
 from registry.spec import Card, Manifest
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
-"""What is pulled: nothing else a server may name is ever written to disk."""
+"""Files that a pull writes; other names in a server's list are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Additions:
-    """What is said of an adapter beside its directory: tags and metadata join those of its card, the rest replaces."""
+    """Fields of a push beside the directory: tags and metadata are added to its card's, the others replace its values.
+
+    `base` is a base model's id. Without `owner` the name keeps its owner; an empty one is refused.
+    """
 
     domain: str | None = None
     base: str | None = None
-    """A base model's id."""
     owner: str | None = None
-    """Who answers for the name, which keeps the one it has where this is None; an empty one is refused."""
     texts: Sequence[str] | None = None
     tags: Sequence[str] = ()
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
@@ -41,16 +42,19 @@ class Additions:
     description: str | None = None
 
     def card(self, card: Card) -> Card:
-        """A directory's card with these in it."""
+        """The card of a directory with the added fields."""
         values = card.model_dump()
         values["tags"] = tuple(dict.fromkeys([*values["tags"], *self.tags]))
         values["metadata"] = {**values["metadata"], **self.metadata}
-        values |= {name: said for name in ("license", "description") if (said := getattr(self, name)) is not None}
+        if self.license is not None:
+            values["license"] = self.license
+        if self.description is not None:
+            values["description"] = self.description
         return Card.model_validate(values)
 
 
-def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
-    """The manifest of a directory, still without its files and its sample.
+def manifest_of(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
+    """The manifest of a directory, without its files and its sample.
 
     Raises InvalidManifest without a domain, and for an empty owner.
     """
@@ -79,12 +83,12 @@ def described(local: AdapterDirectory, name: str, more: Additions) -> Manifest:
 
 
 def name_of(path: Path) -> str:
-    """The name of an adapter for which a folder gives its own: lower case, other characters as `-`."""
+    """An adapter's name derived from its folder's: lower case, with other characters replaced by `-`."""
     return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"
 
 
 def texts_of(local: AdapterDirectory, more: Additions) -> Sequence[str] | EmbeddingsNote | None:
-    """The sample's texts, None where there is no sample; of a sample of embeddings what made them."""
+    """The texts of a directory's sample, or the note of a sample of embeddings; None if there is no sample."""
     if more.texts is not None:
         return more.texts
     if local.embeddings_note is not None:
@@ -92,6 +96,6 @@ def texts_of(local: AdapterDirectory, more: Additions) -> Sequence[str] | Embedd
     return None if local.sample is None else read_texts(local.sample)
 
 
-def inline(path: Path, most: int) -> str | None:
-    """The bytes of a file as base64; None for one of more than `most`."""
-    return None if path.stat().st_size > most else base64.b64encode(path.read_bytes()).decode()
+def inline(path: Path, max_bytes: int) -> str | None:
+    """The bytes of a file as base64; None if it has more than `max_bytes`."""
+    return None if path.stat().st_size > max_bytes else base64.b64encode(path.read_bytes()).decode()

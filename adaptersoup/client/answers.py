@@ -1,6 +1,6 @@
-"""Answers of a server as values and errors: its JSON, which of our errors a refusal is, and how a job ended.
+"""Parsing of a server's answers: JSON values, errors of `registry.errors`, server-sent events, results of jobs.
 
-Used by `adaptersoup.client` and `soup train submit`. Knows no route, and no way to send anything.
+Used by `adaptersoup.client` and `soup train submit`. Knows no route, and sends nothing.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ BY_STATUS: dict[int, type[SoupError]] = {
     503: errors.Unavailable,
     504: errors.Unavailable,
 }
-"""For answers without a code of ours (a proxy's, or HEAD's empty ones)."""
-
-
+"""Errors for answers without an error code of ours: those of a proxy, and the empty ones to HEAD."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_FITS = 5
+LONGEST_EMBEDDING = 3600
+"""Seconds to wait for the samples of a pool of which none is embedded yet."""
+DONE = frozenset({"succeeded", "failed", "cancelled"})
+"""States of a job that has ended."""
 
 
 def check_open(client: httpx2.Client | httpx2.AsyncClient) -> None:
-    """Raises Unavailable where the client was closed before."""
+    """Raise Unavailable if the client is closed."""
     if client.is_closed:
         raise Unavailable("This client is closed: make another one.")
 
 
 @contextmanager
 def translated(base_url: str) -> Iterator[None]:
-    """Errors of the transport as ours, in a sentence that says what to do."""
+    """Raise errors of the transport as Unavailable, in a sentence that says what to do."""
     try:
         yield
     except httpx2.ConnectError as error:
@@ -67,7 +70,7 @@ def translated(base_url: str) -> Iterator[None]:
 
 
 def object_of(response: httpx2.Response) -> Json:
-    """The JSON object of an answer; raises Unavailable where something else answered."""
+    """The JSON object of an answer; raises Unavailable if the body is something else."""
     value = _parsed(response.text)
     if not isinstance(value, dict):
         raise Unavailable(
@@ -77,22 +80,22 @@ def object_of(response: httpx2.Response) -> Json:
 
 
 def error_of(response: httpx2.Response) -> SoupError:
-    """The error of a refused request, as the class its code names."""
+    """The error of a refused request: an instance of the class that its code names."""
     value = _parsed(response.text)
-    error = value.get("error") if isinstance(value, dict) else None
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        found = _rebuilt(error, status=response.status_code)
-        if isinstance(found, Internal) and "x-request-id" in response.headers:
-            found.problems = (f"request id {response.headers['x-request-id']}",)
+    fields = value.get("error") if isinstance(value, dict) else None
+    if isinstance(fields, dict) and isinstance(fields.get("message"), str):
+        error = _rebuilt(fields, status=response.status_code)
+        if isinstance(error, Internal) and "x-request-id" in response.headers:
+            error.problems = (f"request id {response.headers['x-request-id']}",)
     else:
-        found = BY_STATUS.get(response.status_code, SoupError)(
+        error = BY_STATUS.get(response.status_code, SoupError)(
             f"{response.request.method} {response.request.url} was refused with status {response.status_code} "
             f"{response.reason_phrase}."
         )
     pause = response.headers.get("retry-after", "")
-    if isinstance(found, Busy | Unavailable) and pause.isascii() and pause.isdigit():
-        found.retry_after = int(pause)
-    return found
+    if isinstance(error, Busy | Unavailable) and pause.isascii() and pause.isdigit():
+        error.retry_after = int(pause)
+    return error
 
 
 def _rebuilt(error: Mapping[str, Any], *, status: int) -> SoupError:
@@ -112,36 +115,36 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def given(values: Mapping[str, Any]) -> Json:
+def drop_none(values: Mapping[str, Any]) -> Json:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
-def part(text: str) -> str:
-    """A text as one part of a path."""
+def path_segment(text: str) -> str:
+    """A text quoted as one segment of a URL's path."""
     return quote(text, safe="")
 
 
-def heard(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
-    """An event's name and JSON value; None for `[DONE]`. Raises the error that is in it."""
+def event_content(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
+    """An event's name and JSON value; None for `[DONE]`. Raises an error that the server sent as an event."""
     if event.data == "[DONE]":
         return None
     value = _parsed(event.data)
     error = value.get("error") if isinstance(value, dict) and len(value) == 1 else None
-    if isinstance(error, dict) and "message" in error:  # alone: a job that failed has more to it
+    if isinstance(error, dict) and "message" in error:  # a failed job has an error too, beside its other fields
         raise _rebuilt(error, status=500)
     return event.event, value
 
 
 def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
-    """The header `x-soup-model` of a request whose body names a model. Proxies hash it to choose a server."""
+    """The header `x-soup-model` of a request whose body names a model; proxies hash it to choose a server."""
     model = (body or {}).get("model")
     return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
 
 
-def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
-    """What a pool of connections to a server is made with; raises InvalidParameter for what is no address."""
-    url = _checked(base_url)
+def connection_options(base_url: str, api_key: str | None, timeout: float) -> Json:
+    """Arguments of an httpx2 client for a server; raises InvalidParameter if `base_url` is not an HTTP address."""
+    url = _parsed_url(base_url)
     headers = {"user-agent": "adaptersoup-client"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
@@ -149,39 +152,39 @@ def options_of(base_url: str, api_key: str | None, timeout: float) -> Json:
         "base_url": str(url).rstrip("/"),
         "headers": headers,
         "timeout": httpx2.Timeout(timeout, connect=min(10.0, timeout)),
-        "trust_env": url.host not in LOOPBACK,  # a proxy of the environment never stands before this machine
+        "trust_env": url.host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
     }
 
 
-def place_elsewhere(response: httpx2.Response) -> httpx2.URL | None:
-    """Where else a download is, by a 307 of the server; None where this answer is the download.
+def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
+    """The URL to which a 307 redirects a download; None if the answer is the download itself.
 
-    Whoever goes there takes no key along. Raises Unavailable for a place that is no address of HTTP, and for one that
-    others on the way could listen at where they could not to the server: http after https, but for this machine.
+    The request to it must carry no key. Raises Unavailable if the target is not an HTTP address, or is plain http on
+    another machine after https.
     """
     if response.status_code != 307:
         return None
     try:
-        place = response.url.join(response.headers.get("location", ""))
+        target = response.url.join(response.headers.get("location", ""))
     except httpx2.InvalidURL:
-        place = httpx2.URL("")
-    if place.scheme not in {"http", "https"} or not place.host or place == response.url:
+        target = httpx2.URL("")
+    if target.scheme not in {"http", "https"} or not target.host or target == response.url:
         raise Unavailable(f"{response.url} sends a download to a place that is no address; it may be another server.")
-    if response.url.scheme == "https" and place.scheme == "http" and place.host not in LOOPBACK:
+    if response.url.scheme == "https" and target.scheme == "http" and target.host not in LOOPBACK:
         raise Unavailable(
-            f"{response.url} sends a download to {origin_of(place)}, which is not encrypted as the server is: have the "
-            "operator give the bucket an https:// address (AWS_ENDPOINT_URL)."
+            f"{response.url} sends a download to {origin_of(target)}, which is not encrypted as the server is: have "
+            "the operator give the bucket an https:// address (AWS_ENDPOINT_URL)."
         )
-    return place
+    return target
 
 
-def origin_of(place: httpx2.URL) -> str:
-    """The scheme, host and port of a place, without what its query may hold."""
-    return f"{place.scheme}://{place.netloc.decode()}"
+def origin_of(url: httpx2.URL) -> str:
+    """The scheme, host and port of a URL, without its query, which may hold a signature."""
+    return f"{url.scheme}://{url.netloc.decode()}"
 
 
-def check_elsewhere(response: httpx2.Response) -> None:
-    """Raises Unavailable where what is not our server does not give a download."""
+def check_redirected(response: httpx2.Response) -> None:
+    """Raise Unavailable if the target of a redirect refuses the download."""
     if response.status_code not in (200, 206):
         raise Unavailable(
             f"{origin_of(response.url)}, to which the server sends this download, answered {response.status_code}: try "
@@ -189,7 +192,7 @@ def check_elsewhere(response: httpx2.Response) -> None:
         )
 
 
-def _checked(base_url: str) -> httpx2.URL:
+def _parsed_url(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)
     except (httpx2.InvalidURL, TypeError):
@@ -199,28 +202,22 @@ def _checked(base_url: str) -> httpx2.URL:
     return url
 
 
-MAX_FITS = 5
-LONGEST_EMBEDDING = 3600
-"""Seconds that are waited for the samples of a pool of which none is embedded yet."""
-DONE = frozenset({"succeeded", "failed", "cancelled"})
-
-
 def report_progress(value: Any, progress: Progress | None) -> None:
-    """Report the progress in an event of a job, if there is any."""
+    """Report the progress that an event of a job carries, if any."""
     event = value.get("progress", value) if isinstance(value, dict) else None
     if progress is not None and isinstance(event, dict) and "done" in event:
         progress(int(event["done"]), int(event.get("total") or 0), str(event.get("message") or ""))
 
 
 def result_in(job: Json) -> Json:
-    """The result of a job that has succeeded."""
+    """The result of a job that has succeeded; raises Unavailable if it has none."""
     if not isinstance(job.get("result"), dict):
         raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
     return dict(job["result"])
 
 
-def succeeded(job: Json) -> Json:
-    """A job that has succeeded; raises the error that another ended with."""
+def check_succeeded(job: Json) -> Json:
+    """The job, if it has succeeded; raises Cancelled for a cancelled one, and the error of a failed one."""
     if job["state"] == "succeeded":
         return job
     if job["state"] == "cancelled":

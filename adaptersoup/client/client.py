@@ -1,6 +1,6 @@
-"""The client of the command line and the demo: answers are the JSON objects of the API, errors are `registry.errors`.
+"""The client of the command line and the demo: it returns the JSON objects of the API, and raises `registry.errors`.
 
-Programs have `adaptersoup.Client`, with typed values; both send through `adaptersoup.client.synchronous`. No torch.
+Programs use `adaptersoup.Client`, with typed values; both send through `adaptersoup.client.synchronous`. No torch.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from adaptersoup.client.answers import LONGEST_EMBEDDING, Json, given, object_of, part
+from adaptersoup.client.answers import LONGEST_EMBEDDING, Json, drop_none, object_of, path_segment
 from adaptersoup.client.paths import (
     CHAT,
     COMPLETIONS,
     adapter_path,
     alias_path,
     body_of_request,
+    if_match_header,
+    iso_dates,
     job_path,
     key_path,
     limits_path,
-    matching,
     namespace_path,
-    plain,
 )
 from adaptersoup.client.synchronous.calls import Calls
 from adaptersoup.client.synchronous.connection import Stream
@@ -42,14 +42,14 @@ from training.request import TrainingRequest
 
 CREATED = 201
 LONGEST_WAIT = 3600
-"""Seconds that one of many adapters is kept back for where a server is full."""
+"""Seconds to wait for a server whose queue is full, before a push of many fails."""
 
 
-def _as_it_is(row: Json) -> Json:
+def _unchanged(row: Json) -> Json:
     return row
 
 
-def _value(_: str, value: Any) -> Any:
+def _event_value(_: str, value: Any) -> Any:
     return value
 
 
@@ -59,28 +59,28 @@ class SoupClient(Calls):
     # --- adapters ---------------------------------------------------------------------------------------------
 
     def push_patiently(self, manifest: Manifest, *, progress: Progress | None = None) -> tuple[Json, bool]:
-        """As `push`, waiting where the server is full for as long as it takes: the Adapter, and whether it is new.
+        """Push an adapter, waiting while the server's queue is full: the Adapter, and True if it is new.
 
-        `progress` is called each second of waiting, and may raise to end it. Raises Busy after an hour of it.
+        `progress` is called each second of waiting, and may raise to end it. Raises Busy after an hour.
         """
-        body, waited, tell = manifest.model_dump(mode="json", exclude_none=True), 0, progress or silent
+        body, waited, report = manifest.model_dump(mode="json", exclude_none=True), 0, progress or silent
         while True:
             try:
                 answer = self.send("POST", "/v1/adapters", json=body, repeat=False)
             except Busy as error:
-                pause = max(1, error.retry_after)  # of a server that says 0 too
+                pause = max(1, error.retry_after)
                 waited += pause
                 if waited > LONGEST_WAIT:
                     raise
                 for _ in range(pause):
-                    tell(0, 0, "the server is full: waiting")
+                    report(0, 0, "the server is full: waiting")
                     self.pause(1.0)
             else:
                 return object_of(answer), answer.status_code == CREATED
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Iterator[Json]:
         """Adapters the key sees, newest first, without provenance; filters as of `adaptersoup.Client`."""
-        return self.rows("/v1/adapters", filters, limit, _as_it_is)
+        return self.rows("/v1/adapters", filters, limit, _unchanged)
 
     def adapter(self, ref: str) -> Json:
         """One adapter, by name or digest. Raises NotFound or Retired."""
@@ -95,9 +95,9 @@ class SoupClient(Calls):
         owner: str | None = None,
         if_match: str | None = None,
     ) -> Json:
-        """Change card or domain, or the owner of all versions of the name, whom an empty text removes."""
+        """Change the card or domain of a version, or the owner of its name, which an empty text removes."""
         body = body_of_request({"card": card, "domain": domain}) | ({} if owner is None else {"owner": owner or None})
-        return self.json("PATCH", adapter_path(ref), json=body, headers=matching(if_match))
+        return self.json("PATCH", adapter_path(ref), json=body, headers=if_match_header(if_match))
 
     def aliases(self, ref: str) -> list[Json]:
         """Every alias of a name, and the version it points at."""
@@ -105,26 +105,26 @@ class SoupClient(Calls):
 
     def put_alias(self, name: str, alias: str, version: int, *, if_match: str | None = None) -> Json:
         """Point an alias of `namespace/name` at a version; with `if_match` only if that is its etag."""
-        return self.json("PUT", alias_path(name, alias), json={"version": version}, headers=matching(if_match))
+        return self.json("PUT", alias_path(name, alias), json={"version": version}, headers=if_match_header(if_match))
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias of `namespace/name`."""
         self.send("DELETE", alias_path(name, alias))
 
     def delete_adapter(self, ref: str) -> list[Json]:
-        """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
+        """Retire all live versions of a name, or the one that `@version` names; returns the retired versions."""
         return self.data("DELETE", self.named_path(ref))
 
     def restore(self, ref: str, *, if_match: str | None = None) -> Json:
         """Bring a retired version back, `namespace/name@version`; with `if_match` only if that is its etag."""
-        return self.json("POST", f"{adapter_path(ref)}/restore", headers=matching(if_match))
+        return self.json("POST", f"{adapter_path(ref)}/restore", headers=if_match_header(if_match))
 
     def purge(self, ref: str) -> Json:
         """Remove a version for good, `namespace/name@version`. Needs scope admin."""
         return self.json("POST", f"{adapter_path(ref)}/purge")
 
     def collect(self, *, dry_run: bool = False) -> Json:
-        """Remove what is due by the server's settings, or only list it. Needs an all-seeing admin."""
+        """Remove expired data by the server's settings, or only list it. Needs an admin key for all namespaces."""
         return self.json("POST", "/v1/collect", json={"dry_run": dry_run})
 
     def lineage(self, ref: str) -> Json:
@@ -145,9 +145,9 @@ class SoupClient(Calls):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:
-        """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done.
+        """Fit a selector over a pool: a Selector, or a Job if `wait` is False and the fit is not done.
 
-        Without `wait` a pool of which no sample is embedded yet is not waited for either: Unavailable is raised.
+        Raises Unavailable without `wait` if no sample of the pool is embedded yet.
         """
         values = {"selector": selector, "pool": pool, "wait": 0}
         if not wait:
@@ -156,11 +156,11 @@ class SoupClient(Calls):
 
     def selector(self, selector_id: str) -> Json:
         """One fitted selector."""
-        return self.json("GET", f"/v1/selectors/{part(selector_id)}")
+        return self.json("GET", f"/v1/selectors/{path_segment(selector_id)}")
 
     def selectors(self, *, limit: int | None = None) -> Iterator[Json]:
         """Fitted selectors, newest first."""
-        return self.rows("/v1/selectors", {}, limit, _as_it_is)
+        return self.rows("/v1/selectors", {}, limit, _unchanged)
 
     def select(
         self,
@@ -172,7 +172,7 @@ class SoupClient(Calls):
         list_all: bool = False,
         progress: Progress | None = None,
     ) -> Json:
-        """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first."""
+        """The adapters that a selector chooses for a sample, with reasons; a pool never fitted is fitted first."""
         values = {
             "sample": sample,
             "selector": selector,
@@ -196,9 +196,9 @@ class SoupClient(Calls):
         return self.once_fitted("/v1/adapters/search", values, progress)
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
-        """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done.
+        """Cook a soup, or abstain: a Soup, or a Job if `wait` is False and the cook is not done.
 
-        Without `wait` a pool of which no sample is embedded yet is not waited for either: Unavailable is raised.
+        Raises Unavailable without `wait` if no sample of the pool is embedded yet.
         """
         if not wait:
             return self.json(
@@ -207,11 +207,11 @@ class SoupClient(Calls):
         return self.result(self.begin_cook(request, progress=progress), progress)
 
     def begin_cook(self, request: CookRequest, *, progress: Progress | None = None) -> Json:
-        """Have a soup cooked, once a sample of its pool is embedded: a Job, or the Soup where it is done."""
+        """Start a cook, once a sample of its pool is embedded: a Job, or the Soup if it is done already."""
         return self.begin("/v1/soups", {**request.model_dump(mode="json", exclude_none=True), "wait": 0}, progress)
 
     def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
-        """Train an adapter on uploaded data: what the job gave; a Job where `wait` is False."""
+        """Train an adapter on uploaded data: the result of the job, or the Job if `wait` is False."""
         job = self.json("POST", "/v1/trainings", json=request.model_dump(mode="json", exclude_none=True))
         return self.result_of(job, progress) if wait else job
 
@@ -223,17 +223,17 @@ class SoupClient(Calls):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:
-        """Evaluate every adapter of a pool on the samples of all of them; a Job where `wait` is False."""
+        """Evaluate every adapter of a pool on the samples of all: the job's result, or the Job if `wait` is False."""
         job = self.begin("/v1/evaluations", {"pool": pool, "passages": passages}, progress)
         return self.result_of(job, progress) if wait else job
 
     def evaluations(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
         """Evaluations, newest first; filters are base_model, namespace, and digests of an adapter and of a sample."""
-        return self.rows("/v1/evaluations", filters, limit, _as_it_is)
+        return self.rows("/v1/evaluations", filters, limit, _unchanged)
 
     def jobs(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
         """Jobs the key sees, newest first."""
-        return self.rows("/v1/jobs", filters, limit, _as_it_is)
+        return self.rows("/v1/jobs", filters, limit, _unchanged)
 
     def job(self, job_id: str) -> Json:
         """One job."""
@@ -244,9 +244,9 @@ class SoupClient(Calls):
         return self.json("POST", f"{job_path(job_id)}/cancel")
 
     def wait_embedded(self, adapter: Json, *, progress: Progress | None = None) -> None:
-        """Wait until the sample of an adapter is embedded: by its job, or where that is another's, by its state.
+        """Wait until the sample of an adapter is embedded: by its job, or by its state if another push's job does it.
 
-        Raises as `wait_job`, InvalidSample for a sample that could not be embedded, Unavailable after an hour.
+        Raises the errors of `wait_job`, InvalidSample for a sample that cannot be embedded, Unavailable after an hour.
         """
         if adapter.get("job"):
             self.wait_job(str(adapter["job"]), progress=progress)
@@ -264,38 +264,38 @@ class SoupClient(Calls):
     # --- inference --------------------------------------------------------------------------------------------
 
     def models(self) -> list[Json]:
-        """What `model` may be: base models and adapters, in OpenAI's list."""
+        """The base models and adapters that `model` may name, as in OpenAI's list."""
         return self.data("GET", "/v1/models")
 
     def base_model(self, base_id: str) -> Json:
-        """A base model by its id, with how it is built. Raises NotFound for one that the server does not have."""
-        return self.json("GET", f"/v1/models/{part(base_id)}")
+        """A base model by its id, with its architecture. Raises NotFound if the server does not have it."""
+        return self.json("GET", f"/v1/models/{path_segment(base_id)}")
 
     def perplexity(self, model: str, texts: Sequence[str], *, baseline: str | None = None) -> Json:
-        """Perplexity of texts under a model, beside a baseline's with the paired standard error."""
-        body = given({"model": model, "texts": list(texts), "baseline": baseline})
+        """Perplexity of texts under a model, and a baseline's with the paired standard error."""
+        body = drop_none({"model": model, "texts": list(texts), "baseline": baseline})
         return self.json("POST", "/v1/perplexity", json=body)
 
     def complete(self, model: str, prompt: str, **sampling: Any) -> Json:
-        """A text completion, in OpenAI's shape; `sampling` holds max_tokens, temperature, top_p, n, stop, seed ..."""
-        return self.json("POST", COMPLETIONS, json={"model": model, "prompt": prompt, **given(sampling)})
+        """A text completion in OpenAI's format; `sampling` has max_tokens, temperature, top_p, n, stop, seed ..."""
+        return self.json("POST", COMPLETIONS, json={"model": model, "prompt": prompt, **drop_none(sampling)})
 
     def stream(self, model: str, prompt: str, **sampling: Any) -> Stream[Json]:
-        """A text completion in chunks, as they are generated; closing it ends it on the server too."""
-        body = {"model": model, "prompt": prompt, **given(sampling), "stream": True}
-        return self.events("POST", COMPLETIONS, body, _value)
+        """A text completion as a stream of chunks; closing it ends the generation on the server too."""
+        body = {"model": model, "prompt": prompt, **drop_none(sampling), "stream": True}
+        return self.events("POST", COMPLETIONS, body, _event_value)
 
     def stream_chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Stream[Json]:
-        """A chat completion in chunks, as they are generated; closing it ends it on the server too."""
-        body = {"model": model, "messages": list(messages), **given(sampling), "stream": True}
-        return self.events("POST", CHAT, body, _value)
+        """A chat completion as a stream of chunks; closing it ends the generation on the server too."""
+        body = {"model": model, "messages": list(messages), **drop_none(sampling), "stream": True}
+        return self.events("POST", CHAT, body, _event_value)
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Json:
-        """A chat completion, in OpenAI's shape; `messages` are {role, content}, the last one is answered."""
-        return self.json("POST", CHAT, json={"model": model, "messages": list(messages), **given(sampling)})
+        """A chat completion in OpenAI's format; `messages` are {role, content}, and the last one is answered."""
+        return self.json("POST", CHAT, json={"model": model, "messages": list(messages), **drop_none(sampling)})
 
     def embed(self, model: str, texts: str | Sequence[str]) -> Json:
-        """The vectors of one text or several, as samples are embedded: of a base model, in OpenAI's shape."""
+        """Vectors of one text or several under a base model's encoder of samples, in OpenAI's format."""
         content = texts if isinstance(texts, str) else list(texts)
         return self.json("POST", "/v1/embeddings", json={"model": model, "input": content})
 
@@ -309,21 +309,21 @@ class SoupClient(Calls):
         namespaces: Sequence[str] | None = None,
         expires_at: datetime | None = None,
     ) -> Json:
-        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them."""
+        """Make a key; only this answer has its `secret`. `namespaces` None grants all."""
         body = {"name": name, "scopes": list(scopes), "namespaces": namespaces and list(namespaces)}
-        body |= plain(given({"expires_at": expires_at}))
+        body |= iso_dates(drop_none({"expires_at": expires_at}))
         return self.json("POST", "/v1/keys", json=body, repeat=False)
 
     def keys(self, *, limit: int | None = None) -> Iterator[Json]:
         """Keys, oldest first, without secrets: all, or the first `limit` of them."""
-        return self.rows("/v1/keys", {}, limit, _as_it_is)
+        return self.rows("/v1/keys", {}, limit, _unchanged)
 
     def change_key(self, key_id: str, **changes: str | Sequence[str] | datetime | None) -> Json:
-        """Change a key: name, scopes, namespaces (None: all), expires_at (None: never); what is not named stays."""
-        return self.json("PATCH", key_path(key_id), json=plain(changes))
+        """Change name, scopes, namespaces (None: all) or expires_at (None: never) of a key; others stay unchanged."""
+        return self.json("PATCH", key_path(key_id), json=iso_dates(changes))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 0) -> Json:
-        """Give a key another `secret`, which is in this answer and nowhere else; the old one ends after the grace."""
+        """Replace the `secret` of a key, which only this answer has; the old one expires after the grace period."""
         return self.json("POST", f"{key_path(key_id)}/rotate", json={"grace_seconds": grace_seconds}, repeat=False)
 
     def revoke_key(self, key_id: str) -> Json:
@@ -338,13 +338,16 @@ class SoupClient(Calls):
         limit: int | None = None,
         **filters: str | None,
     ) -> Iterator[Json]:
-        """Who did what, newest first; filters action, subject, namespace and key_id. Moments know their time zone."""
-        moments = plain({"since": since, "until": until})
-        return self.rows("/v1/audit", {**filters, **moments}, limit, _as_it_is)
+        """Entries of the audit log, newest first; filters are action, subject, namespace and key_id.
+
+        `since` and `until` need a time zone.
+        """
+        moments = iso_dates({"since": since, "until": until})
+        return self.rows("/v1/audit", {**filters, **moments}, limit, _unchanged)
 
     def audit_csv(self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None) -> str:
-        """All of the same as CSV."""
-        params = {**filters, **plain({"since": since, "until": until}), "format": "csv"}
+        """All entries of the audit log that match, as CSV."""
+        params = {**filters, **iso_dates({"since": since, "until": until}), "format": "csv"}
         return self.send("GET", "/v1/audit", params=params).text
 
     def namespace(self, namespace: str) -> Json:
@@ -354,25 +357,25 @@ class SoupClient(Calls):
     def change_namespace(
         self, namespace: str, *, if_match: str | None = None, **settings: str | int | list[str] | None
     ) -> Json:
-        """Change settings of a namespace; what is not named stays. With `if_match` only if that is their etag."""
-        return self.json("PATCH", namespace_path(namespace), json=settings, headers=matching(if_match))
+        """Change settings of a namespace; others stay unchanged. With `if_match` only if that is their etag."""
+        return self.json("PATCH", namespace_path(namespace), json=settings, headers=if_match_header(if_match))
 
     def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Json:
-        """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""
+        """The limits of a key (by its id) or of a namespace: its own, those in force, and the usage of its quotas."""
         return self.json("GET", limits_path(key_id, namespace))
 
     def change_limits(self, *, key_id: str | None = None, namespace: str | None = None, **limits: int | None) -> Json:
-        """Change limits; None leaves one to the server's default, what is not named stays."""
+        """Change limits; None restores the server's default, others stay unchanged."""
         return self.json("PATCH", limits_path(key_id, namespace), json=limits)
 
     def usage(self, *, by: Sequence[str] = (), limit: int | None = None, **filters: str | None) -> Iterator[Json]:
-        """Requests and tokens, `by` day, key_id, namespace, model or some of these; last day first."""
-        return self.rows("/v1/usage", {**filters, "by": by or None}, limit, _as_it_is)
+        """Sums of requests and tokens, last day first, grouped `by` day, key_id, namespace, model or some of these."""
+        return self.rows("/v1/usage", {**filters, "by": by or None}, limit, _unchanged)
 
     def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
-        """All of the same as CSV."""
+        """All rows of `usage` that match, as CSV."""
         return self.send("GET", "/v1/usage", params={**filters, "by": by or None, "format": "csv"}).text
 
     def ready(self) -> Json:
-        """What /readyz says; raises Unavailable while the server is not ready."""
+        """The answer of /readyz; raises Unavailable while the server is not ready."""
         return self.json("GET", "/readyz")

@@ -1,8 +1,8 @@
-"""Adapter directories of a model hub: `hub:OWNER/NAME[@revision]`, downloaded here and read like any other directory.
+"""Downloads of adapter directories from a model hub: `hub:OWNER/NAME[@revision]`.
 
-The hub is the one of HF_ENDPOINT, with the token of HF_TOKEN, or else whatever `huggingface_hub` takes; the files stay
-in its cache. Only the files of an adapter directory are downloaded, whatever else a repository holds, and none of them
-where the hub says that one is larger than a server takes, or does not say how large it is.
+The hub is that of HF_ENDPOINT, with the token of HF_TOKEN, or the defaults of `huggingface_hub`; the files stay in its
+cache. Only the files of an adapter directory are downloaded, and none of them if one is larger than a server accepts by
+default, or of unknown size.
 """
 
 from __future__ import annotations
@@ -43,102 +43,105 @@ MOST_BYTES = {
     SAMPLES_FILE: 16 * MIB,
     EMBEDDINGS_FILE: 64 * MIB,
 }
-"""The files of an adapter directory, and the most bytes of each: what a server takes that nobody has set otherwise."""
+"""The files of an adapter directory, and the most bytes of each that a server with default settings accepts."""
 FILES = tuple(MOST_BYTES)
 COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
 @contextmanager
 def directories(sources: Sequence[Path]) -> Iterator[list[Path]]:
-    """While open, the same with a directory in the place of each `hub:`; it is called as the repository is."""
+    """Local directories for these sources until `with` ends: each `hub:` is downloaded, others are unchanged.
+
+    A downloaded directory has the name of its repository.
+    """
     with ExitStack() as stack:
-        found = []
+        local = []
         for source in sources:
             if is_hub(source):
                 folder = Path(stack.enter_context(TemporaryDirectory(prefix="soup-hub-")))
-                found.append(_directory(str(source), folder))
+                local.append(_downloaded(str(source), folder))
             else:
-                found.append(source)
-        yield found
+                local.append(source)
+        yield local
 
 
-def _directory(source: str, folder: Path) -> Path:
-    """The files of a repository below `folder`, as links into the cache."""
+def _downloaded(source: str, parent: Path) -> Path:
+    """Download a repository, and link its files into a new directory below `parent`."""
     repository, revision = split_hub(source)
     snapshot = _snapshot(source, repository, revision)
-    found = folder / repository.rpartition("/")[2]
-    found.mkdir()
+    directory = parent / repository.rpartition("/")[2]
+    directory.mkdir()
     for name in FILES:
         if (snapshot / name).is_file():
-            (found / name).symlink_to((snapshot / name).resolve())
-    if not any(found.iterdir()):
+            (directory / name).symlink_to((snapshot / name).resolve())
+    if not any(directory.iterdir()):
         raise NotFound(f"{source} has none of the files of an adapter directory ({', '.join(FILES)}).")
-    _say_origin(found, f"{repository}@{snapshot.name}")
-    return found
+    _record_origin(directory, f"{repository}@{snapshot.name}")
+    return directory
 
 
-def _say_origin(found: Path, origin: str) -> None:
-    """Write into a directory where it is from, whatever its own files say of that.
+def _record_origin(directory: Path, origin: str) -> None:
+    """Write `origin` into the provenance of a directory, over an origin that its files claim.
 
-    One that cannot be read is left as it is: whoever reads it next refuses it, and says why.
+    A directory that cannot be read is left unchanged: its next reader refuses it with the reason.
     """
-    config = _mapping(found / CONFIG_FILE)
+    config = _read_object(directory / CONFIG_FILE)
     if config is None:
         return
-    target = found / (SOUP_FILE if "peft_type" in config else CONFIG_FILE)
-    said = _mapping(target) if target.exists() else {}
-    provenance = None if said is None else said.get("provenance", {})
+    target = directory / (SOUP_FILE if "peft_type" in config else CONFIG_FILE)
+    values = _read_object(target) if target.exists() else {}
+    provenance = None if values is None else values.get("provenance", {})
     training = provenance.get("training", {}) if isinstance(provenance, dict) else None
-    if said is None or not isinstance(provenance, dict) or not isinstance(training, dict):
+    if values is None or not isinstance(provenance, dict) or not isinstance(training, dict):
         return
-    said["provenance"] = {**provenance, "training": {**training, "imported_from": origin}}
+    values["provenance"] = {**provenance, "training": {**training, "imported_from": origin}}
     target.unlink(missing_ok=True)  # a link into the client's cache
-    target.write_bytes(config_json(said))
+    target.write_bytes(config_json(values))
 
 
-def _mapping(file: Path) -> dict[str, Any] | None:
-    """The values of a JSON file by name; None where it has none that can be read."""
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none that can be read."""
     try:
-        said = loads_strict(file.read_bytes())
+        value = loads_strict(file.read_bytes())
     except (InvalidManifest, FileNotFoundError):
         return None
-    return said if isinstance(said, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _snapshot(source: str, repository: str, revision: str | None) -> Path:
-    """The folder of a repository in the client's cache, which is called after the commit; raises what went wrong."""
+    """The folder of a repository in the client's cache, named by its commit; raises a SoupError if it cannot be had."""
     try:
-        if not is_offline_mode():  # else what the cache has is taken
+        if not is_offline_mode():  # offline, the cache's copy is used unchecked
             revision = _checked_commit(source, repository, revision)
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise _told(source, error) from error
+        raise _soup_error(source, error) from error
     except (httpx2.HTTPError, XetDownloadError, OSError) as error:
         raise Unavailable(f"{source} could not be downloaded: {_first_line(error)}.") from error
 
 
 def _checked_commit(source: str, repository: str, revision: str | None) -> str:
-    """The commit that a revision means now, none of whose files is too large.
+    """The commit that a revision means now, with its file sizes checked.
 
-    Raises TooLarge, Unavailable, and what the client raises.
+    Raises TooLarge, Unavailable, and the errors of the hub's client.
     """
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    if not COMMIT.fullmatch(info.sha or ""):  # it becomes the name of a folder
+    if not COMMIT.fullmatch(info.sha or ""):  # the cache uses it as the name of a folder
         raise Unavailable(f"{source} could not be downloaded: the hub does not say which commit it is.")
     for file in info.siblings or ():
-        most = MOST_BYTES.get(file.rfilename)
-        if most is not None and (file.size is None or file.size > most):
+        max_bytes = MOST_BYTES.get(file.rfilename)
+        if max_bytes is not None and (file.size is None or file.size > max_bytes):
             size = "an unknown number of" if file.size is None else file.size
             raise TooLarge(
-                f"{source}: {file.rfilename} has {size} bytes, and at most {most} are downloaded: "
+                f"{source}: {file.rfilename} has {size} bytes, and at most {max_bytes} are downloaded: "
                 "download it with `hf download` if you trust it, and push the folder.",
                 param="hub",
             )
     return str(info.sha)
 
 
-def _told(source: str, error: Exception) -> SoupError:
-    """An error of the hub's client as one of ours."""
+def _soup_error(source: str, error: Exception) -> SoupError:
+    """The SoupError for an error of the hub's client."""
     if isinstance(error, HFValidationError):
         return InvalidName(f"{source} names no repository: {_first_line(error)}", param="hub")
     if isinstance(error, GatedRepoError):

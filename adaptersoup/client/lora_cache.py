@@ -1,7 +1,7 @@
-"""LoRA adapters and LoRA soups of a server as directories in a folder, by their digest: what an engine beside it loads.
+"""A cache of LoRA adapters and LoRA soups of a server: directories by digest, for an engine on the same machine.
 
-Used by `adaptersoup.client.vllm_plugin`. A directory is there whole or not at all, and its bytes are compared with the
-digests that the server gives for them each time it is asked for: what lies there is never taken for what was meant.
+Used by `adaptersoup.client.vllm_plugin`. A directory is written whole or not at all, and its bytes are compared with
+the server's digests each time it is requested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
 
 class LoraCache:
-    """LoRAs of one base model: `base_model` is its id on the server, `folder` where their directories are kept."""
+    """LoRAs of one base model, with its id `base_model` on the server; `folder` holds their directories."""
 
     def __init__(self, client: SoupClient, folder: Path, *, base_model: str) -> None:
         self._client = client
@@ -32,10 +32,10 @@ class LoraCache:
         self._writing = threading.Lock()
 
     def directory(self, ref: str) -> Path | None:
-        """The directory of the LoRA that a ref means now, None where it means none, or one that is gone.
+        """The directory of the LoRA that a ref means now; None if there is none, or it is retired.
 
-        Raises Incompatible for one of another base model or kind, Unavailable where the server does not answer, and
-        DigestMismatch where other bytes arrive than were meant.
+        Raises Incompatible for another base model or kind of adapter, Unavailable if the server does not answer, and
+        DigestMismatch if the downloaded bytes are damaged.
         """
         try:
             row = self._client.adapter(ref)
@@ -45,11 +45,11 @@ class LoraCache:
             log.info("%s", error.message)
             return None
         self._check(row)
-        place = self._folder / str(row["digest"]).removeprefix("sha256:")
+        directory = self._folder / str(row["digest"]).removeprefix("sha256:")
         with self._writing:
-            if not _holds(place, digests):
-                self._fetch(pinned, place, digests)
-        return place
+            if not _is_intact(directory, digests):
+                self._download(pinned, directory, digests)
+        return directory
 
     def _check(self, row: Json) -> None:
         if row["base_model"] != self._base_model:
@@ -62,23 +62,23 @@ class LoraCache:
             kind = f"{'pruned ' if config['pruned'] else ''}{config['method']}"
             raise Incompatible(f"{row['ref']} is of the kind '{kind}'; this engine loads LoRAs that are not pruned.")
 
-    def _fetch(self, pinned: str, place: Path, digests: dict[str, str]) -> None:
+    def _download(self, pinned: str, directory: Path, digests: dict[str, str]) -> None:
         missing = [name for name in FILES if name not in digests]
         if missing:
             raise Unavailable(f"The server offers no {missing[0]} for {pinned}; it may be another kind of server.")
-        beside = new_directory_beside(place)
+        partial = new_directory_beside(directory)
         try:
             for name in FILES:
-                self._client.download(pinned, name, beside / name, digest=digests[name])
-            shutil.rmtree(place, ignore_errors=True)  # what is there is damaged
-            move_into_place(beside, place, replace=True)  # unless another engine has just put it there
+                self._client.download(pinned, name, partial / name, digest=digests[name])
+            shutil.rmtree(directory, ignore_errors=True)  # damaged, if it exists
+            move_into_place(partial, directory, replace=True)  # another engine may have put it there meanwhile
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _holds(place: Path, digests: dict[str, str]) -> bool:
-    """Whether a directory has the files, with these digests."""
-    return all((place / name).is_file() and _sha256(place / name) == digests.get(name) for name in FILES)
+def _is_intact(directory: Path, digests: dict[str, str]) -> bool:
+    """Return True if a directory has the files of a LoRA, with these digests."""
+    return all((directory / name).is_file() and _sha256(directory / name) == digests.get(name) for name in FILES)
 
 
 def _sha256(file: Path) -> str:

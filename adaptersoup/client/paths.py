@@ -1,4 +1,4 @@
-"""Paths of the API, and parts of requests that both kinds of client send."""
+"""Paths of the API, and helpers for requests that both kinds of client send."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from adaptersoup.client.answers import Json, given, part
+from adaptersoup.client.answers import Json, drop_none, path_segment
 from registry.errors import InvalidParameter
 from registry.names import DigestRef, NameRef, parse_ref
 
@@ -14,7 +14,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def adapter_path(ref: str) -> str:
-    """The path of an adapter; raises InvalidName, and InvalidParameter for a base model."""
+    """The path of an adapter; raises InvalidName, or InvalidParameter for a base model."""
     parsed = parse_ref(ref)
     if isinstance(parsed, DigestRef):
         return f"/v1/adapters/{parsed.digest}"
@@ -25,22 +25,22 @@ def adapter_path(ref: str) -> str:
 
 def alias_path(name: str, alias: str) -> str:
     """The path of an alias."""
-    return f"{adapter_path(name)}/aliases/{part(alias)}"
+    return f"{adapter_path(name)}/aliases/{path_segment(alias)}"
 
 
 def job_path(job_id: str) -> str:
     """The path of a job."""
-    return f"/v1/jobs/{part(job_id)}"
+    return f"/v1/jobs/{path_segment(job_id)}"
 
 
 def key_path(key_id: str) -> str:
     """The path of a key."""
-    return f"/v1/keys/{part(key_id)}"
+    return f"/v1/keys/{path_segment(key_id)}"
 
 
 def namespace_path(namespace: str) -> str:
     """The path of a namespace."""
-    return f"/v1/namespaces/{part(namespace)}"
+    return f"/v1/namespaces/{path_segment(namespace)}"
 
 
 def limits_path(key_id: str | None, namespace: str | None) -> str:
@@ -52,19 +52,19 @@ def limits_path(key_id: str | None, namespace: str | None) -> str:
     raise InvalidParameter("Limits are those of a key or of a namespace: name one of them.", param="namespace")
 
 
-def matching(if_match: str | None) -> dict[str, str] | None:
-    """The header of a change that is meant for what has this etag."""
-    return {"if-match": if_match} if if_match else None
+def if_match_header(etag: str | None) -> dict[str, str] | None:
+    """The header of a change that is refused unless the resource has this etag; None without an etag."""
+    return {"if-match": etag} if etag else None
 
 
-def plain(values: Mapping[str, Any]) -> Json:
-    """Values with moments as text."""
+def iso_dates(values: Mapping[str, Any]) -> Json:
+    """The values with each datetime as ISO text."""
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def body_of_request(values: Mapping[str, Any]) -> Json:
-    """The body of a request: pydantic values as JSON, what is None left out."""
+    """The body of a request: pydantic values as JSON, without the values that are None."""
     return {
         name: value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
-        for name, value in given(values).items()
+        for name, value in drop_none(values).items()
     }

@@ -1,8 +1,7 @@
-"""Texts of people's files: JSON lines of {"text"} (gzipped too), plain text by paragraphs, or standard input.
+"""Texts of local files: JSON lines of {"text"} (gzipped too), plain text by paragraphs, or standard input.
 
-A folder of such files stands for all of them, in the order of their names.
-
-Used by the client and the command line. What becomes of a sample on the server is `registry.samples.sample`' affair.
+A folder stands for all such files in it, in the order of their names. Used by the client and the command line; the
+server's side of a sample is `registry.samples.sample`.
 """
 
 from __future__ import annotations
@@ -19,59 +18,50 @@ from registry.samples.texts import split_texts
 
 MAX_BYTES = 256 * 1024 * 1024
 ENDINGS = (".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
-"""Of the files of a folder that are read."""
+"""Endings of the files that are read from a folder."""
 
 
 def read_texts(path: Path) -> list[str]:
     """The texts of a .jsonl, .jsonl.gz or .txt file (one passage per paragraph), or of standard input (`-`).
 
-    Standard input and other names are JSON lines if their first character is `{`, else paragraphs; of a folder its
-    .jsonl, .jsonl.gz and .txt files are read. Raises NotFound, or InvalidSample with the line that is wrong.
+    Standard input and other names are JSON lines if their first character is `{`, else paragraphs. For a folder, the
+    texts of all its files with one of ENDINGS. Raises NotFound, or InvalidSample with the line that is wrong.
     """
     if path.is_dir():
-        return _of_folder(path)
-    text, called = read_text(path), called_of(path)
+        return _read_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    known = {".jsonl": True, ".txt": False}.get(suffixes[-1]) if suffixes else None
-    return split_texts(text, what=called, is_lines=known)
+    is_lines = {".jsonl": True, ".txt": False}.get(suffixes[-1]) if suffixes else None
+    return split_texts(read_text(path), what=_display_name(path), is_lines=is_lines)
 
 
-def file_called(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first file of texts, or folder of them, that a folder has under one of these names and an ending of texts."""
-    beside = (folder / (name + end) for name in names for end in (*ENDINGS, ""))
-    return next((path for path in beside if os.path.exists(path)), None)  # noqa: PTH110 - a name that is too long is none
+def find_texts(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first file in `folder` with one of these names and one of ENDINGS, or subfolder of that name; else None."""
+    candidates = (folder / (name + ending) for name in names for ending in (*ENDINGS, ""))
+    return next((path for path in candidates if os.path.exists(path)), None)  # noqa: PTH110 - Path raises for long names
 
 
-def called_of(path: Path) -> str:
-    """A path of texts in a sentence: `-` is standard input."""
+def _display_name(path: Path) -> str:
+    """The path as an error sentence names it: `-` is standard input."""
     return "Standard input" if str(path) == "-" else str(path)
 
 
-def is_texts(path: Path) -> bool:
-    """Whether a file is one of texts, by its name."""
-    return path.name.lower().endswith(ENDINGS) and path.is_file()
-
-
-def _of_folder(folder: Path) -> list[str]:
-    files = sorted(path for path in folder.iterdir() if is_texts(path))
+def _read_folder(folder: Path) -> list[str]:
+    files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(ENDINGS) and path.is_file())
     if not files:
         raise InvalidSample(f"{folder} holds no {', '.join(ENDINGS)} file.", param="sample")
     return [text for file in files for text in read_texts(file)]
 
 
 def read_text(path: Path) -> str:
-    """All of a file, or of standard input, as text; raises NotFound or InvalidSample."""
-    data, called = _read(path), called_of(path)
+    """The whole text of a file or of standard input (`-`); raises NotFound or InvalidSample."""
+    name = _display_name(path)
+    data = sys.stdin.buffer.read(MAX_BYTES + 1) if str(path) == "-" else _read_file(path)
     if len(data) > MAX_BYTES:
-        raise InvalidSample(f"{called} holds over {MAX_BYTES} bytes: about 100 passages are a sample.", param="sample")
+        raise InvalidSample(f"{name} holds over {MAX_BYTES} bytes: about 100 passages are a sample.", param="sample")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidSample(f"{called} is not UTF-8 text (byte {error.start}): convert it.", param="sample") from None
-
-
-def _read(path: Path) -> bytes:
-    return sys.stdin.buffer.read(MAX_BYTES + 1) if str(path) == "-" else _read_file(path)
+        raise InvalidSample(f"{name} is not UTF-8 text (byte {error.start}): convert it.", param="sample") from None
 
 
 def _read_file(path: Path) -> bytes:

@@ -1,6 +1,6 @@
-"""Adapter directories over the wire, for the command line: push one, push one of many, pull one.
+"""Pushes and pulls of adapter directories, for the command line.
 
-Small files travel inside of the manifest, large ones as blobs that are sent only if they are not there yet.
+Small files are sent inside the manifest, large ones as blobs, which are sent only if the server does not have them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from adaptersoup.client.additions import Additions, described, texts_of
+from adaptersoup.client.additions import Additions, manifest_of, texts_of
 from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
 from registry.errors import DamagedBlob
@@ -23,16 +23,16 @@ from registry.progress import Progress
 from registry.samples.draw import draw
 from registry.spec import AdapterConfig, Card, Manifest, Provenance
 
-Became = Literal["pushed", "sent again", "owner changed", "there already"]
-"""What a push of one of many came to; sent again are bytes of a version that is there, which repairs damaged ones."""
+PushStatus = Literal["pushed", "sent again", "owner changed", "there already"]
+"""Outcome of a push; `sent again` are bytes of a stored version, which repairs damaged ones."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """The Adapter object that a server gave, and what became of it there."""
+    """The server's Adapter object for a push, and its status."""
 
     adapter: Json
-    became: Became
+    status: PushStatus
 
 
 def push_folder(
@@ -49,11 +49,11 @@ def push_folder(
     progress: Progress | None = None,
     anew: bool = False,
 ) -> Json:
-    """Push an adapter directory as `name`, a PEFT directory of a LoRA as it is.
+    """Push an adapter directory as `name`; a PEFT directory of a LoRA is accepted unchanged.
 
-    `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
-    its card; `owner` is who answers for the name. With `anew` all bytes are sent, also those that the server says it
-    has. Raises InvalidManifest where nobody says the domain, and for an empty owner.
+    `domain`, `base` (a base model's id) and `texts` replace the directory's, tags and metadata are added to its card's;
+    `owner` is the person responsible for the name. With `anew` all bytes are sent, also those that the server has.
+    Raises InvalidManifest if neither argument nor directory names the domain, and for an empty owner.
     """
     more = Additions(domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {})
     return client.push_directory(folder, name=name, more=more, progress=progress, anew=anew)
@@ -68,38 +68,39 @@ def send_folder(
     progress: Progress | None = None,
     anew: bool = False,
 ) -> Pushed:
-    """As `push_folder`, for one of many: what the server has already is found by its digest and not sent again.
+    """Push one of many directories, unless the server has it already: a stored version is found by its digests.
 
-    Where the server says that its bytes are missing or damaged they are sent, which repairs them; with `anew` in any
-    case, as a server on an object store says so only of what it has read. Another owner is said of it all the same. A
-    full queue of jobs is waited for. `progress` may raise to end it.
+    Bytes that the server reports as missing or damaged are sent, which repairs them; with `anew` all are, since a
+    server on an object store notices damage only in blobs that it has read. A new owner is set also on a stored
+    version. Waits while the queue of jobs is full. `progress` may raise to end the push.
     """
-    manifest = described(folder, name, more)
-    there = same_there(client, manifest, file_digest(folder.weights), texts_of(folder, more))
-    new_owner = there is not None and manifest.owner not in (None, there.adapter.get("owner"))
-    if there is not None and there.is_said_alike and not anew:
-        anew = not all(client.has_blob(digest) for digest in there.blobs)
-        if not anew and new_owner:
-            return Pushed(client.update_adapter(str(there.adapter["ref"]), owner=manifest.owner), "owner changed")
+    manifest = manifest_of(folder, name, more)
+    stored = find_stored(client, manifest, file_digest(folder.weights), texts_of(folder, more))
+    has_new_owner = stored is not None and manifest.owner not in (None, stored.adapter.get("owner"))
+    if stored is not None and stored.is_described_alike and not anew:
+        anew = not all(client.has_blob(digest) for digest in stored.blobs)
+        if not anew and has_new_owner:
+            return Pushed(client.update_adapter(str(stored.adapter["ref"]), owner=manifest.owner), "owner changed")
         if not anew:
-            return Pushed(there.adapter, "there already")
+            return Pushed(stored.adapter, "there already")
     try:
         sent = client.with_files(folder, manifest, more, progress, anew=anew)
         adapter, created = client.push_patiently(sent, progress=progress)
-    except DamagedBlob:  # as in `push_directory`
+    except DamagedBlob:  # of a blob that `has_blob` reported without reading it: the right bytes repair it
         anew = True
         sent = client.with_files(folder, manifest, more, progress, anew=True)
         adapter, created = client.push_patiently(sent, progress=progress)
-    known: Became = "sent again" if anew else "owner changed" if new_owner else "there already"
-    return Pushed(adapter, "pushed" if created else known)
+    if created:
+        return Pushed(adapter, "pushed")
+    return Pushed(adapter, "sent again" if anew else "owner changed" if has_new_owner else "there already")
 
 
 def pull_folder(
     client: SoupClient, ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
 ) -> AdapterDirectory:
-    """Write an adapter to the directory `target`, whole or not at all; every file's digest is checked.
+    """Write an adapter to the directory `target`, whole or not at all, with every file's digest checked.
 
-    Raises Conflict as `registry.formats.check_place` does, NotFound, Retired, DigestMismatch.
+    Raises the Conflict of `registry.formats.check_place`, NotFound, Retired, DigestMismatch.
     """
     return client.pull_directory(ref, target, replace=replace, progress=progress)
 
@@ -108,47 +109,47 @@ _CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 
 
 @dataclass(frozen=True)
-class There:
-    """A version that a server has: its Adapter object, and whether what a push says of it is what is stored.
+class StoredVersion:
+    """A stored version with the bytes of a push; `is_described_alike` if domain, config, card and provenance are equal.
 
-    `blobs` are the digests of its weights and of its sample, where that is of the push.
+    `blobs` are the digests of its weights, and of its sample if the push has one.
     """
 
     adapter: Json
-    is_said_alike: bool
+    is_described_alike: bool
     blobs: tuple[str, ...]
 
 
-def same_there(
+def find_stored(
     client: SoupClient, manifest: Manifest, weights: str, texts: Sequence[str] | EmbeddingsNote | None
-) -> There | None:
-    """The live version of this name that has the bytes of a push; None where there may be none.
+) -> StoredVersion | None:
+    """The live version of this name that has the bytes of a push; None if no version is known to have them.
 
-    `weights` is the digest of the file. Where what is said of the adapter is not the same, it has to be pushed, so that
-    the server's warning about what stays as it is stored is heard; the owner, which can be changed without the bytes,
-    is not looked at, nor is with which torch and on how many threads the same bytes were trained.
+    `weights` is the digest of the file. A version that is described differently has to be pushed again, for the server
+    warns about fields that stay as they are stored. The comparison ignores the owner, which can be changed without the
+    bytes, and the versions and threads that the same bytes were trained with.
     """
     for row in client.adapters(name=manifest.name, kind="adapter"):
-        if row.get("weights_blob") == weights and _same_sample(row, texts):
-            whole = client.adapter(str(row["ref"]))
+        if row.get("weights_blob") == weights and _has_sample(row, texts):
+            adapter = client.adapter(str(row["ref"]))
             sample = () if texts is None else (str(row["sample"]["digest"]),)
-            return There(whole, _said_alike(whole, manifest), (weights, *sample))
+            return StoredVersion(adapter, _is_described_alike(adapter, manifest), (weights, *sample))
     return None
 
 
-def _same_sample(row: Json, texts: Sequence[str] | EmbeddingsNote | None) -> bool:
-    """Whether a push with this sample would leave the stored one: texts are compared as the server keeps them."""
+def _has_sample(row: Json, texts: Sequence[str] | EmbeddingsNote | None) -> bool:
+    """Return True if a push with these texts would leave the stored sample as it is."""
     if texts is None:
         return True
     if isinstance(texts, EmbeddingsNote) or row.get("sample_state") not in ("ready", "pending"):
         return False
     stored = row.get("sample") or {}
-    filled = list(dict.fromkeys(text for text in texts if text.strip()))
-    kept, _ = draw(filled, int(stored.get("kept") or len(filled)))  # as many as the server drew, if it did
-    return stored.get("digest") == sha256_digest(encode_lines(kept))
+    passages = list(dict.fromkeys(text for text in texts if text.strip()))
+    drawn, _ = draw(passages, int(stored.get("kept") or len(passages)))  # as many as the server drew, if it did
+    return stored.get("digest") == sha256_digest(encode_lines(drawn))
 
 
-def _said_alike(row: Json, manifest: Manifest) -> bool:
+def _is_described_alike(row: Json, manifest: Manifest) -> bool:
     try:
         stored: dict[str, Any] = {
             "domain": row["domain"],
@@ -158,7 +159,9 @@ def _said_alike(row: Json, manifest: Manifest) -> bool:
         }
     except (KeyError, ValidationError):  # of another version of the server
         return False
-    said = manifest.model_copy(update={"provenance": manifest.provenance.compared})
-    alike = all(getattr(said, name) == value for name, value in stored.items())
-    base = manifest.base_model in (None, row["base_model"])
-    return alike and base and manifest.base_fingerprint in (None, row["base_fingerprint"])
+    pushed = manifest.model_copy(update={"provenance": manifest.provenance.compared})
+    return (
+        all(getattr(pushed, name) == value for name, value in stored.items())
+        and manifest.base_model in (None, row["base_model"])
+        and manifest.base_fingerprint in (None, row["base_fingerprint"])
+    )

@@ -1,4 +1,4 @@
-"""An upload in parts on its way, and how long to wait after an error."""
+"""State of an upload in parts, and the pauses after its errors."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from registry.errors import Busy, NotFound, SoupError, TooSlow, Unavailable, Wro
 UPLOADS = "/v1/blobs/uploads"
 BINARY = {"content-type": "application/octet-stream"}
 TRIES = 8
-"""Tries in a row that get no further."""
+"""Consecutive tries without any progress before an upload fails."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 PASSING = (Unavailable, WrongOffset, NotFound, TooSlow, Busy)
-"""What may be over a moment later: a server that is away or full, another who sends the same, an upload that ended."""
+"""Errors that a retry may cure: an unavailable or full server, a concurrent upload of the same, an expired upload."""
 
 
 @dataclass
 class Upload:
-    """One blob on its way; `held` is how much of it the server has said it holds."""
+    """An unfinished upload of one blob; `offset` is the number of bytes that the server has acknowledged."""
 
     digest: str
     size: int
     part_bytes: int
     progress: Callable[[int], object]
-    held: int = 0
+    offset: int = 0
 
 
 def pause_after(error: SoupError, tries: int) -> float:
-    """Seconds before the next try."""
+    """Seconds to wait before the next try."""
     requested = error.retry_after if isinstance(error, Busy) else 0.0
     return min(max(requested, FIRST_PAUSE * 2.0 ** (tries - 1)), LONGEST_PAUSE)

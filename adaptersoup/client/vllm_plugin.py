@@ -1,7 +1,7 @@
-"""vLLM's plugin: a `model` that vLLM does not know is looked for on a server, and its LoRA loaded from there.
+"""A plugin for vLLM that resolves unknown models to LoRAs of a server.
 
-vLLM finds `register` by its entry point (`vllm.general_plugins`). It does something where `SOUP_VLLM_BASE` is set: the
-id, on the server, of the base model that vLLM serves. The server is that of `SOUP_URL` and `SOUP_KEY`; LoRAs are kept
+vLLM finds `register` by its entry point (`vllm.general_plugins`). The plugin is active if `SOUP_VLLM_BASE` is set: the
+id, on the server, of the base model that vLLM serves. The server is that of `SOUP_URL` and `SOUP_KEY`; LoRAs are cached
 in `SOUP_VLLM_CACHE`.
 """
 
@@ -19,27 +19,27 @@ from adaptersoup.client.vllm_settings import VllmSettings
 NAME = "AdapterSoup"
 
 
-class SoupResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is there in its own environments alone
-    """Resolves names of LoRAs, `namespace/name[@version or alias]` and `sha256:...`, over a LoraCache."""
+class SoupResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is installed in its own environments only
+    """Resolves names of LoRAs, `namespace/name[@version or alias]` and `sha256:...`, with a LoraCache."""
 
     def __init__(self, cache: LoraCache) -> None:
         self._cache = cache
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """The request for a LoRA, None where the server has none of that name; raises what `LoraCache.directory` does.
+        """The request for a LoRA, None if the server has none of that name; raises the errors of `LoraCache.directory`.
 
-        vLLM gives the request a number of its own, and keeps it under its name until it is unloaded.
+        vLLM replaces the request's number, and keeps it under its name until it is unloaded.
         """
-        place = await asyncio.to_thread(self._cache.directory, lora_name)
-        if place is None:
+        directory = await asyncio.to_thread(self._cache.directory, lora_name)
+        if directory is None:
             return None
         return LoRARequest(
-            lora_name=lora_name, lora_int_id=1, lora_path=str(place), base_model_name=base_model_name or None
+            lora_name=lora_name, lora_int_id=1, lora_path=str(directory), base_model_name=base_model_name or None
         )
 
 
 def register() -> None:
-    """Have vLLM ask the server of the settings, where these name a base model."""
+    """Register the resolver with vLLM, if the settings name a base model."""
     settings = VllmSettings()
     if settings.vllm_base is None:
         return

@@ -1,4 +1,4 @@
-"""Settings of vLLM's plugin, which reads those of the client too; flags there are none."""
+"""Settings of the plugin for vLLM: those of the client, its base model and its cache. They have no flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.settings import ClientSettings
 
 
 class VllmSettings(ClientSettings):
-    """Where the plugin finds its server, and for which base model."""
+    """The plugin's server, base model and cache folder."""
 
     vllm_base: str | None = Field(
         None, description="Id, on the server, of the base model that vLLM serves; without it the plugin does nothing."

@@ -1,6 +1,6 @@
-"""How the two kinds of client wait: the async one beside its event loop, the sync one in its thread.
+"""Pauses and blocking work in the two kinds of client: beside the event loop, or in the calling thread.
 
-`docs.sync_clients` puts the second name of each pair in the place of the first.
+`docs.sync_clients` replaces the first name of each pair by the second.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ async_sleep = asyncio.sleep
 sleep = time.sleep
 
 in_thread = asyncio.to_thread
-"""Run blocking work, such as reading a large file, beside the event loop."""
+"""Run blocking work, such as reading a large file, in a thread beside the event loop."""
 
 
 def directly(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work here."""
+    """Run blocking work in the calling thread."""
     return work(*args, **kwargs)

@@ -1,7 +1,7 @@
 """A client of the HTTP API of a server with typed values, without torch.
 
-Errors are those of `registry.errors`. What is left early without a `with` block is generated to its end, or until
-Python collects it. A client that was closed raises Unavailable.
+Errors are those of `registry.errors`. A stream that is left early without a `with` block is generated to its end, or
+until Python collects it. A closed client raises Unavailable.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from adaptersoup.client.additions import Additions
-from adaptersoup.client.answers import given, part
+from adaptersoup.client.answers import drop_none, path_segment
 from adaptersoup.client.paths import (
     CHAT,
     COMPLETIONS,
     adapter_path,
     alias_path,
     body_of_request,
+    if_match_header,
     job_path,
-    matching,
 )
 from adaptersoup.client.synchronous.connection import Stream
 from adaptersoup.requests import Model, checked, cook_values, id_of, name_of, request_of, spec_of, values_of
@@ -55,10 +55,10 @@ class Client(OperatorCalls):
         progress: Progress | None = None,
         anew: bool = False,
     ) -> str:
-        """Make sure the server has these bytes, and return their digest; what is there already is not sent.
+        """Make sure the server has these bytes, and return their digest; sends them only if it does not.
 
-        With `anew` everything is sent all the same. What has more than `part_bytes` is sent in parts, and continues
-        where it ended after a connection that broke or a process that was killed, here or there.
+        With `anew` they are sent in any case. More than `part_bytes` are sent in parts; after a broken connection, or
+        when one of the processes was killed, an upload continues at the last acknowledged byte.
         """
         return self._http.upload(source, part_bytes=part_bytes, progress=progress, anew=anew)
 
@@ -80,10 +80,10 @@ class Client(OperatorCalls):
     ) -> Adapter:
         """Push an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
 
-        `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without them
-        no selector can rank it. `owner` is who answers for it, a label that gives no right. What is there already is
-        not sent again. The value's `job` embeds the texts: `wait_job` it before asking for a selection that is to have
-        the adapter. Raises InvalidManifest and others.
+        `domain` says what it was trained on, if the folder does not, and `texts` are passages of that domain: without
+        them no selector can rank it. `owner` is the person responsible for it, a label without rights. Bytes that the
+        server has are not sent again. The value's `job` embeds the texts: `wait_job` before a selection that should
+        include the adapter. Raises InvalidManifest and others.
         """
         more = Additions(
             domain=domain, base=base, texts=None if texts is None else checked(texts), tags=tags, owner=owner
@@ -94,22 +94,22 @@ class Client(OperatorCalls):
     def pull(
         self, model: Model, folder: Path | str, *, replace: bool = False, progress: Progress | None = None
     ) -> Path:
-        """Write an adapter to a folder, whole or not at all, each file compared with its digest: the folder.
+        """Write an adapter to a folder, whole or not at all, with every file's digest checked; returns the folder.
 
-        Raises Conflict where the folder is there and is not to be replaced, NotFound, Retired, DigestMismatch.
+        Raises Conflict if the folder exists and `replace` is False, NotFound, Retired, DigestMismatch.
         """
         pulled = self._http.pull_directory(name_of(model), Path(folder), replace=replace, progress=progress)
         return pulled.path
 
     def adapter(self, model: Model) -> Adapter:
-        """A stored adapter or soup, with how it came to be. Raises NotFound or Retired."""
+        """A stored adapter or soup, with its provenance. Raises NotFound or Retired."""
         return body_of(Adapter, self._http.json("GET", adapter_path(name_of(model))))
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
         """Stored adapters and soups, newest first.
 
-        Filters are base_model, method, domain, owner, namespace, name, tag (one, or several that all hold), kind,
-        tuned_on, and q: words that are there, or begin one that is, in name, domain, tags and card.
+        Filters are base_model, method, domain, owner, namespace, name, tag (one, or several that must all match), kind,
+        tuned_on, and q: words, or their beginnings, of name, domain, tags and card.
         """
         return Adapters([row for row in self._http.rows("/v1/adapters", filters, limit, reader_of(Listed))])
 
@@ -122,12 +122,12 @@ class Client(OperatorCalls):
         owner: str | None = None,
         if_match: str | None = None,
     ) -> Adapter:
-        """Change card or domain, or the owner of all versions of the name, whom an empty text removes.
+        """Change the card or domain of a version, or the owner of its name, which an empty text removes.
 
-        With `if_match` (an etag) only if nobody else has changed it meanwhile.
+        With `if_match` (an etag) only if nobody has changed it since.
         """
         body = body_of_request({"card": card, "domain": domain}) | ({} if owner is None else {"owner": owner or None})
-        changed = self._http.json("PATCH", adapter_path(ref), json=body, headers=matching(if_match))
+        changed = self._http.json("PATCH", adapter_path(ref), json=body, headers=if_match_header(if_match))
         return body_of(Adapter, changed)
 
     def aliases(self, ref: str) -> list[Alias]:
@@ -137,7 +137,7 @@ class Client(OperatorCalls):
 
     def put_alias(self, name: str, alias: str, version: int, *, if_match: str | None = None) -> Alias:
         """Point an alias of `namespace/name` at a version; with `if_match` only if that is its etag."""
-        headers = matching(if_match)
+        headers = if_match_header(if_match)
         return body_of(
             Alias, self._http.json("PUT", alias_path(name, alias), json={"version": version}, headers=headers)
         )
@@ -147,21 +147,21 @@ class Client(OperatorCalls):
         self._http.send("DELETE", alias_path(name, alias))
 
     def delete_adapter(self, ref: str) -> list[Listed]:
-        """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
+        """Retire all live versions of a name, or the one that `@version` names; returns the retired versions."""
         path = self._http.named_path(ref)
         return [body_of(Listed, row) for row in self._http.data("DELETE", path)]
 
     def restore(self, ref: str, *, if_match: str | None = None) -> Adapter:
         """Bring a retired version back, `namespace/name@version`; with `if_match` only if that is its etag."""
         path = f"{adapter_path(ref)}/restore"
-        return body_of(Adapter, self._http.json("POST", path, headers=matching(if_match)))
+        return body_of(Adapter, self._http.json("POST", path, headers=if_match_header(if_match)))
 
     def purge(self, ref: str) -> Purged:
         """Remove a version for good, `namespace/name@version`. Needs scope admin."""
         return body_of(Purged, self._http.json("POST", f"{adapter_path(ref)}/purge"))
 
     def collect(self, *, dry_run: bool = False) -> Collection:
-        """Remove what is due by the server's settings, or only list it. Needs an all-seeing admin."""
+        """Remove expired data by the server's settings, or only list it. Needs an admin key for all namespaces."""
         return body_of(Collection, self._http.json("POST", "/v1/collect", json={"dry_run": dry_run}))
 
     def lineage(self, ref: str) -> Lineage:
@@ -183,10 +183,10 @@ class Client(OperatorCalls):
         pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Selector:
-        """Fit a selector over a pool, which its first selection does too; shows how well it tells domains apart.
+        """Fit a selector over a pool; the result shows how well it tells domains apart.
 
-        `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields, `pool` has those of
-        PoolRequest.
+        The first selection from a pool fits it too. `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a
+        mapping with its fields, `pool` has those of PoolRequest.
         """
         request = request_of(FitRequest, selector=spec_of(selector), pool=pool)
         values = {"selector": request.selector, "pool": request.pool, "wait": 0}
@@ -195,7 +195,7 @@ class Client(OperatorCalls):
 
     def selector(self, selector_id: str) -> Selector:
         """One fitted selector."""
-        return body_of(Selector, self._http.json("GET", f"/v1/selectors/{part(selector_id)}"))
+        return body_of(Selector, self._http.json("GET", f"/v1/selectors/{path_segment(selector_id)}"))
 
     def selectors(self, *, limit: int | None = None) -> Iterator[Selector]:
         """Fitted selectors, newest first."""
@@ -211,10 +211,10 @@ class Client(OperatorCalls):
         list_all: bool = False,
         progress: Progress | None = None,
     ) -> Selection:
-        """Which adapters a selector would take for a sample of a domain; a pool that was never fitted is fitted first.
+        """The adapters that a selector chooses for a sample of a domain; a pool never fitted is fitted first.
 
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options`, `pool`
-        have those of SelectOptions and PoolRequest. With `list_all` all who were left out are named.
+        have those of SelectOptions and PoolRequest. With `list_all` all rejected adapters are listed.
         """
         sample = self._http.sample(checked(texts))
         request = request_of(SelectRequest, sample=sample, selector=spec_of(selector), options=options, pool=pool)
@@ -235,7 +235,7 @@ class Client(OperatorCalls):
         pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Nearest:
-        """The adapters whose samples are most like these texts; a pool that was never fitted is fitted first."""
+        """The adapters whose samples are most like these texts; a pool never fitted is fitted first."""
         request = request_of(NearestRequest, texts=tuple(checked(texts)), limit=limit, pool=pool)
         values = {"texts": list(request.texts), "limit": request.limit, "pool": request.pool}
         answer = self._http.once_fitted("/v1/adapters/search", values, progress)
@@ -251,9 +251,9 @@ class Client(OperatorCalls):
         progress: Progress | None = None,
         **more: Any,
     ) -> Soup:
-        """Pick adapters for a sample of a new domain and mix them, or say that nothing helps (`abstained`).
+        """Choose adapters for a sample of a new domain and mix them, or abstain if none helps.
 
-        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
+        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
         sample = None if texts is None else self._http.sample(checked(texts))
         values = cook_values(sample, effort, name, selector, more)
@@ -270,22 +270,22 @@ class Client(OperatorCalls):
         progress: Progress | None = None,
         **more: Any,
     ) -> Soup | Job:
-        """As `cook`, without waiting: the job that cooks (`watch`, `soup_of`), or the soup if it is done."""
+        """Start a cook without waiting: its job (`watch`, `soup_of`), or the soup if it is done already."""
         sample = None if texts is None else self._http.sample(checked(texts))
         values = cook_values(sample, effort, name, selector, more)
         answer = self._http.begin("/v1/soups", values, progress)
         return body_of(Job, answer) if answer["object"] == "job" else body_of(Soup, answer)
 
     def train(self, request: TrainingRequest, *, progress: Progress | None = None) -> Adapter:
-        """Train an adapter on the server, on uploaded data: the adapter, once it is there.
+        """Train an adapter on the server, on uploaded data; returns the adapter once it is stored.
 
-        The same request again gives the same, and continues where one was stopped.
+        An equal request returns the same adapter, and continues an interrupted training.
         """
         job = self._http.json("POST", "/v1/trainings", json=values_of(request))
         return self.adapter(str((self._http.result_of(job, progress))["adapter"]))
 
     def begin_train(self, request: TrainingRequest) -> Job:
-        """As `train`, without waiting: the job that trains."""
+        """Start a training without waiting: its job."""
         return body_of(Job, self._http.json("POST", "/v1/trainings", json=values_of(request)))
 
     def evaluate_pool(
@@ -295,14 +295,14 @@ class Client(OperatorCalls):
         passages: int | None = None,
         progress: Progress | None = None,
     ) -> Job:
-        """Evaluate every adapter of a pool on the samples of all of them: the job, ended. `evaluations` lists them.
+        """Evaluate every adapter of a pool on the samples of all; returns the ended job. `evaluations` has the results.
 
-        `pool` has the fields of PoolRequest; raises as `wait_job`.
+        `pool` has the fields of PoolRequest; raises the errors of `wait_job`.
         """
         return self.wait_job(self.begin_evaluate_pool(pool=pool, passages=passages), progress=progress)
 
     def begin_evaluate_pool(self, *, pool: Mapping[str, Any] | None = None, passages: int | None = None) -> Job:
-        """As `evaluate_pool`, without waiting: the job that evaluates."""
+        """Start the evaluation of a pool without waiting: its job."""
         request = None if pool is None else request_of(PoolRequest, **pool)
         return body_of(Job, self._http.begin("/v1/evaluations", {"pool": request, "passages": passages}))
 
@@ -321,9 +321,9 @@ class Client(OperatorCalls):
         return body_of(Job, self._http.json("GET", job_path(job_id)))
 
     def watch(self, job: Job | str) -> Stream[JobProgress | Job]:
-        """The progress of a job whenever it changes, then the whole job, ended.
+        """The progress of a job whenever it changes, then the ended job.
 
-        Ends without it where the server is restarted meanwhile: `wait_job` asks again.
+        Ends without the job if the server restarts meanwhile: `wait_job` connects again.
         """
 
         def read(_: str, value: Any) -> JobProgress | Job:
@@ -332,15 +332,15 @@ class Client(OperatorCalls):
         return self._http.events("GET", f"{job_path(id_of(job))}/events", None, read)
 
     def wait_job(self, job: Job | str, *, progress: Progress | None = None, patience: int = 30) -> Job:
-        """A job once it has succeeded, following its events; a server that restarts is waited for.
+        """A job once it has succeeded, following its events, also over a restart of the server.
 
-        Raises the error a failed job names, Cancelled for a cancelled one, and Unavailable after `patience` seconds
+        Raises the error of a failed job, Cancelled for a cancelled one, and Unavailable after `patience` seconds
         without a server.
         """
         return body_of(Job, self._http.wait_job(id_of(job), progress=progress, patience=patience))
 
     def soup_of(self, job: Job | str, *, progress: Progress | None = None) -> Soup:
-        """The soup of a job that cooks, once it has succeeded; raises as `wait_job`, InvalidParameter for others."""
+        """The soup of a cook's job, once it has succeeded; raises the errors of `wait_job`, and InvalidParameter."""
         ended = self._http.wait_job(id_of(job), progress=progress)
         if ended["kind"] != "cook":
             raise InvalidParameter(f"Job {ended['id']} is of kind {ended['kind']}, and cooks nothing.", param="job")
@@ -353,45 +353,45 @@ class Client(OperatorCalls):
     # --- inference --------------------------------------------------------------------------------------------
 
     def models(self) -> list[ModelCard]:
-        """What `model` may be: base models and adapters, in OpenAI's list."""
+        """The base models and adapters that `model` may name, as in OpenAI's list."""
         return [body_of(ModelCard, row) for row in self._http.data("GET", "/v1/models")]
 
     def base_model(self, base_id: str) -> ModelCard:
-        """A base model by its id, with how it is built. Raises NotFound for one that the server does not have."""
-        return body_of(ModelCard, self._http.json("GET", f"/v1/models/{part(base_id)}"))
+        """A base model by its id, with its architecture. Raises NotFound if the server does not have it."""
+        return body_of(ModelCard, self._http.json("GET", f"/v1/models/{path_segment(base_id)}"))
 
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = None) -> Perplexity:
-        """Perplexity of texts under a model, against a baseline's with the paired difference where one is named."""
+        """Perplexity of texts under a model, with a baseline's and their paired difference if one is named."""
         against = None if baseline is None else name_of(baseline)
-        body = given({"model": name_of(model), "texts": checked(texts), "baseline": against})
+        body = drop_none({"model": name_of(model), "texts": checked(texts), "baseline": against})
         return body_of(Perplexity, self._http.json("POST", "/v1/perplexity", json=body))
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
-        """The text of a completion alone."""
+        """The text of a completion, without its metadata."""
         return (self.complete(model, prompt, **sampling)).choices[0].text
 
     def complete(self, model: Model, prompt: str, **sampling: Any) -> CompletionAnswer:
         """A text completion; `sampling` has max_tokens, temperature, top_p, n, stop, seed ..."""
-        body = {"model": name_of(model), "prompt": prompt, **given(sampling)}
+        body = {"model": name_of(model), "prompt": prompt, **drop_none(sampling)}
         return body_of(CompletionAnswer, self._http.json("POST", COMPLETIONS, json=body))
 
     def stream(self, model: Model, prompt: str, **sampling: Any) -> Stream[CompletionAnswer]:
-        """A text completion in pieces, as they are generated; closing it ends it on the server too."""
-        body = {"model": name_of(model), "prompt": prompt, **given(sampling), "stream": True}
+        """A text completion as a stream of chunks; closing it ends the generation on the server too."""
+        body = {"model": name_of(model), "prompt": prompt, **drop_none(sampling), "stream": True}
         return self._http.events("POST", COMPLETIONS, body, lambda _, value: body_of(CompletionAnswer, value))
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> ChatAnswer:
-        """A chat completion, in OpenAI's shape; `messages` are {role, content}, the last one is answered."""
-        body = {"model": model, "messages": list(messages), **given(sampling)}
+        """A chat completion in OpenAI's format; `messages` are {role, content}, and the last one is answered."""
+        body = {"model": model, "messages": list(messages), **drop_none(sampling)}
         return body_of(ChatAnswer, self._http.json("POST", CHAT, json=body))
 
     def stream_chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Stream[ChatChunk]:
-        """A chat completion in chunks, as they are generated; closing it ends it on the server too."""
-        body = {"model": model, "messages": list(messages), **given(sampling), "stream": True}
+        """A chat completion as a stream of chunks; closing it ends the generation on the server too."""
+        body = {"model": model, "messages": list(messages), **drop_none(sampling), "stream": True}
         return self._http.events("POST", CHAT, body, lambda _, value: body_of(ChatChunk, value))
 
     def embed(self, model: str, texts: str | Sequence[str]) -> EmbeddingAnswer:
-        """The vectors of one text or several, as samples are embedded: of a base model, in OpenAI's shape."""
+        """Vectors of one text or several under a base model's encoder of samples, in OpenAI's format."""
         content = texts if isinstance(texts, str) else list(texts)
         return body_of(
             EmbeddingAnswer, self._http.json("POST", "/v1/embeddings", json={"model": model, "input": content})

@@ -1,4 +1,4 @@
-"""The connection of a typed client, and its calls for operators: keys, audit, namespaces, limits, usage."""
+"""A typed client's calls for operators: keys, audit, namespaces, limits, usage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Self
 
 import httpx2
 
-from adaptersoup.client.answers import given
+from adaptersoup.client.answers import drop_none
 from adaptersoup.client.paths import (
+    if_match_header,
+    iso_dates,
     key_path,
     limits_path,
-    matching,
     namespace_path,
-    plain,
 )
 from adaptersoup.client.synchronous.calls import Calls
 from adaptersoup.client.synchronous.connection import ADDRESS
@@ -30,7 +30,7 @@ from service.http.schemas.usage import UsageEntry
 
 
 class OperatorCalls:
-    """Calls for whoever runs a server. `transport` replaces the network, `pause` the waiting between two requests."""
+    """Calls for operators. `transport` replaces the network, `pause` the waiting between two requests."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class OperatorCalls:
         namespaces: Sequence[str] | None = None,
         expires_at: datetime | None = None,
     ) -> CreatedKey:
-        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them.
+        """Make a key; only this answer has its `secret`. `namespaces` None grants all.
 
-        `expires_at` knows its time zone; None never expires.
+        `expires_at` needs a time zone; None never expires.
         """
         body = {"name": name, "scopes": list(scopes), "namespaces": namespaces and list(namespaces)}
-        body |= plain(given({"expires_at": expires_at}))
+        body |= iso_dates(drop_none({"expires_at": expires_at}))
         return body_of(CreatedKey, self._http.json("POST", "/v1/keys", json=body, repeat=False))
 
     def keys(self, *, limit: int | None = None) -> Iterator[Key]:
@@ -76,11 +76,11 @@ class OperatorCalls:
         return self._http.rows("/v1/keys", {}, limit, reader_of(Key))
 
     def change_key(self, key_id: str, **changes: str | Sequence[str] | datetime | None) -> Key:
-        """Change a key: name, scopes, namespaces (None: all), expires_at (None: never); what is not named stays."""
-        return body_of(Key, self._http.json("PATCH", key_path(key_id), json=plain(changes)))
+        """Change name, scopes, namespaces (None: all) or expires_at (None: never) of a key; others stay unchanged."""
+        return body_of(Key, self._http.json("PATCH", key_path(key_id), json=iso_dates(changes)))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 0) -> CreatedKey:
-        """Give a key another `secret`, which is in this answer and nowhere else; the old one ends after the grace."""
+        """Replace the `secret` of a key, which only this answer has; the old one expires after the grace period."""
         path, body = f"{key_path(key_id)}/rotate", {"grace_seconds": grace_seconds}
         return body_of(CreatedKey, self._http.json("POST", path, json=body, repeat=False))
 
@@ -96,13 +96,16 @@ class OperatorCalls:
         limit: int | None = None,
         **filters: str | None,
     ) -> Iterator[AuditEntry]:
-        """Who did what, newest first; filters action, subject, namespace and key_id. Moments know their time zone."""
-        moments = plain({"since": since, "until": until})
+        """Entries of the audit log, newest first; filters are action, subject, namespace and key_id.
+
+        `since` and `until` need a time zone.
+        """
+        moments = iso_dates({"since": since, "until": until})
         return self._http.rows("/v1/audit", {**filters, **moments}, limit, reader_of(AuditEntry))
 
     def audit_csv(self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None) -> str:
-        """All of the same as CSV."""
-        params = {**filters, **plain({"since": since, "until": until}), "format": "csv"}
+        """All entries of the audit log that match, as CSV."""
+        params = {**filters, **iso_dates({"since": since, "until": until}), "format": "csv"}
         return (self._http.send("GET", "/v1/audit", params=params)).text
 
     def namespace(self, namespace: str) -> Namespace:
@@ -112,36 +115,36 @@ class OperatorCalls:
     def change_namespace(
         self, namespace: str, *, if_match: str | None = None, **settings: str | int | list[str] | None
     ) -> Namespace:
-        """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; what is not named stays.
+        """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; others stay unchanged.
 
-        With `if_match` (an etag) only if nobody else has changed them meanwhile.
+        With `if_match` (an etag) only if nobody has changed them since.
         """
-        path, headers = namespace_path(namespace), matching(if_match)
+        path, headers = namespace_path(namespace), if_match_header(if_match)
         return body_of(Namespace, self._http.json("PATCH", path, json=settings, headers=headers))
 
     def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Limits:
-        """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""
+        """The limits of a key (by its id) or of a namespace: its own, those in force, and the usage of its quotas."""
         return body_of(Limits, self._http.json("GET", limits_path(key_id, namespace)))
 
     def change_limits(self, *, key_id: str | None = None, namespace: str | None = None, **limits: int | None) -> Limits:
         """Change limits: requests_per_minute, tokens_per_minute, stored_bytes, adapters, jobs.
 
-        None leaves one to the server's default; what is not named stays.
+        None restores the server's default; others stay unchanged.
         """
         return body_of(Limits, self._http.json("PATCH", limits_path(key_id, namespace), json=limits))
 
     def usage(self, *, by: Sequence[str] = (), limit: int | None = None, **filters: str | None) -> Iterator[UsageEntry]:
-        """Requests and tokens by day, key, namespace and model, or `by` some of these; last day first.
+        """Sums of requests and tokens by day, key, namespace and model, or `by` some of these; last day first.
 
         Filters are since and until (days: 2030-01-31), key_id, namespace and model.
         """
         return self._http.rows("/v1/usage", {**filters, "by": by or None}, limit, reader_of(UsageEntry))
 
     def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
-        """All of the same as CSV."""
+        """All rows of `usage` that match, as CSV."""
         params = {**filters, "by": by or None, "format": "csv"}
         return (self._http.send("GET", "/v1/usage", params=params)).text
 
     def ready(self) -> Ready:
-        """What /readyz says; raises Unavailable while the server is not ready."""
+        """The answer of /readyz; raises Unavailable while the server is not ready."""
         return body_of(Ready, self._http.json("GET", "/readyz"))

@@ -220,7 +220,7 @@ class TestInterrupted:
             store.adapters()
 
     def test_a_sample_that_could_not_be_embedded_is_told_once(self, store: Store) -> None:
-        store._embedding.append("job-none")
+        store._embedding_jobs.append("job-none")
         with pytest.raises(NotFound):
             store.select(passages("court", 20, seed=1))
         assert store.select(passages("court", 20, seed=1)).selection.selected

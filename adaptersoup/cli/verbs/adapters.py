@@ -13,7 +13,7 @@ import typer
 from adaptersoup.cli.adapter_filters import Filters
 from adaptersoup.cli.output import as_json, data, data_width, progress_bar, talk
 from adaptersoup.cli.remote import SAMPLE_FORMS, RefArgument, Remote, verb
-from adaptersoup.client.answers import part
+from adaptersoup.client.answers import path_segment
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns, fields, one_line, spelt
 from registry.errors import InvalidParameter
@@ -233,7 +233,7 @@ def open(
         if isinstance(parse_ref(ref), BaseRef):
             raise InvalidParameter(f"{ref} is a base model; pages are of adapters and soups.", param="ref")
         row = remote.client.adapter(ref)
-        address += f"/{part(row['namespace'])}/{part(row['name'])}@{row['version']}"
+        address += f"/{path_segment(row['namespace'])}/{path_segment(row['name'])}@{row['version']}"
     remote.answer({"object": "page", "url": address}, address)
     if not (only_print or remote.json) and sys.stdout.isatty():
         webbrowser.open(address)

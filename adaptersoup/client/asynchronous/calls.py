@@ -1,4 +1,4 @@
-"""Calls of several requests, with JSON answers: jobs and what may become one, and adapter directories up and down."""
+"""Calls that take several requests, with JSON answers: jobs, requests that may start one, pushes and pulls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptersoup.client.additions import PULLED, Additions, described, inline, texts_of
+from adaptersoup.client.additions import PULLED, Additions, inline, manifest_of, texts_of
 from adaptersoup.client.answers import (
     DONE,
     LONGEST_EMBEDDING,
     MAX_FITS,
     Json,
-    part,
+    check_succeeded,
+    path_segment,
     report_progress,
     result_in,
-    succeeded,
 )
 from adaptersoup.client.asynchronous.blobs import AsyncBlobs
 from adaptersoup.client.paths import adapter_path, body_of_request, job_path
@@ -37,10 +37,10 @@ from registry.spec import EmbeddingSource, FileSource, Manifest, SampleSource
 
 
 class AsyncCalls(AsyncBlobs):
-    """What every client is made of."""
+    """The calls that all clients share."""
 
     async def begin(self, path: str, values: Mapping[str, Any], progress: Progress | None = None) -> Json:
-        """The answer of a POST that chooses from a pool; waits while all samples of the pool are still embedded."""
+        """The answer of a POST that selects from a pool; waits while no sample of the pool is embedded yet."""
         waited = 0
         while True:
             try:
@@ -54,11 +54,11 @@ class AsyncCalls(AsyncBlobs):
                 await self.pause(pause)
 
     async def result(self, answer: Json, progress: Progress | None = None) -> Json:
-        """An answer, or where it is a job the job's result; raises as `wait_job`."""
+        """The answer, or the result of its job if it is one; raises the errors of `wait_job`."""
         return await self.result_of(answer, progress) if answer["object"] == "job" else answer
 
     async def once_fitted(self, path: str, values: Mapping[str, Any], progress: Progress | None = None) -> Json:
-        """The answer of a POST that may give the job of a fit first."""
+        """The answer of a POST for which a selector may have to be fitted first; waits for the fit's job."""
         for _ in range(MAX_FITS):
             answer = await self.begin(path, {**values, "wait": 0}, progress)
             if answer["object"] != "job":
@@ -67,20 +67,20 @@ class AsyncCalls(AsyncBlobs):
         raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
 
     async def fitted(self, answer: Json, progress: Progress | None = None) -> Json:
-        """The selector of a fit: its answer, or what its job made."""
+        """The selector of a fit: the answer itself, or the selector that its job fitted."""
         if answer["object"] != "job":
             return answer
         result = await self.result_of(answer, progress)
-        return await self.json("GET", f"/v1/selectors/{part(str(result['selector']))}")
+        return await self.json("GET", f"/v1/selectors/{path_segment(str(result['selector']))}")
 
     async def result_of(self, job: Json, progress: Progress | None = None) -> Json:
-        """The result of a job, once it has succeeded; raises as `wait_job`."""
+        """The result of a job, once it has succeeded; raises the errors of `wait_job`."""
         return result_in(await self.wait_job(str(job["id"]), progress=progress))
 
     async def wait_job(self, job_id: str, *, progress: Progress | None = None, patience: int = 30) -> Json:
-        """The job once it has succeeded, following its events; a server that restarts is waited for.
+        """The job once it has succeeded, following its events, also over a restart of the server.
 
-        Raises the error a failed job names, Cancelled for a cancelled one, and Unavailable after `patience` seconds
+        Raises the error of a failed job, Cancelled for a cancelled one, and Unavailable after `patience` seconds
         without a server.
         """
         missed = 0
@@ -100,7 +100,7 @@ class AsyncCalls(AsyncBlobs):
             else:
                 missed = 0
                 if job.get("state") in DONE:
-                    return succeeded(job)
+                    return check_succeeded(job)
             await self.pause(1.0)
 
     async def push_directory(
@@ -112,16 +112,16 @@ class AsyncCalls(AsyncBlobs):
         progress: Progress | None = None,
         anew: bool = False,
     ) -> Json:
-        """Push an adapter directory as `name`; raises InvalidManifest where nobody names the domain."""
+        """Push an adapter directory as `name`; raises InvalidManifest if neither it nor `more` names the domain."""
         local = folder if isinstance(folder, AdapterDirectory) else await in_thread(read_directory, folder)
-        manifest = described(local, name, more)
+        manifest = manifest_of(local, name, more)
         try:
             return await self.push(await self.with_files(local, manifest, more, progress, anew=anew))
-        except DamagedBlob:  # a server that was asked whether it is there has not read it: the right bytes repair it
+        except DamagedBlob:  # `has_blob` does not read a blob: sending the right bytes repairs it
             return await self.push(await self.with_files(local, manifest, more, progress, anew=True))
 
     async def push(self, manifest: Manifest) -> Json:
-        """Push an adapter by its manifest (201, or 200 if known): an Adapter object with `job` and `warnings`."""
+        """Push an adapter by its manifest (201, or 200 if stored): an Adapter object with `job` and `warnings`."""
         return await self.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
 
     async def with_files(
@@ -133,7 +133,7 @@ class AsyncCalls(AsyncBlobs):
         *,
         anew: bool = False,
     ) -> Manifest:
-        """The manifest with its files and its sample, which are uploaded where they are large."""
+        """The manifest with its files and its sample, of which large ones are uploaded."""
         files = {WEIGHTS_FILE: await self._file(local.weights, progress, anew=anew)}
         sample = await self._sample(local, more, anew=anew)
         return manifest.model_copy(update={"files": files, "sample": sample})
@@ -141,9 +141,9 @@ class AsyncCalls(AsyncBlobs):
     async def pull_directory(
         self, ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
     ) -> AdapterDirectory:
-        """Write an adapter to the directory `target`, whole or not at all; every file's digest is checked.
+        """Write an adapter to the directory `target`, whole or not at all, with every file's digest checked.
 
-        Raises Conflict as `registry.formats.check_place` does, NotFound, Retired, DigestMismatch.
+        Raises the Conflict of `registry.formats.check_place`, NotFound, Retired, DigestMismatch.
         """
         await in_thread(check_place, target, replace=replace, how="replace it with --force")
         row = await self.json("GET", adapter_path(ref))
@@ -153,15 +153,15 @@ class AsyncCalls(AsyncBlobs):
         missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in files]
         if missing:
             raise Unavailable(f"The server offers no {missing[0]} for {pinned}; it may be another kind of server.")
-        beside = new_directory_beside(target)
+        partial = new_directory_beside(target)
         try:
             for name in PULLED:
                 if name in files:
-                    await self.download(pinned, name, beside / name, digest=files[name], progress=progress)
-            await in_thread(read_directory, beside)
-            move_into_place(beside, target, replace=replace)  # here: what is cancelled would remove what is moved
+                    await self.download(pinned, name, partial / name, digest=files[name], progress=progress)
+            await in_thread(read_directory, partial)
+            move_into_place(partial, target, replace=replace)  # not in a thread: a cancelled call would remove it
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         return await in_thread(read_directory, target)
 
     async def _sample(self, local: AdapterDirectory, more: Additions, *, anew: bool) -> SampleSource | None:

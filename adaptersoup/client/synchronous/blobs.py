@@ -1,7 +1,7 @@
 """Blobs: upload whole or in parts, download with the digest checked.
 
-Nothing is remembered on this machine: the server lists the key's unfinished uploads by their digest, so that a second
-`soup push` of a file continues what the first, killed one has sent. Two that send the same file at once take turns.
+No state is stored on this machine: the server lists the key's unfinished uploads by digest, so a second `soup push` of
+a file continues an interrupted one. Two that send the same file at once take turns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptersoup.client.answers import part
+from adaptersoup.client.answers import path_segment
 from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.synchronous.connection import Connection
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
@@ -43,13 +43,13 @@ class Blobs(Connection):
         progress: Progress | None = None,
         anew: bool = False,
     ) -> str:
-        """Make sure the server has these bytes, and return their digest; what is there already is not sent.
+        """Make sure the server has these bytes, and return their digest; sends them only if it does not.
 
-        With `anew` everything is sent all the same, as where what is stored was found to be damaged. What has more than
-        `part_bytes` (by default the client's) is sent in parts, and continues where it ended after a connection that
-        broke or a process that was killed, here or there.
+        With `anew` they are sent in any case, which repairs a damaged copy. More than `part_bytes` (by default the
+        client's) are sent in parts; after a broken connection, or when one of the processes was killed, an upload
+        continues at the last acknowledged byte.
         """
-        part_bytes, tell = part_bytes or self.part_bytes, progress or silent
+        part_bytes, report = part_bytes or self.part_bytes, progress or silent
         if isinstance(source, bytes):
             size, digest, name = len(source), sha256_digest(source), ""
         else:
@@ -60,25 +60,25 @@ class Blobs(Connection):
             )
         if anew or not self.has_blob(digest):
             if size > part_bytes:
-                upload = Upload(digest, size, part_bytes, lambda done: tell(done, size, name))
+                upload = Upload(digest, size, part_bytes, lambda done: report(done, size, name))
                 self._send_in_parts(source, upload)
                 return digest
             body = source if isinstance(source, bytes) else directly(source.read_bytes)
             self.send("PUT", f"/v1/blobs/{digest}", body=body, headers=BINARY)
-        tell(size, size, name)
+        report(size, size, name)
         return digest
 
     def sample(self, texts: Sequence[str], *, anew: bool = False) -> SampleSource:
-        """Texts as a sample: inside of the request, or as an uploaded blob (see `upload`) where they are large."""
+        """Texts as a sample of a request: inline, or as an uploaded blob (see `upload`) if they are large."""
         data = encode_lines(texts)
         if len(data) <= self.inline_bytes:
             return SampleSource(texts=tuple(texts))
         return SampleSource(blob=self.upload(data, anew=anew))
 
     def download(self, ref: str, file: str, target: Path, *, digest: str, progress: Progress | None = None) -> None:
-        """Write one file of an adapter to `target`; raises DigestMismatch if its bytes are not those of `digest`."""
+        """Write one file of an adapter to `target`; raises DigestMismatch if its digest is not `digest`."""
         path = self.named_path(ref)
-        with self.fetched(f"{path}/files/{part(file)}") as response:
+        with self.fetched(f"{path}/files/{path_segment(file)}") as response:
             size, total = 0, int(response.headers.get("content-length", 0))
             with target.open("wb") as out:
                 for piece in response.iter_bytes():
@@ -92,13 +92,13 @@ class Blobs(Connection):
             )
 
     def named_path(self, ref: str) -> str:
-        """The path under which an adapter has sub-resources; a digest is looked up first."""
+        """The path of an adapter by its name, under which its sub-resources are; a digest is looked up first."""
         if ref.startswith("sha256:"):
             ref = str((self.json("GET", adapter_path(ref)))["ref"])
         return adapter_path(ref)
 
     def _send_in_parts(self, source: bytes | Path, upload: Upload) -> None:
-        """Send a large blob; continue after errors that pass, as long as every few tries get further."""
+        """Send a large blob; retry after the errors of PASSING, up to TRIES times in a row without progress."""
         tries = furthest = 0
         while True:
             try:
@@ -106,50 +106,50 @@ class Blobs(Connection):
                     self._send_rest(file, upload, str(source))
                 return
             except PASSING as error:
-                tries = 1 if upload.held > furthest else tries + 1
-                furthest = max(furthest, upload.held)
+                tries = 1 if upload.offset > furthest else tries + 1
+                furthest = max(furthest, upload.offset)
                 if tries >= TRIES:
                     raise
-                self.wait(pause_after(error, tries), lambda: upload.progress(upload.held))
+                self.wait(pause_after(error, tries), lambda: upload.progress(upload.offset))
             with suppress(*PASSING):
-                if self.has_blob(upload.digest):  # the answer was lost, or another has sent the same
+                if self.has_blob(upload.digest):  # the answer was lost, or another client has sent the same
                     upload.progress(upload.size)
                     return
 
     def _send_rest(self, file: BinaryIO, upload: Upload, name: str) -> None:
-        """Send what the server does not have yet, and finish; raises what goes wrong."""
-        path = self._continued(upload)
-        while upload.held < upload.size:
-            file.seek(upload.held)
-            chunk = directly(file.read, min(upload.part_bytes, upload.size - upload.held))
+        """Send the bytes that the server does not have yet, and finish the upload; raises SoupError or OSError."""
+        path = self._open_upload(upload)
+        while upload.offset < upload.size:
+            file.seek(upload.offset)
+            chunk = directly(file.read, min(upload.part_bytes, upload.size - upload.offset))
             if not chunk:
                 raise DigestMismatch(f"{name} became shorter while it was sent; send it again.")
-            span = f"{upload.held}-{upload.held + len(chunk) - 1}"
+            span = f"{upload.offset}-{upload.offset + len(chunk) - 1}"
             try:
                 self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
             except InvalidParameter as error:
-                if upload.held == 0 or error.param != "content-range":
+                if upload.offset == 0 or error.param != "content-range":
                     raise
-                with suppress(NotFound):  # it takes no part where it ends, as one of too many: another begins at 0
+                with suppress(NotFound):  # the upload has too many parts to go on: a new one starts at 0
                     self.send("DELETE", path)
-                raise Unavailable(f"An unfinished upload of {upload.held} bytes takes no more parts.") from error
-            upload.held += len(chunk)
-            upload.progress(upload.held)
+                raise Unavailable(f"An unfinished upload of {upload.offset} bytes takes no more parts.") from error
+            upload.offset += len(chunk)
+            upload.progress(upload.offset)
         self.send("PUT", path, params={"digest": upload.digest}, repeat=False)
 
-    def _continued(self, upload: Upload) -> str:
-        """The path of the unfinished upload that has got furthest, or of a new one."""
+    def _open_upload(self, upload: Upload) -> str:
+        """The path of the unfinished upload with the most bytes, or of a new one; sets `upload.offset`."""
         unfinished = self.data("GET", UPLOADS, params={"digest": upload.digest})
-        same = [row for row in unfinished if row.get("size") in (None, upload.size)]
-        row = max(same, key=lambda row: int(row["offset"]), default=None)
+        candidates = [row for row in unfinished if row.get("size") in (None, upload.size)]
+        row = max(candidates, key=lambda row: int(row["offset"]), default=None)
         if row is None:
             row = self.json("POST", UPLOADS, json={"digest": upload.digest, "size": upload.size}, repeat=False)
-        upload.held = int(row["offset"])
-        upload.progress(upload.held)
-        return f"{UPLOADS}/{part(str(row['id']))}"
+        upload.offset = int(row["offset"])
+        upload.progress(upload.offset)
+        return f"{UPLOADS}/{path_segment(str(row['id']))}"
 
     def wait(self, seconds: float, tell: Callable[[], object]) -> None:
-        """Pause, a second at a time; `tell` is called after each, and may raise to end it."""
+        """Pause, a second at a time; `tell` is called after each second, and may raise to end the wait."""
         while seconds > 0:
             self.pause(min(seconds, 1.0))
             tell()

@@ -14,16 +14,16 @@ import httpx2
 
 from adaptersoup.client.answers import (
     Json,
-    check_elsewhere,
     check_open,
+    check_redirected,
+    connection_options,
+    drop_none,
     error_of,
-    given,
-    heard,
+    event_content,
     model_header,
     object_of,
-    options_of,
     origin_of,
-    place_elsewhere,
+    redirect_target,
     translated,
 )
 from adaptersoup.client.waiting import Pause, sleep
@@ -37,7 +37,7 @@ MIB = 1024 * 1024
 
 
 class Stream(Generic[T]):
-    """Items of an answer as they come; leaving its `with` block, or closing it, ends the answer on the server too."""
+    """Items of an answer as they arrive; leaving its `with` block, or closing it, ends the answer on the server too."""
 
     def __init__(self, items: Generator[T]) -> None:
         self._items = items
@@ -57,7 +57,7 @@ class Stream(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End it, here and on the server; closing it again does nothing."""
+        """End the answer, here and on the server; a second call does nothing."""
         self._items.close()
 
 
@@ -65,7 +65,7 @@ class Connection:
     """A pool of connections to the server at `base_url`.
 
     `transport` replaces the network and `pause` the waiting between two requests. Texts and files of at most
-    `inline_bytes` travel inside of a request, larger ones as blobs; those of more than `part_bytes` in parts.
+    `inline_bytes` are sent inside a request, larger ones as blobs, and those of more than `part_bytes` in parts.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Connection:
         inline_bytes: int = MIB,
         part_bytes: int = 8 * MIB,
     ) -> None:
-        options = options_of(base_url, api_key, timeout)
+        options = connection_options(base_url, api_key, timeout)
         self.base_url: str = options["base_url"]
         self.pause = pause
         self.inline_bytes = inline_bytes
@@ -110,9 +110,10 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         repeat: bool = True,
     ) -> httpx2.Response:
-        """The whole answer to one request; raises the error that the server names.
+        """The whole answer to a request; raises the error that the server names.
 
-        With `repeat` a full queue (429) is waited for as the server asks, a few times.
+        With `repeat` a request refused by a full queue (429) is sent again after the pause that the server names, up
+        to MAX_TRIES times.
         """
         tries = 1
         while True:
@@ -123,7 +124,7 @@ class Connection:
                     path,
                     json=json,
                     content=body,
-                    params=params and given(params),
+                    params=params and drop_none(params),
                     headers={**model_header(json), **(headers or {})},
                 )
             if not response.is_error:
@@ -139,7 +140,7 @@ class Connection:
         return object_of(self.send(method, path, **request))
 
     def data(self, method: str, path: str, **request: Any) -> list[Json]:
-        """The rows of an answer that is a whole list; arguments are those of `send`."""
+        """The rows of an answer that is a complete list; arguments are those of `send`."""
         return list((self.json(method, path, **request))["data"])
 
     def rows(
@@ -149,7 +150,7 @@ class Connection:
         limit: int | None,
         read: Callable[[Json], T],
     ) -> Iterator[T]:
-        """The rows of a path, fetched a page at a time, at most `limit`; each is `read` as a value."""
+        """The rows of a path, at most `limit`, fetched a page at a time; `read` converts each to a value."""
         cursor, count = None, 0
         while limit is None or count < limit:
             size = None if limit is None else min(limit - count, 100)
@@ -164,7 +165,7 @@ class Connection:
     def events(
         self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
     ) -> Stream[T]:
-        """Server-sent events, each `read` from its name and its JSON value. An error among them is raised."""
+        """Server-sent events, each converted by `read` from its name and JSON value; raises an error among them."""
         return Stream(self._events(method, path, json, read))
 
     def _events(
@@ -172,29 +173,29 @@ class Connection:
     ) -> Generator[T]:
         with self._open(method, path, json) as response:
             for event in httpx2.EventSource(response):
-                content = heard(event)
+                content = event_content(event)
                 if content is None:
                     return
                 yield read(*content)
 
     @contextmanager
     def fetched(self, path: str) -> Iterator[httpx2.Response]:
-        """A download, from the server or from where it redirects to; there without the key."""
+        """The answer to a download, from the server or, without the key, from the target of its redirect."""
         with self._open("GET", path, None) as response:
-            place = place_elsewhere(response)
-            if place is None:
+            target = redirect_target(response)
+            if target is None:
                 yield response
                 return
-        origin = origin_of(place)
-        keyless = options_of(origin, None, self._timeout)
+        origin = origin_of(target)
+        keyless = connection_options(origin, None, self._timeout)
         with translated(origin):
-            with httpx2.Client(**keyless) as other, other.stream("GET", place) as response:
-                check_elsewhere(response)
+            with httpx2.Client(**keyless) as redirected, redirected.stream("GET", target) as response:
+                check_redirected(response)
                 yield response
 
     @contextmanager
     def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> Iterator[httpx2.Response]:
-        """An answer whose body is read as it comes."""
+        """An answer whose body is read as it arrives."""
         check_open(self._http)
         with translated(self.base_url):
             with self._http.stream(method, path, json=json, headers=model_header(json)) as response:

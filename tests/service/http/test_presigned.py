@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from adaptersoup.cli.setting_flags import settings_of
-from adaptersoup.client.answers import place_elsewhere
+from adaptersoup.client.answers import redirect_target
 from adaptersoup.client.asynchronous.blobs import AsyncBlobs
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.transfer import pull_folder
@@ -191,10 +191,10 @@ def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
 def test_a_client_goes_from_an_encrypted_server_to_no_open_place(server: str, place: str, follows: bool) -> None:
     answer = httpx2.Response(307, headers={"location": place}, request=httpx2.Request("GET", f"{server}/file"))
     if follows:
-        assert place_elsewhere(answer) == httpx2.URL(server).join(place)
+        assert redirect_target(answer) == httpx2.URL(server).join(place)
     else:
         with pytest.raises(Unavailable, match=r"to http://.*evil.test, which is not encrypted"):
-            place_elsewhere(answer)
+            redirect_target(answer)
 
 
 @pytest.mark.parametrize("url", [None, "file:///srv/blobs"])

@@ -346,14 +346,14 @@ def test_many_repair_what_the_server_read_and_with_anew_what_it_did_not(url: str
                 client = SoupClient(live.url, world.admin, inline_bytes=0)
                 send = partial(send_folder, client, read_directory(tmp_path / "law"), name="acme/law", more=Additions())
                 if way == "first":
-                    assert send().became == "pushed"
+                    assert send().status == "pushed"
                 else:
-                    assert send().became == "there already", "nobody has read it"
+                    assert send().status == "there already", "nobody has read it"
                 if way == "read":
                     assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
-                    assert send().became == "sent again"
+                    assert send().status == "sent again"
                 if way == "anew":
-                    assert send(anew=True).became == "sent again"
+                    assert send(anew=True).status == "sent again"
                 assert world.client.get(f"/v1/blobs/{digest}").content == weights
                 client.close()
         shutil.rmtree(tmp_path / "data" / "cache")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from adaptersoup.client.samples import ENDINGS, file_called, read_texts
+from adaptersoup.client.samples import ENDINGS, find_texts, read_texts
 from registry.errors import NotFound
 
 SAMPLES, TESTS = ("sample", "valid"), ("test",)
@@ -64,7 +64,7 @@ def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None)
 
 def _file(folder: Path, names: Sequence[str]) -> Path:
     """The file of a domain's folder, or folder of files, that is called so; raises NotFound."""
-    file = file_called(folder, names)
+    file = find_texts(folder, names)
     if file is None:
         raise NotFound(f"{folder} has no {' or '.join(names)} ({', '.join(ENDINGS)}).", param="sample")
     return file

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from adaptersoup.cli.output import data, talk
 from adaptersoup.cli.verbs.push.sources import Source
-from adaptersoup.client.transfer import Became
+from adaptersoup.client.transfer import PushStatus
 from adaptersoup.tables import columns, one_line, table_width
 from registry.errors import SoupError, as_dict
 from training.spec import BANK
 
-State = Became | Literal["refused", "not sent"]
+State = PushStatus | Literal["refused", "not sent"]
 
 
 @dataclass

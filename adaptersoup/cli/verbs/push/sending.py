@@ -75,7 +75,7 @@ def _note(one: Outcome, future: Future[Pushed], many: bool) -> None:
     except OSError as error:
         one.error, one.state = cannot_be_read(one.source.path, error), "refused"
     else:
-        one.adapter, one.state = pushed.adapter, pushed.became
+        one.adapter, one.state = pushed.adapter, pushed.status
 
 
 class _Sent:

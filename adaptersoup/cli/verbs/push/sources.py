@@ -17,7 +17,7 @@ import typer
 from adaptersoup.cli.output import talk
 from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.hub_names import is_hub
-from adaptersoup.client.samples import file_called, read_text, read_texts
+from adaptersoup.client.samples import find_texts, read_text, read_texts
 from registry.errors import InvalidSample, NotFound, SoupError, Unavailable
 from registry.files import parse_lines
 from registry.formats import AdapterDirectory, read_directory
@@ -36,7 +36,7 @@ class Samples:
         """The texts for an adapter whose folder is called so, or else for its domain; None where there are none."""
         names = dict.fromkeys((folder, domain))
         if self.path.is_dir():
-            file = file_called(self.path, filter(_is_plain, names))
+            file = find_texts(self.path, filter(_is_plain, names))
             return None if file is None else read_texts(file)
         return next((self._by_domain[name] for name in (domain, folder) if name in self._by_domain), None)
 
