@@ -1,4 +1,4 @@
-"""Which adapters a verb works on: by filters as lists take them, or by name, asked about before anything is changed."""
+"""The adapters that a verb works on, by filters or by name, and the confirmation before it changes them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from adaptersoup.tables import columns, table_width
 
 Json = dict[str, Any]
 _FLAGS = {"q": "--matching", "base_model": "--base"}
-"""Filters that are not called as their flags are."""
+"""Flags of the filters whose names differ from their flags'."""
 
 
 @dataclass(frozen=True)
 class _Filters:
-    """What lists of adapters are filtered by, whatever the verb; each says by itself how its words are given."""
+    """The filters of lists of adapters that all verbs share; each subclass has its own option for `q`."""
 
     q: str | None = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
@@ -36,7 +36,7 @@ class _Filters:
 
 @dataclass(frozen=True)
 class Filters(_Filters):
-    """Which adapters are listed, as `SoupClient.adapters` takes it."""
+    """The filters of a list, as keyword arguments of `SoupClient.adapters`."""
 
     q: Annotated[
         str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
@@ -49,68 +49,65 @@ class Filters(_Filters):
 
 @dataclass(frozen=True)
 class Matching(_Filters):
-    """Filters for a verb that changes what they find; without any of them it works on what is named."""
+    """The filters of a verb that changes all matching adapters; without any, it works on named ones."""
 
     q: Annotated[
         str | None,
         typer.Option("--matching", help="Only with these words, as `soup ls` looks for them.", metavar="TEXT"),
     ] = None
 
-    def asked(self) -> Json | None:
-        """The filters as `SoupClient.adapters` takes them, None where there are none.
+    def filters(self) -> Json | None:
+        """The filters as keyword arguments of `SoupClient.adapters`, None if there are none.
 
-        Raises a usage error for one that is empty: a script's variable that is not set must not stand for everything.
+        Raises a usage error for an empty one: an unset variable of a script must not match everything.
         """
-        found = {name: value for name, value in asdict(self).items() if value not in (None, [])}
-        empty = [name for name, value in found.items() if not all(map(str.strip, _each(value)))]
-        if empty:
-            raise typer.BadParameter(f"{_FLAGS.get(empty[0], '--' + empty[0])} is empty: leave it out, or say which.")
-        return found or None
+        filters = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        for name, value in filters.items():
+            if not all(text.strip() for text in ([value] if isinstance(value, str) else value)):
+                raise typer.BadParameter(f"{_FLAGS.get(name, '--' + name)} is empty: leave it out, or say which.")
+        return filters or None
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Whether what is found is changed."""
+class Confirmation:
+    """The options that confirm a change of several adapters, or only list them."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 
-    def agreed(self, what: str, rows: Sequence[Json]) -> bool:
-        """Whether to go on with these, which are shown; without --yes a terminal is asked, else it is a usage error."""
-        shown = [
+    def confirm(self, change: str, rows: Sequence[Json]) -> bool:
+        """List the adapters and ask on the terminal; return False for a dry run.
+
+        `change` is a participle, such as "retired". Without --yes and a terminal raises a usage error; ends the command
+        if the user declines.
+        """
+        cells = [
             (row["ref"], row["kind"], row["domain"], (row.get("card") or {}).get("tags") or (), row.get("owner"))
             for row in rows
         ]
-        talk(columns(("name", "kind", "domain", "tags", "owner"), shown, within=table_width()))
+        talk(columns(("name", "kind", "domain", "tags", "owner"), cells, within=table_width()))
+        count = f"{len(rows)} version{'' if len(rows) == 1 else 's'}"
         if self.dry_run:
-            talk(f"{_counted(rows)} would be {what}.")
+            talk(f"{count} would be {change}.")
             return False
         if not self.yes:
             if not sys.stdin.isatty():
-                raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {_counted(rows)} {what}.")
-            typer.confirm(f"{_counted(rows)} will be {what}. Go on?", abort=True, err=True)
+                raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {count} {change}.")
+            typer.confirm(f"{count} will be {change}. Go on?", abort=True, err=True)
         return True
 
-    def confirm_on_a_terminal(self, question: str) -> None:
-        """Ask about names that somebody typed, where somebody can be asked; ends the command on no."""
+    def confirm_on_terminal(self, question: str) -> None:
+        """Ask about adapters named on the command line, if stdin is a terminal; ends the command on no."""
         if not self.yes and sys.stdin.isatty():
             typer.confirm(question, abort=True, err=True)
 
 
-def _each(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
+def matching_adapters(client: SoupClient, matching: Matching) -> list[Json]:
+    """The live versions that match the filters."""
+    return list(client.adapters(**(matching.filters() or {})))
 
 
-def _counted(rows: Sequence[Json]) -> str:
-    return f"{len(rows)} version{'' if len(rows) == 1 else 's'}"
-
-
-def found_by(client: SoupClient, matching: Matching) -> list[Json]:
-    """The live versions that filters find."""
-    return list(client.adapters(**(matching.asked() or {})))
-
-
-def check_one_way(refs: Sequence[str], matching: Matching) -> None:
-    """Raises a usage error where names and filters are given, or neither."""
-    if bool(refs) == (matching.asked() is not None):
+def check_names_or_filters(refs: Sequence[str], matching: Matching) -> None:
+    """Raise a usage error unless there are either names or filters."""
+    if bool(refs) == (matching.filters() is not None):
         raise typer.BadParameter("Give names, or filters that find them (--tag, --namespace ...), and not both.")

@@ -1,6 +1,6 @@
-"""Which base model, on this machine: a folder, or an entry of the allowlist. For verbs that need no server.
+"""The options that name a base model on this machine: a folder, or an entry of the allowlist.
 
-Never imports torch; `BaseModelOptions.entry` imports what reads an allowlist.
+For verbs that need no server. Does not import torch; `BaseModelOptions.entry` imports the reader of allowlists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BaseModelOptions:
     base: Annotated[str | None, typer.Option(help="Id of the base model in the allowlist.")] = None
 
     def entry(self) -> BaseEntry:
-        """The base model they name. Raises BadParameter or NotFound where they name none."""
+        """The base model that the options name; raises BadParameter or NotFound if there is none."""
         from registry.base_model import read_allowlist
 
         folder, base = self.base_folder, self.base

@@ -2,7 +2,7 @@
 
 An argument annotated with a dataclass stands for one option a field, and gets an instance of it; annotated with
 `Annotated[THE_DATACLASS, ("b", "a")]`, for these of its fields in this order. An argument annotated with
-`Annotated[Given, flags]` stands for `adaptersoup.cli.flags.Flags`. Every other argument is typer's own.
+`Annotated[ParsedFlags, flags]` stands for the options of `adaptersoup.cli.flags.Flags`. Others are options of typer.
 """
 
 from __future__ import annotations
@@ -12,62 +12,73 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from adaptersoup.cli.flags import Flags, Given, keyword
-
-Values = Mapping[str, Any]
-"""What typer read, by the names of the options."""
+from adaptersoup.cli.flags import Flags, ParsedFlags, keyword
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer reads it."""
-    options, arguments = spread(inspect.signature(function, eval_str=True).parameters.values())
-    return as_command(lambda **values: function(**arguments(values)), options, like=function)
+    """A function for typer with one argument an option, which calls `function`."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+
+    def run(**values: Any) -> None:
+        function(**arguments_of(parameters, values))
+
+    return as_command(run, parameters, like=function)
 
 
 def as_command(
-    run: Callable[..., None], options: Sequence[inspect.Parameter], *, like: Callable[..., None]
+    run: Callable[..., None], parameters: Iterable[inspect.Parameter], *, like: Callable[..., None]
 ) -> Callable[..., None]:
-    """`run` with these options as typer reads it, under the name and with the docstring of another function."""
-
-    def called(**values: Any) -> None:
-        run(**values)
-
-    called.__name__, called.__doc__ = like.__name__, like.__doc__
-    called.__annotations__ = {option.name: option.annotation for option in options}
-    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return called
+    """Give `run` the options of these parameters as its signature, and the name and docstring of `like`."""
+    options = options_of(parameters)
+    run.__name__, run.__doc__ = like.__name__, like.__doc__
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
 
 
-def spread(
-    parameters: Iterable[inspect.Parameter],
-) -> tuple[list[inspect.Parameter], Callable[[Values], dict[str, Any]]]:
-    """The options that a function's parameters stand for, and what makes its arguments of the options' values."""
-    options: list[inspect.Parameter] = []
-    makers: dict[str, Callable[[Values], Any]] = {}
+def options_of(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """The options, as parameters that typer reads, that the parameters of a function stand for."""
+    options = []
     for parameter in parameters:
-        own, makers[parameter.name] = _spread_one(parameter)
-        options += own
-    return options, lambda values: {name: make(values) for name, make in makers.items()}
+        kind, selection = _kind_and_selection(parameter)
+        if isinstance(selection, Flags):
+            options += selection.parameters()
+        elif is_dataclass(kind):
+            options += options_of(_fields_of(kind, selection))
+        else:
+            options.append(keyword(parameter.name, kind, parameter.default))
+    return options
 
 
-def _spread_one(parameter: inspect.Parameter) -> tuple[list[inspect.Parameter], Callable[[Values], Any]]:
-    kind, about = parameter.annotation, None
-    if get_origin(kind) is Annotated and isinstance(get_args(kind)[1], Flags | tuple):
-        kind, about = get_args(kind)
-    if isinstance(about, Flags):
-        return about.parameters(), lambda values: Given(about, {name: values[name] for name in about})
+def arguments_of(parameters: Iterable[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a function with these parameters, from typer's values by the names of their options."""
+    return {parameter.name: _argument(parameter, values) for parameter in parameters}
+
+
+def _argument(parameter: inspect.Parameter, values: Mapping[str, Any]) -> Any:
+    kind, selection = _kind_and_selection(parameter)
+    if isinstance(selection, Flags):
+        return ParsedFlags(selection, {name: values[name] for name in selection})
     if isinstance(kind, type) and is_dataclass(kind):
-        options, arguments = spread(_fields_of(kind, about))
-        return options, lambda values: kind(**arguments(values))
-    return [keyword(parameter.name, kind, parameter.default)], lambda values: values[parameter.name]
+        return kind(**arguments_of(_fields_of(kind, selection), values))
+    return values[parameter.name]
+
+
+def _kind_and_selection(parameter: inspect.Parameter) -> tuple[Any, Any]:
+    """A parameter's type, and the Flags or the names of fields that it is annotated with, if any."""
+    kind, selection = parameter.annotation, None
+    if get_origin(kind) is Annotated and isinstance(get_args(kind)[1], Flags | tuple):
+        kind, selection = get_args(kind)
+    return kind, selection
 
 
 def _fields_of(group: Any, names: Sequence[str] | None) -> list[inspect.Parameter]:
+    """The fields of a dataclass as parameters: all, or those of these names in this order."""
     hints = get_type_hints(group, include_extras=True)
-    found = {
+    parameters = {
         field.name: keyword(
             field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default
         )
         for field in fields(group)
     }
-    return [found[name] for name in names or found]
+    return [parameters[name] for name in names or parameters]

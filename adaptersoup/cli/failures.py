@@ -1,6 +1,7 @@
-"""What a failure is for people and for scripts: one sentence that says what to do next, and an exit code.
+"""Errors as sentences for users and exit codes for scripts.
 
-Used by `adaptersoup.cli.app` for the error that ends a command, and by verbs that go on after one of several failed.
+Used by `adaptersoup.cli.app` for the error that ends a command, and by verbs that continue after one of several items
+has failed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EXTRAS = {
     "convert": "train",
     "export": "train",
 }
-"""The verbs that do more than talk to a server, and the extra of pyproject.toml that each of them needs."""
+"""The extra of pyproject.toml that a verb needs, for verbs that do more than call a server."""
 OURS = ("registry", "service", "training", "migrations")
 _NEXT: dict[type[SoupError], str] = {
     Unauthenticated: (
@@ -46,31 +47,31 @@ _FLAGS = {
     "max_width": "--max-width",
     "mixing.assume_same_init": "--assume-same-init",
 }
-"""Fields that the server's sentences name, and the flag that people give them by."""
+"""Flags of the fields that the server's sentences name."""
 
 
 def explain(error: SoupError) -> str:
-    """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
+    """The error's sentence and further problems, and the next step for errors whose sentence does not name one."""
     lines = [f"Error: {one_line(error.message)}"]
     lines += [f"  - {one_line(problem)}" for problem in error.problems if problem not in error.message]
-    if error.param not in ("expires_at", "ray_token"):  # the sentence says what to give, and no key would help
+    if error.param not in ("expires_at", "ray_token"):  # the sentence names the next step, and no key would help
         lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
     lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
     return "\n".join(lines)
 
 
 def _names(error: SoupError, field: str) -> bool:
-    """Whether the sentence names the field, and not a tensor or module that is called like it."""
+    """Return True if the sentence names the field, and not a tensor or module of the same name."""
     return re.search(rf"(?<![\w.]){re.escape(field)}(?!\w|\.\w)", error.message) is not None
 
 
 def exit_code(error: SoupError) -> int:
-    """3 for what cannot go together, else 1."""
+    """The exit code for an error: 3 for Incompatible, else 1."""
     return INCOMPATIBLE if isinstance(error, Incompatible) else FAILED
 
 
 def not_installed(verb: str | None, error: ModuleNotFoundError) -> str:
-    """The sentence for a package that a verb needs; raises the error for a module of ours, or without a verb."""
+    """The sentence for a package that a verb lacks; raises the error if the module is ours, or without a verb."""
     module = (error.name or "").partition(".")[0]
     if verb is None or module in OURS:
         raise error
@@ -78,18 +79,18 @@ def not_installed(verb: str | None, error: ModuleNotFoundError) -> str:
 
 
 class Failures(list[SoupError]):
-    """The errors of some of several things that a verb does: one does not keep the others."""
+    """The errors of a verb that works on several items and continues after a failure."""
 
     @contextmanager
-    def of(self, what: object) -> Iterator[None]:
-        """While open, an error is told as one of `what`, and noted instead of raised."""
+    def of(self, item: object) -> Iterator[None]:
+        """Collect and print an error of `item` instead of raising it, until `with` ends."""
         try:
             yield
         except SoupError as error:
-            talk(f"{what}: {explain(error)}")
+            talk(f"{item}: {explain(error)}")
             self.append(error)
 
     def end(self) -> None:
-        """End the command where there are any: with 3 only where all of them are incompatibilities, else 1."""
+        """Exit if there are any errors: with 3 if all of them are Incompatible, else with 1."""
         if self:
             raise typer.Exit(min(map(exit_code, self), key=lambda code: code == INCOMPATIBLE))

@@ -1,4 +1,4 @@
-"""Options made from the fields of a pydantic model: type, lowest value and default are the field's, the help is here.
+"""Options made from the fields of a pydantic model: type, minimum and default are the field's, the help is the table's.
 
 `adaptersoup.cli.commands` puts them into a command; modules named `..._flags` have the tables. Never imports torch.
 """
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -21,17 +21,20 @@ from registry.spec import UNION_MEMBERS
 from registry.spec.wording import said_of
 
 _MEMBERS = UNION_MEMBERS["selector"] | UNION_MEMBERS["mixing"]
-"""What is no field in a place; not the methods of adapters, of which one is a field's name too."""
+"""Members of unions, which pydantic's error locations name beside the fields.
+
+Methods of adapters are not among them, since one is a field's name too.
+"""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """An option for the field at `path` of a model (`recipe.steps`), or for none where the path is empty.
+    """An option for the field at `path` of a model (`recipe.steps`), or for no field if the path is empty.
 
-    `{default}` in the help is the field's default. What is said here wins over the field: `name` is the flag as it is
-    typed, `kind` the type, `limits` the least and the most; `parse` is applied to what was given. An option with
-    `switch` takes no value and stands for this one. With `shown` the field's default is the option's too, and stands
-    in the help; else an option that is not given leaves the field alone.
+    `{default}` in the help is the field's default. These override the field: `name` is the flag as it is typed, `kind`
+    the type, `limits` the minimum and the maximum; `parse` is applied to the option's value. An option with `switch`
+    takes no value and sets this one. With `show_default` the field's default is the option's too, and is shown in the
+    help; else an absent option leaves the field unset.
     """
 
     path: str
@@ -41,7 +44,7 @@ class Flag:
     limits: tuple[int | None, int | None] | None = None
     parse: Callable[[Any], Any] | None = None
     switch: Any = None
-    shown: bool = False
+    show_default: bool = False
     metavar: str | None = None
 
 
@@ -60,44 +63,49 @@ class Flags(dict[str, Flag]):
         """All flags but these."""
         return self.only(*(name for name in self if name not in names))
 
-    def typed(self, name: str) -> str:
-        """A flag as people type it."""
+    def flag_name(self, name: str) -> str:
+        """A flag as it is typed, such as `--learning-rate`."""
         return (self[name].name or "--" + name.replace("_", "-")).partition("/")[0]
 
     @property
     def by_path(self) -> dict[str, str]:
-        """Each flag as people type it, by the path of its field."""
-        return {flag.path: self.typed(name) for name, flag in self.items() if flag.path}
+        """Each flag as it is typed, by the path of its field."""
+        return {flag.path: self.flag_name(name) for name, flag in self.items() if flag.path}
 
-    def at(self, place: Sequence[int | str]) -> str:
-        """The flag for a place in the model, or for what is around it; else the place itself.
+    def flag_at(self, location: Sequence[int | str]) -> str:
+        """The flag for pydantic's location of an error, or for the nearest field around it; else the location itself.
 
-        Behind the field of a union, pydantic's places name the member, which nobody typed.
+        After the field of a union, a location names the member, which has no flag.
         """
         unions = {name for name, field in self.model.model_fields.items() if field.discriminator}
-        parts = [str(part) for before, part in zip(("", *place), place, strict=False) if before not in unions]
-        around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-        return next((self.by_path[path] for path in around if path in self.by_path), ".".join(parts))
+        names = [str(name) for parent, name in zip(("", *location), location, strict=False) if parent not in unions]
+        paths = (".".join(names[:end]) for end in range(len(names), 0, -1))
+        return next((self.by_path[path] for path in paths if path in self.by_path), ".".join(names))
 
     def parameters(self) -> list[inspect.Parameter]:
         """The options as parameters of a function that typer reads."""
         return [self._parameter(name, flag) for name, flag in self.items()]
 
     def _parameter(self, name: str, flag: Flag) -> inspect.Parameter:
-        kind, default, (least, most) = flag.kind, None, flag.limits or (None, None)
+        kind, default, (minimum, maximum) = flag.kind, None, flag.limits or (None, None)
         if flag.path:
             fields = list(fields_at(self.model, flag.path))
             kind = kind or (_plain_type(fields) if flag.switch is None else bool)
             default = fields[0].default
-            least = _least(fields[0]) if kind is int and flag.limits is None else least
-        said = flag.help.replace("{default}", str(default))
-        option = typer.Option(flag.name or self.typed(name), help=said, metavar=flag.metavar, min=least, max=most)
-        return keyword(name, Annotated[kind | None, option], default if flag.shown else None)
+            minimum = _minimum(fields[0]) if kind is int and flag.limits is None else minimum
+        option = typer.Option(
+            flag.name or self.flag_name(name),
+            help=flag.help.replace("{default}", str(default)),
+            metavar=flag.metavar,
+            min=minimum,
+            max=maximum,
+        )
+        return keyword(name, Annotated[kind | None, option], default if flag.show_default else None)
 
 
 @dataclass(frozen=True)
-class Given:
-    """What one run of a command was given, by the names of its flags; None and [] stand for what was not."""
+class ParsedFlags:
+    """The values of a command's flags in one run, by the names of the flags; None and [] are those of absent flags."""
 
     flags: Flags
     values: Mapping[str, Any]
@@ -108,38 +116,41 @@ class Given:
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name)
 
-    def typed(self, *names: str) -> list[str]:
-        """Those of these flags that were given, as people type them."""
-        return [self.flags.typed(name) for name in names if name in self]
+    def present(self, *names: str) -> list[str]:
+        """The flags among `names` that have a value, as they are typed."""
+        return [self.flags.flag_name(name) for name in names if name in self]
 
     def nested(self) -> dict[str, Any]:
-        """What was given as the model takes it: by the names of its fields, parts within parts."""
-        found: dict[str, Any] = {}
+        """The values for the model: nested dicts by the names of its fields."""
+        values: dict[str, Any] = {}
         for name, flag in self.flags.items():
             if name in self and flag.path:
                 *parents, last = flag.path.split(".")
-                place = found
+                target = values
                 for parent in parents:
-                    place = place.setdefault(parent, {})
-                place[last] = flag.switch or (flag.parse(self[name]) if flag.parse else self[name])
-        return found
+                    target = target.setdefault(parent, {})
+                target[last] = flag.switch or (flag.parse(self[name]) if flag.parse else self[name])
+        return values
 
 
 def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    """A parameter that is given by its name."""
+    """A keyword-only parameter."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def fields_at(model: type[BaseModel], path: str) -> Iterator[FieldInfo]:
-    """The fields at a path of a model: several where members of a union have one of this name each."""
+    """The fields at a path of a model: several if members of a union have a field of this name each."""
     first, _, rest = path.partition(".")
-    if first in model.model_fields:
-        field = model.model_fields[first]
-        yield from (found for part in _models(field.annotation) for found in fields_at(part, rest)) if rest else [field]
+    field = model.model_fields.get(first)
+    if field is not None and not rest:
+        yield field
+    elif field is not None:
+        for inner in _models(field.annotation):
+            yield from fields_at(inner, rest)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation, those of a union in its order."""
+    """The pydantic models in an annotation, those of a union in its order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -147,33 +158,38 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _plain_type(fields: Sequence[FieldInfo]) -> Any:
-    """What typer reads of the fields of one name: no None, no constraints, lists for tuples, all literals in one."""
-    plain = [_bare(field.annotation) for field in fields]
-    if get_origin(plain[0]) is Literal:
-        return Literal[tuple(dict.fromkeys(value for one in plain for value in get_args(one)))]
-    return plain[0]
+    """The type that typer reads for fields of one name: without None and constraints, with all their literals."""
+    types = [_without_wrappers(field.annotation) for field in fields]
+    if get_origin(types[0]) is Literal:
+        return Literal[tuple(dict.fromkeys(value for literal in types for value in get_args(literal)))]
+    return types[0]
 
 
-def _bare(annotation: Any) -> Any:
+def _without_wrappers(annotation: Any) -> Any:
+    """An annotation without Annotated, and without the None of a union; a list for a tuple."""
     if get_origin(annotation) in (Union, UnionType):
-        return _bare(next(part for part in get_args(annotation) if part is not NoneType))
+        return _without_wrappers(next(member for member in get_args(annotation) if member is not NoneType))
     if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
-    return list[_bare(get_args(annotation)[0])] if get_origin(annotation) is tuple else annotation  # type: ignore[misc]
+        return _without_wrappers(get_args(annotation)[0])
+    return (
+        GenericAlias(list, _without_wrappers(get_args(annotation)[0]))
+        if get_origin(annotation) is tuple
+        else annotation
+    )
 
 
-def _least(field: FieldInfo) -> int | None:
-    """The least whole number that a field takes."""
-    return next((about.ge for about in field.metadata if hasattr(about, "ge")), None)
+def _minimum(field: FieldInfo) -> int | None:
+    """The smallest integer that a field accepts, None without a constraint."""
+    return next((constraint.ge for constraint in field.metadata if hasattr(constraint, "ge")), None)
 
 
-def base_id(given: str | None) -> str | None:
-    """The id of a base model, which people may write as `base/<id>` too."""
-    return None if given is None else given.removeprefix("base/")
+def base_id(value: str | None) -> str | None:
+    """The id of a base model, which may be typed as `base/<id>` too."""
+    return None if value is None else value.removeprefix("base/")
 
 
 def number_or_default(text: str) -> int:
-    """A number of something that the server has a setting for; `default`, as -1, leaves it to that."""
+    """A number for a limit of the server; `default`, as -1, for that of its settings. Raises BadParameter."""
     if text == "default":
         return -1
     if not (text.isascii() and text.isdecimal()):
@@ -182,14 +198,17 @@ def number_or_default(text: str) -> int:
 
 
 def key_values(pairs: Sequence[str], option: str) -> dict[str, str | int | float | bool | None]:
-    """`k=v` flags as a dict; a value that reads as a JSON number, true, false or null is one, else it is text."""
-    found: dict[str, str | int | float | bool | None] = {}
+    """`k=v` options as a dict: JSON numbers, true, false and null are parsed, other values are text.
+
+    Raises BadParameter.
+    """
+    values: dict[str, str | int | float | bool | None] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{option} takes key=value, not {pair!r}.")
-        found[name] = _scalar(value)
-    return found
+        values[name] = _scalar(value)
+    return values
 
 
 def _scalar(text: str) -> str | int | float | bool | None:
@@ -201,14 +220,14 @@ def _scalar(text: str) -> str | int | float | bool | None:
 
 
 def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:
-    """A value people gave that does not fit, as a usage error that names the field, or its flag by `names`."""
-    found = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in found["loc"] if part not in _MEMBERS)
-    return typer.BadParameter(f"{(names or {}).get(field, field)}: {said_of(found)}.")
+    """A usage error for the first invalid value, which names its field, or its flag by `names`."""
+    details = error.errors(include_url=False)[0]
+    field = ".".join(str(name) for name in details["loc"] if name not in _MEMBERS)
+    return typer.BadParameter(f"{(names or {}).get(field, field)}: {said_of(details)}.")
 
 
 def moment(text: str) -> datetime:
-    """The moment of an ISO date, with a time or without, in UTC unless it says otherwise; raises BadParameter."""
+    """The datetime of an ISO date, with or without a time, in UTC unless it has an offset; raises BadParameter."""
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:

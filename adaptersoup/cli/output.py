@@ -1,4 +1,4 @@
-"""How verbs speak: data on stdout, talk and progress on stderr, JSON when asked."""
+"""Output of verbs: data on stdout, messages and progress on stderr, JSON on request."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from registry.progress import Progress, silent
 
 
 def talk(text: str) -> None:
-    """Lines for the person, on stderr."""
+    """Print lines for the user on stderr, without control characters."""
     typer.echo(harmless(text), err=True)
 
 
 def data(text: str) -> None:
-    """Lines for the person or the next program, on stdout; only a terminal's are made harmless."""
+    """Print lines on stdout; without control characters if that is a terminal."""
     typer.echo(harmless(text) if sys.stdout.isatty() else text)
 
 
 def write(text: str) -> None:
-    """Text on stdout as it comes, without a new line; only a terminal's is made harmless."""
+    """Write text to stdout at once, without a line end; without control characters if that is a terminal."""
     typer.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
     sys.stdout.flush()
 
 
 def as_json(value: Any, *, lines: bool = False) -> None:
-    """One JSON document on stdout; with `lines` on one line, for streams. Only characters that print stand in it."""
+    """Print a JSON document on stdout, on one line with `lines`; characters that do not print are escaped."""
     text = json.dumps(value, indent=None if lines else 2, ensure_ascii=False)
     typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def harmless(text: str) -> str:
-    """Text of several lines for a terminal, with tabs; any other character that does not print is shown as `?`."""
+    """Text with control characters other than line ends and tabs replaced by `?`, safe for a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def data_width() -> int | None:
-    """What a table on stdout may take: None, a row a line, where a file or the next program reads it."""
+    """The width of a table on stdout; None, without a limit, if that is not a terminal."""
     return table_width() if sys.stdout.isatty() else None
 
 
-def to_a_person() -> bool:
-    """Whether talk goes to a terminal."""
+def is_terminal() -> bool:
+    """Return True if stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextmanager
 def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Progress]:
-    """A progress bar on stderr where that is a terminal, else nothing; give it (done, total, message)."""
-    if not to_a_person():
+    """A progress bar on stderr if that is a terminal, else nothing; call it with (done, total, message)."""
+    if not is_terminal():
         yield silent
         return
     with bar_on(Console(stderr=True), description, in_bytes=in_bytes) as report:
@@ -66,29 +66,31 @@ def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Progre
 
 @contextmanager
 def bar_on(console: Console, description: str, *, in_bytes: bool = False) -> Iterator[Progress]:
-    """A progress bar on a terminal, with the latest message on the line below; both are gone when it ends.
+    """A progress bar on a terminal, with the latest message on the line below; both are erased when it ends.
 
-    One that counts bytes shows how many come in a second, and the time that is left.
+    With `in_bytes` it shows the bytes per second and the remaining time.
     """
-    said = ""
-
-    class TwoLines(rich.Progress):
-        def get_renderables(self) -> Iterator[RenderableType]:
-            yield self.make_tasks_table(self.tasks)
-            if said:
-                yield Text(f"  {said}", style="dim", no_wrap=True, overflow="ellipsis")
-
     text = rich.TextColumn("{task.description}", markup=False)
-    counted: tuple[rich.ProgressColumn, ...] = (rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    counts: tuple[rich.ProgressColumn, ...] = (rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
     if in_bytes:
-        counted = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-    shown = (text, rich.BarColumn(), *counted)
-    with TwoLines(*shown, console=console, transient=True) as bar:
-        task = bar.add_task(description, total=None)
+        counts = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+    with _MessageBar(text, rich.BarColumn(), *counts, console=console, transient=True) as bar:
+        bar.add_task(description, total=None)
+        yield bar.report
 
-        def report(done: int, total: int, message: str) -> None:
-            nonlocal said
-            said = message
-            bar.update(task, completed=done, total=total or None)
 
-        yield report
+class _MessageBar(rich.Progress):
+    """A progress bar of one task, with a message on the line below."""
+
+    message = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bar, and the message if there is one."""
+        yield self.make_tasks_table(self.tasks)
+        if self.message:
+            yield Text(f"  {self.message}", style="dim", no_wrap=True, overflow="ellipsis")
+
+    def report(self, done: int, total: int, message: str) -> None:
+        """Show the progress of the task."""
+        self.message = message
+        self.update(self.task_ids[0], completed=done, total=total or None)

@@ -1,4 +1,4 @@
-"""The option `--plot FILE.svg` of verbs whose result can be drawn."""
+"""The option `--plot FILE.svg` of verbs whose result can be plotted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _check_file(file: Path | None) -> Path | None:
-    """The file; raises a usage error before any work is done where the plot could not be written."""
+    """The file of a plot; raises a usage error before any work is done if it could not be written."""
     if file is None:
         return None
     if file.suffix.lower() != ".svg":
@@ -36,7 +36,7 @@ PlotOption = Annotated[
 
 
 def save_plot(file: Path | None, draw: Callable[[], Plot]) -> None:
-    """Write the plot to `file`, if one was given. Raises InvalidParameter; the result is printed by then."""
+    """Write the plot to `file`, if there is one; raises InvalidParameter. Call it after the result is printed."""
     if file is None:
         return
     from plots.style import to_svg

@@ -1,4 +1,4 @@
-"""What every verb that talks to a server has: --url, --key and --json, and a client that is closed afterwards."""
+"""Verbs that call a server: their options --url, --key and --json, and a client that is closed afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate
 
 import typer
 
-from adaptersoup.cli.commands import as_command, spread
+from adaptersoup.cli.commands import arguments_of, as_command
 from adaptersoup.cli.flags import keyword
 from adaptersoup.cli.output import as_json, data, data_width, talk
 from adaptersoup.cli.setting_flags import settings_of
@@ -20,15 +20,15 @@ from registry.errors import SoupError
 from service.settings import ClientSettings
 
 COMPLETED, COMPLETION_SECONDS = 500, 2.0
-"""Versions that are looked at, and seconds that are waited, for the shell's completion of a name."""
+"""Most versions to list, and seconds to wait, for the shell's completion of a name."""
 
 
 def complete_ref(incomplete: str) -> list[str]:
-    """For the shell: names that begin so, as the server of the environment has them; none where it does not answer."""
-    namespace, stroke, _ = incomplete.partition("/")
+    """Names that begin with `incomplete`, for the shell; none if the server of the environment does not answer."""
+    namespace, slash, _ = incomplete.partition("/")
     try:
         with connect(None, None, timeout=COMPLETION_SECONDS) as client:
-            rows = client.adapters(limit=COMPLETED, namespace=namespace if stroke else None)
+            rows = client.adapters(limit=COMPLETED, namespace=namespace if slash else None)
             names = dict.fromkeys(f"{row['namespace']}/{row['name']}" for row in rows)
     except SoupError:
         return []
@@ -51,20 +51,20 @@ SampleOption = Annotated[Path, typer.Option("--sample", help=SAMPLE_FORMS)]
 
 @dataclass(frozen=True)
 class Remote:
-    """The client of one run of a verb, and whether the verb prints JSON."""
+    """The client of one run of a verb; with `json` the verb prints JSON."""
 
     client: SoupClient
     json: bool
 
-    def answer(self, value: Any, *lines: str, said: str = "") -> None:
-        """Print what came of the verb: the value where JSON was asked for, else these lines; `said` goes to stderr."""
+    def answer(self, value: Any, *lines: str, note: str = "") -> None:
+        """Print the result of the verb: `value` as JSON with --json, else the lines, and `note` on stderr."""
         if self.json:
             as_json(value)
             return
         for line in lines:
             data(line)
-        if said:
-            talk(said)
+        if note:
+            talk(note)
 
     def answer_rows(
         self,
@@ -74,14 +74,14 @@ class Remote:
         *,
         empty: str = "Nothing matches.",
     ) -> None:
-        """Print a list: its values as JSON, else a table with a row for each of them; `empty` where there are none."""
+        """Print a list: `values` as JSON with --json, else `rows` as a table, or `empty` on stderr without rows."""
         table = [columns(header, rows, within=data_width())] if rows else []
-        self.answer({"object": "list", "data": values}, *table, said="" if rows else empty)
+        self.answer({"object": "list", "data": values}, *table, note="" if rows else empty)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, and with which key it is asked."""
+    """The options for the server's address and key."""
 
     url: Annotated[str | None, typer.Option(help="Address of the server (SOUP_URL).", metavar="URL")] = None
     key: Annotated[str | None, typer.Option(help="Key to send (SOUP_KEY; else <data>/admin.key).", metavar="KEY")] = (
@@ -89,29 +89,28 @@ class Address:
     )
 
     def client(self, context: typer.Context) -> SoupClient:
-        """A client for it, made by what the context holds where that is a function (in tests)."""
+        """A client of this server, made by the context's object if that is a function (in tests)."""
         make = context.obj if callable(context.obj) else connect
         client: SoupClient = make(self.url, self.key)
         return client
 
 
 def connect(url: str | None, key: str | None, timeout: float | None = None) -> SoupClient:
-    """A client by flags, environment and the key file of a server on this machine."""
+    """A client configured by flags, the environment, and the key file of a server on this machine."""
     settings = settings_of(ClientSettings, url=url, key=key, timeout=timeout)
     return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
 
 
 def verb(function: Callable[Concatenate[Remote, ...], None]) -> Callable[..., None]:
-    """A verb `function(remote, ...)` as typer reads it: --url, --key and --json join its own options."""
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    """A command for typer that calls `function(remote, ...)`; --url, --key and --json join its options."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     json = typer.Option("--json", help="Print the server's answer as JSON.")
-    added = [keyword("address", Address), keyword("as_json", Annotated[bool, json], default=False)]
-    options, arguments = spread([keyword("context", typer.Context), *own, *added])
+    context, address = keyword("context", typer.Context), keyword("address", Address)
+    as_json = keyword("as_json", Annotated[bool, json], default=False)
 
     def run(**values: Any) -> None:
-        given = arguments(values)
-        context, address, as_json = (given.pop(name) for name in ("context", "address", "as_json"))
-        with address.client(context) as client:
-            function(Remote(client, as_json), **given)
+        server = arguments_of([address], values)["address"]
+        with server.client(values["context"]) as client:
+            function(Remote(client, values["as_json"]), **arguments_of(parameters, values))
 
-    return as_command(run, options, like=function)
+    return as_command(run, [context, *parameters, address, as_json], like=function)

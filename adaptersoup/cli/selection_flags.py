@@ -1,6 +1,6 @@
-"""The options of `fit`, `select`, `cook` and `compare` that choose: which selector, asked how, over which pool.
+"""The options of `fit`, `select`, `cook` and `compare` for the selector, its options and its pool.
 
-Each stands for a field of `registry.spec.CookRequest`. Flags that contradict each other are usage errors.
+Each sets a field of `registry.spec.CookRequest`. Flags that contradict each other are usage errors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from adaptersoup.cli.flags import Flag, Flags, Given, base_id, key_values, usage_error
+from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, base_id, key_values, usage_error
 from registry.spec import CookRequest, PoolRequest, SelectOptions, SelectorSpec
 
 POOL = ("base", "pool_tag", "pool_namespace", "pool_method")
@@ -42,33 +42,33 @@ SELECTION = Flags(
 _SELECTOR: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 
 
-def selector_of(given: Given) -> SelectorSpec | None:
-    """The selector that was asked for, None where nothing was said of it; raises a usage error for contradictions."""
-    kind, paper, encoder = given["selector"], "paper" in given, given["encoder"]
+def selector_of(flags: ParsedFlags) -> SelectorSpec | None:
+    """The selector of the flags, None without any; raises a usage error for contradictions."""
+    kind, paper, encoder = flags["selector"], "paper" in flags, flags["encoder"]
     if paper and kind not in (None, "gmm"):
         raise typer.BadParameter(f"--paper is a mode of gmm; drop it or '--selector {kind}'.")
     if encoder is not None and kind not in (None, "cosine"):
         raise typer.BadParameter("--encoder is an option of '--selector cosine'; gmm uses the base model's vectors.")
     if paper and encoder is not None:
         raise typer.BadParameter("--paper is a mode of gmm and --encoder an option of cosine; drop one.")
-    values: dict[str, Any] = key_values(given["set"] or (), "--set")
+    values: dict[str, Any] = key_values(flags["set"] or (), "--set")
     if kind is None and not (paper or encoder or values):
         return None
     values["kind"] = "cosine" if encoder else "gmm"
     try:
-        return _SELECTOR.validate_python(values | given.nested().get("selector", {}))
+        return _SELECTOR.validate_python(values | flags.nested().get("selector", {}))
     except ValidationError as error:
         raise usage_error(error) from None
 
 
-def options_of(given: Given) -> SelectOptions:
-    """How the fitted selector is asked."""
-    return SelectOptions.model_validate(given.nested().get("options", {}))
+def options_of(flags: ParsedFlags) -> SelectOptions:
+    """The options of a selection."""
+    return SelectOptions.model_validate(flags.nested().get("options", {}))
 
 
-def pool_of(given: Given) -> PoolRequest:
-    """The pool that was asked for; open fields are the server's to fill."""
+def pool_of(flags: ParsedFlags) -> PoolRequest:
+    """The pool of the flags; the server fills fields that are not set."""
     try:
-        return PoolRequest.model_validate(given.nested().get("pool", {}))
+        return PoolRequest.model_validate(flags.nested().get("pool", {}))
     except ValidationError as error:
         raise usage_error(error) from None

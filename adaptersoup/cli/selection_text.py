@@ -1,4 +1,4 @@
-"""A selection as text, for `soup select` and `soup cook`: a table of adapters, and what is said about them."""
+"""A selection as text, for `soup select` and `soup cook`: a table of adapters, and messages about them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from registry.spec.search import WAYS
 
 
 def selection_table(selection: dict[str, Any]) -> str:
-    """The chosen adapters with their weights and how stable they are, then who was left out and why."""
+    """The chosen adapters with their weights and stability, then the rejected ones with the reason."""
     chosen = [
         (row["ref"], row["domain"], row.get("score"), row["weight"], _share(row.get("stability")), "")
         for row in selection["selected"]
     ]
-    others = [(row["ref"], row["domain"], row.get("score"), "-", "-", row["reason"]) for row in selection["left_out"]]
-    head = ("adapter", "domain", "score", "weight", "stability", "why not")
-    more = [f"{count} more were left out: {why}" for why, count in (selection.get("more_left_out") or {}).items()]
-    return "\n".join([columns(head, chosen + others, within=table_width()), *more])
+    rejected = [(row["ref"], row["domain"], row.get("score"), "-", "-", row["reason"]) for row in selection["left_out"]]
+    header = ("adapter", "domain", "score", "weight", "stability", "why not")
+    more = [f"{count} more were left out: {reason}" for reason, count in (selection.get("more_left_out") or {}).items()]
+    return "\n".join([columns(header, chosen + rejected, within=table_width()), *more])
 
 
 def _share(stability: float | None) -> str:
@@ -26,7 +26,7 @@ def _share(stability: float | None) -> str:
 
 
 def talk_about(answer: dict[str, Any]) -> None:
-    """On stderr: abstention, novelty, thresholds, warnings, and adapters that came too late."""
+    """Print on stderr: abstention, novelty, thresholds, warnings, and adapters that are not in the pool yet."""
     selection = answer.get("selection") or {}
     if selection.get("abstained"):
         talk(f"Abstained: {selection.get('reason')}")
@@ -51,22 +51,22 @@ def talk_about(answer: dict[str, Any]) -> None:
 
 
 def talk_about_search(search: dict[str, Any]) -> None:
-    """On stderr: who was weighed, or how training went, and what was tried on the passages that were held out."""
+    """Print on stderr: the weighed candidates or the tuning, and the trials on held-out passages."""
     rows = [
         (
-            one["ref"],
-            one["domain"],
-            f"{one['score']:+.4f}",
-            "" if one["standard_error"] is None else f"{one['standard_error']:.4f}",
-            "-" if one["coefficient"] is None else f"{one['coefficient']:.3f}",
-            "" if one["alone"] is None else f"{one['alone']:+.4f}",
+            candidate["ref"],
+            candidate["domain"],
+            f"{candidate['score']:+.4f}",
+            "" if candidate["standard_error"] is None else f"{candidate['standard_error']:.4f}",
+            "-" if candidate["coefficient"] is None else f"{candidate['coefficient']:.3f}",
+            "" if candidate["alone"] is None else f"{candidate['alone']:+.4f}",
         )
-        for one in search["candidates"]
+        for candidate in search["candidates"]
     ]
     if rows:
-        heads = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
-        shown = len(heads) - (not any(row[-1] for row in rows))
-        talk(columns(heads[:shown], [row[:shown] for row in rows], within=table_width()))
+        header = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
+        count = len(header) - (not any(row[-1] for row in rows))
+        talk(columns(header[:count], [row[:count] for row in rows], within=table_width()))
     tuning = search.get("tuning")
     if tuning is not None:
         losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])
@@ -97,14 +97,14 @@ def talk_about_search(search: dict[str, Any]) -> None:
 
 
 def talk_about_price(cooked: dict[str, Any]) -> None:
-    """On stderr: what the cook took, and what efforts that do more would take."""
+    """Print on stderr: the cost of a cook, and the estimated costs of higher efforts."""
     spent = cooked.get("spent")
     if spent is None:
         return
     passes = "" if spent["passes"] is None else f", {spent['passes']:.1f} passes of the base over the sample"
-    more = [f"effort {one['effort']} about {one['seconds']:.0f} s" for one in cooked.get("beyond") or ()]
+    more = [f"effort {effort['effort']} about {effort['seconds']:.0f} s" for effort in cooked.get("beyond") or ()]
     talk(f"Took {spent['seconds']:.1f} s{passes}." + (f" More: {', '.join(more)}." if more else ""))
 
 
-def _state(kept: int) -> str:
-    return f"that after pass {kept}" if kept else "the start"
+def _state(best_pass: int) -> str:
+    return f"that after pass {best_pass}" if best_pass else "the start"

@@ -1,4 +1,4 @@
-"""Settings of the environment, over which the flags of a command win."""
+"""Settings of the environment, overridden by the flags of a command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where database and blobs are, by the settings' names."""
+class StorageFlags:
+    """The options for the locations of database and blobs, by the names of their settings."""
 
     data: Annotated[Path | None, typer.Option(help="Folder of database and blobs (SOUP_DATA).")] = None
     blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, where it is another (SOUP_BLOBS).")] = None
@@ -27,13 +27,13 @@ class Places:
 
 
 def settings_of(kind: type[Kind], **flags: Any) -> Kind:
-    """Settings of this kind; a flag of None was not given. Raises InvalidParameter by the name of the variable."""
+    """Settings of this kind, with the flags that are not None; raises InvalidParameter with the variable's name."""
     try:
         return kind(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        said = said_of(found)
-        if not found["loc"]:  # of several together, which it names
-            raise InvalidParameter(f"{said}.") from None
-        name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
-        raise InvalidParameter(f"{name} (or its flag): {said}.", param=name) from None
+        details = error.errors(include_url=False, include_input=False)[0]
+        sentence = said_of(details)
+        if not details["loc"]:  # about several settings, which the sentence names
+            raise InvalidParameter(f"{sentence}.") from None
+        name = "SOUP_" + "_".join(map(str, details["loc"])).upper()
+        raise InvalidParameter(f"{name} (or its flag): {sentence}.", param=name) from None

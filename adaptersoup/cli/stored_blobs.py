@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[tuple[Database, ServerBlobs]]:
-    """Open the database and blobs of these settings; raises NotFound where there is no database."""
+def open_storage(settings: Settings) -> Iterator[tuple[Database, ServerBlobs]]:
+    """Open the database and blobs of these settings; raises NotFound if there is no database."""
     from registry.blobs import open_blobs
     from registry.catalogue.database import Database
 
-    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
+    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # opening would create it
         raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
     with closing(Database(settings.database)) as database:
         yield database, open_blobs(settings.blob_place, make=False)

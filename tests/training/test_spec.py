@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, spec_of
 from registry.adapters.initial import Init as AnyInit
 from registry.errors import Incompatible, InvalidParameter
@@ -130,12 +130,12 @@ def test_flags_say_what_json_says():
         "score": "random", "scope": "layer", "pruning_seed": 3, "learning_rate": 0.01, "beta2": 0.98,
         "clip": 0.5, "adamix": None,
     }  # fmt: skip
-    assert spec_of(Given(TRAINING, flags)) == spec(
+    assert spec_of(ParsedFlags(TRAINING, flags)) == spec(
         adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]}, init_seed=3,
         pruning={"sparsity": 0.3, "score": "random", "scope": "layer", "seed": 3},
         recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
     )  # fmt: skip
-    assert spec_of(Given(TRAINING, {})) == TrainingSpec()
+    assert spec_of(ParsedFlags(TRAINING, {})) == TrainingSpec()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_flags_say_what_json_says():
 )
 def test_what_flags_cannot_say_is_refused_by_their_names(flags, kind, said):
     with pytest.raises(kind, match=said):
-        spec_of(Given(TRAINING, flags))
+        spec_of(ParsedFlags(TRAINING, flags))
 
 
 @given(count=st.integers(2, 400), share=st.floats(0.01, 0.99))

@@ -54,7 +54,7 @@ def set_(
     name, version = f"{row['namespace']}/{row['name']}", int(row["version"])
     etag = None if instead_of is None else _etag(remote.client.aliases(name), name, alias, instead_of)
     found = remote.client.put_alias(name, alias, version, if_match=etag)
-    remote.answer(found, f"{name}@{alias}", said=f"It points at {found['ref']}.")
+    remote.answer(found, f"{name}@{alias}", note=f"It points at {found['ref']}.")
 
 
 @app.command()

@@ -9,8 +9,8 @@ import typer
 
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.output import as_json, progress_bar, talk
-from adaptersoup.cli.setting_flags import Places, settings_of
-from adaptersoup.cli.stored_blobs import opened, print_unsound
+from adaptersoup.cli.setting_flags import StorageFlags, settings_of
+from adaptersoup.cli.stored_blobs import open_storage, print_unsound
 from registry.errors import InvalidParameter
 from service.settings import Settings
 from service.settings.places import BUCKET, NO_BUCKET
@@ -32,7 +32,7 @@ def group() -> None:
 @command
 def copy(
     url: Annotated[str, typer.Argument(help="Bucket to copy to, as SOUP_BLOBS_URL names it.", metavar="URL")],
-    places: Places,
+    storage: StorageFlags,
     json: Annotated[bool, typer.Option("--json", help="Print the counts and what is not whole as JSON.")] = False,
 ) -> None:
     """Copy every blob into a bucket.
@@ -48,7 +48,7 @@ def copy(
     """
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
-    done = _copied(settings_of(Settings, **asdict(places)), url)
+    done = _copied(settings_of(Settings, **asdict(storage)), url)
     _tell(done, url, json=json)
     if done.unsound:
         raise typer.Exit(1)
@@ -62,7 +62,7 @@ def _copied(settings: Settings, url: str) -> Copied:
         raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
     place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
     nothing_kept = {"cache": place.folder / "copying", "cache_bytes": 0}  # the server's cache stays as it is
-    with opened(settings) as (database, source), progress_bar("copying blobs") as progress:
+    with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
         return copy_blobs(database, source, open_blobs(place.model_copy(update=nothing_kept)), progress=progress)
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from adaptersoup.cli.drawing_flags import Drawing
 from adaptersoup.cli.failures import explain
 from adaptersoup.cli.output import as_json, talk, write
 from adaptersoup.cli.remote import ModelArgument, Remote, verb
+from adaptersoup.cli.sampling_flags import SamplingFlags
 from registry.errors import SoupError
 
 HELP = """/system TEXT   say how the model is to behave, from the next message on; without TEXT say no more
@@ -35,7 +35,7 @@ def chat(
         int | None, typer.Option(min=1, help="Tokens of an answer at most; by default the room in the context.")
     ] = None,
     *,
-    drawing: Drawing,
+    sampling: SamplingFlags,
     history: Annotated[
         Path | None, typer.Option(help="File that keeps what was typed, for the arrow keys of the next time.")
     ] = None,
@@ -51,7 +51,7 @@ def chat(
       soup chat team/law --system "Answer in one sentence."
       soup chat base/small --temperature 0 < questions.txt
     """
-    talking = Talk(remote, model, system or "", {"max_tokens": max_tokens, **drawing.sampling()})
+    talking = Talk(remote, model, system or "", {"max_tokens": max_tokens, **sampling.sampling()})
     if not sys.stdin.isatty():
         for line in sys.stdin:
             if line.strip():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import Remote, SampleOption, verb
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @verb
 def fit(
     remote: Remote,
-    given: Annotated[Given, SELECTION.only("selector", "paper", "encoder", "set", *POOL)],
+    flags: Annotated[ParsedFlags, SELECTION.only("selector", "paper", "encoder", "set", *POOL)],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is fitted.")] = True,
     plot: PlotOption = None,
 ) -> None:
@@ -40,14 +40,14 @@ def fit(
     """
     if plot is not None and not wait:
         raise typer.BadParameter("--plot draws what was fitted: wait for it.")
-    selector, pool = selector_of(given) or PosteriorSpec(), pool_of(given)
+    selector, pool = selector_of(flags) or PosteriorSpec(), pool_of(flags)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
     if fitted.get("object") == "job":
         said = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
     else:
         said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
-    remote.answer(fitted, fitted["id"], said=said)
+    remote.answer(fitted, fitted["id"], note=said)
     save_plot(plot, lambda: _fit_plot(selector.kind, fitted))
 
 
@@ -99,7 +99,7 @@ ListAllOption = Annotated[
 def select(
     remote: Remote,
     sample: SampleOption,
-    given: Annotated[Given, SELECTION],
+    flags: Annotated[ParsedFlags, SELECTION],
     list_all: ListAllOption = False,
     plot: PlotOption = None,
 ) -> None:
@@ -111,7 +111,7 @@ def select(
       soup select --sample contracts.txt --selector cosine --encoder sbert
       cat contracts.txt | soup select --sample - --paper
     """
-    selector, options, pool = selector_of(given), options_of(given), pool_of(given)
+    selector, options, pool = selector_of(flags), options_of(flags), pool_of(flags)
     source = remote.client.sample(read_texts(sample))
     with progress_bar("selecting") as report:
         answer = remote.client.select(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from adaptersoup.cli.flags import Flag, Flags, Given, usage_error
+from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, usage_error
 from adaptersoup.cli.output import as_json, data, progress_bar, talk
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
@@ -50,7 +50,7 @@ COOK = Flags(
         "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
         "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
         "verify": Flag(
-            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
+            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", show_default=True
         ),
         "name": Flag("name", "namespace/name of the soup."),
         "owner": Flag("owner", "Who answers for the soup's name (a team, an address)."),
@@ -59,7 +59,7 @@ COOK = Flags(
             "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
             "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; fisher, regmean: by what "
             "each does on its own sample; merge: a bank of experts, alone; auto: what fits.",
-            shown=True,
+            show_default=True,
         ),
         "max_width": Flag(
             "max_width",
@@ -90,7 +90,7 @@ def cook(
     sample: Annotated[Path | None, typer.Option(help=SAMPLE_FORMS)] = None,
     recipe: Annotated[str | None, typer.Option(help="Ingredients by hand.", metavar="REF=WEIGHT,...")] = None,
     *,
-    given: Annotated[Given, COOK],
+    flags: Annotated[ParsedFlags, COOK],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
     plot: PlotOption = None,
 ) -> None:
@@ -115,17 +115,17 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
+    if recipe is not None and flags.present(*CHOOSING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     if plot is not None and not wait:
         raise typer.BadParameter("--plot draws what was cooked: wait for it.")
-    how = _how(given)
+    how = _how(flags)
     try:
         request = CookRequest(
             sample=None if sample is None else remote.client.sample(read_texts(sample)),
-            selector=selector_of(given),
-            options=options_of(given),
-            pool=pool_of(given),
+            selector=selector_of(flags),
+            options=options_of(flags),
+            pool=pool_of(flags),
             recipe=None if recipe is None else parse_recipe(recipe),
             **how,
         )
@@ -161,27 +161,29 @@ def _drawn(cooked: dict[str, Any]) -> Plot:
     )
 
 
-def _how(given: Given) -> dict[str, Any]:
+def _how(flags: ParsedFlags) -> dict[str, Any]:
     """The fields of a request that choose nothing; raises a usage error for flags that contradict each other.
 
     A rule for masks asks for an average: nothing else keeps any.
     """
-    fields = {name: value for name, value in given.nested().items() if name not in ("selector", "options", "pool")}
+    fields = {name: value for name, value in flags.nested().items() if name not in ("selector", "options", "pool")}
     method = fields["mixing"]["method"]
-    if "masks" in given and method not in ("auto", "average"):
+    if "masks" in flags and method not in ("auto", "average"):
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
-    if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
+    if method == "merge" and flags.present("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
-    if method == "task_arithmetic" and "assume_same_init" in given:
+    if method == "task_arithmetic" and "assume_same_init" in flags:
         raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
-    if method in ("concat", "recompress", "align") and "assume_same_init" in given:
+    if method in ("concat", "recompress", "align") and "assume_same_init" in flags:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
     for name, methods in _OF_SOME.items():
-        if given.typed(name) and method not in methods:
-            raise typer.BadParameter(f"{COOK.typed(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
-    if "masks" in given:
+        if flags.present(name) and method not in methods:
+            raise typer.BadParameter(
+                f"{COOK.flag_name(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so."
+            )
+    if "masks" in flags:
         fields["mixing"]["method"] = method = "average"
-    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in given:
+    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in flags:
         raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
     return fields
 

@@ -10,8 +10,8 @@ import typer
 
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.output import as_json, progress_bar, talk
-from adaptersoup.cli.setting_flags import Places, settings_of
-from adaptersoup.cli.stored_blobs import opened, print_unsound
+from adaptersoup.cli.setting_flags import StorageFlags, settings_of
+from adaptersoup.cli.stored_blobs import open_storage, print_unsound
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @command
 def backup(
     folder: Annotated[Path, typer.Argument(help="Folder of the backup; made, or brought up to date.")],
-    places: Places,
+    storage: StorageFlags,
     with_admin_key: Annotated[
         bool, typer.Option("--with-admin-key", help="Copy the secret in admin.key too; the database has only hashes.")
     ] = False,
@@ -39,7 +39,7 @@ def backup(
       soup backup /backups/soup --data /srv/soup --with-admin-key
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
-    done = _backed_up(settings_of(Settings, **asdict(places)), folder, with_admin_key=with_admin_key)
+    done = _backed_up(settings_of(Settings, **asdict(storage)), folder, with_admin_key=with_admin_key)
     _tell_backup(done, folder, json=json)
     if done.unsound:
         raise typer.Exit(1)
@@ -49,7 +49,7 @@ def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> Bac
     from service.operations.backup import back_up
 
     key = settings.admin_key_path if with_admin_key else None
-    with opened(settings) as (database, blobs), progress_bar("backing up") as progress:
+    with open_storage(settings) as (database, blobs), progress_bar("backing up") as progress:
         return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
@@ -69,7 +69,7 @@ def _tell_backup(done: BackedUp, folder: Path, *, json: bool) -> None:
 @command
 def restore(
     folder: Annotated[Path, typer.Argument(help="Folder that 'soup backup' wrote.")],
-    places: Places,
+    storage: StorageFlags,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the database that is there; a SQLite file is kept in backups/.")
     ] = False,
@@ -88,7 +88,7 @@ def restore(
     """
     from service.operations.restore import restore as restore_backup
 
-    settings = settings_of(Settings, **asdict(places))
+    settings = settings_of(Settings, **asdict(storage))
     with progress_bar("restoring") as progress:
         done = restore_backup(settings, folder, replace=replace, progress=progress)
     manifest = done.manifest
@@ -108,7 +108,7 @@ RATE = 50 * 1024 * 1024
 
 @command
 def check(
-    places: Places,
+    storage: StorageFlags,
     every: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="With --all: bytes read a second.", metavar="BYTES")] = RATE,
     json: Annotated[bool, typer.Option("--json", help="Print counts and blobs as JSON.")] = False,
@@ -124,7 +124,7 @@ def check(
       soup check --all --rate 200000000
       soup check --all --data /srv/soup --json
     """
-    found = _checked(settings_of(Settings, **asdict(places)), every=every, rate=rate)
+    found = _checked(settings_of(Settings, **asdict(storage)), every=every, rate=rate)
     _tell_check(found, json=json)
     if found.unsound:
         raise typer.Exit(1)
@@ -134,7 +134,7 @@ def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
     from service.operations import storage
     from service.operations.blob_hashes import Pace, check_hashes
 
-    with opened(settings) as (database, blobs), progress_bar("checking blobs") as progress:
+    with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
         storage.check_serves(database)
         return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from adaptersoup.cli.adapter_filters import Asking, Matching, check_one_way, found_by
+from adaptersoup.cli.adapter_filters import Confirmation, Matching, check_names_or_filters, matching_adapters
 from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.flags import key_values, usage_error
 from adaptersoup.cli.remote import Remote, complete_ref, verb
@@ -82,7 +82,7 @@ def edit(
     *,
     changes: Changes,
     matching: Matching,
-    asking: Asking,
+    confirmation: Confirmation,
 ) -> None:
     """Change card, domain and owner of adapters and soups.
 
@@ -100,14 +100,14 @@ def edit(
         raise typer.BadParameter("Say what is to be another, such as --add-tag or --description.")
     changes.card(Card())
     changes.check_owner()
-    check_one_way(refs or (), matching)
+    check_names_or_filters(refs or (), matching)
     failed = Failures()
-    rows = _named(remote.client, refs, failed) if refs else found_by(remote.client, matching)
+    rows = _named(remote.client, refs, failed) if refs else matching_adapters(remote.client, matching)
     if not rows and not failed:
-        remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+        remote.answer({"object": "list", "data": []}, note="Nothing matches.")
         return
     wanted = [row for row in rows if _is_another(row, changes)]
-    if (asking.dry_run or not refs) and not asking.agreed("changed", wanted):
+    if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", wanted):
         remote.answer({"object": "list", "data": wanted}, *(str(row["ref"]) for row in wanted))
         return
     changed = []
@@ -115,7 +115,7 @@ def edit(
         with failed.of(row["ref"]):
             changed.append(_change(remote.client, row, changes))
     said = "" if changed or failed else "Nothing is to be another."
-    remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), said=said)
+    remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), note=said)
     failed.end()
 
 

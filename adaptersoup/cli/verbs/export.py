@@ -61,7 +61,7 @@ def export(
     place_files(directory, files, replace=force)
     line = command_line(folder, program, str(directory), ref.partition("@")[0].rpartition("/")[2])
     answer = {"object": "folder", "path": str(directory), "files": sorted(files), "load": line}
-    remote.answer(answer, str(directory), said=f"{NAMES[program]} loads it with: {line}")
+    remote.answer(answer, str(directory), note=f"{NAMES[program]} loads it with: {line}")
 
 
 Program = Literal["peft", "vllm", "lorax", "llamacpp"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from adaptersoup.cli.drawing_flags import Drawing
 from adaptersoup.cli.output import as_json, data, progress_bar, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
+from adaptersoup.cli.sampling_flags import SamplingFlags
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import fields, one_line
 
@@ -58,7 +58,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     *,
-    drawing: Drawing,
+    sampling: SamplingFlags,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is generated.")] = False,
 ) -> None:
     """Continue a prompt.
@@ -70,7 +70,7 @@ def generate(
       cat prompt.txt | soup generate team/soup -
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    chosen = {"max_tokens": max_tokens, **drawing.sampling()}
+    chosen = {"max_tokens": max_tokens, **sampling.sampling()}
     if stream:
         with remote.client.stream(model, text, **chosen) as chunks:
             for chunk in chunks:

@@ -76,7 +76,7 @@ def create(
         namespaces=namespace or None,
         expires_at=expires,
     )
-    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
+    remote.answer(key, key["secret"], note=f"Key {key['id']}: keep the secret now, it is not shown again.")
 
 
 @app.command()
@@ -164,7 +164,7 @@ def rotate(
       soup keys rotate key-1234 --grace 12h
     """
     key = remote.client.rotate_key(key_id, grace_seconds=_seconds(grace))
-    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
+    remote.answer(key, key["secret"], note=f"Key {key['id']}: keep the secret now, it is not shown again.")
 
 
 def _seconds(text: str) -> int:

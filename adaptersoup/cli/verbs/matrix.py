@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, pool_of
@@ -16,7 +16,7 @@ from registry.spec import PoolRequest
 @verb
 def matrix(
     remote: Remote,
-    given: Annotated[Given, SELECTION.only(*POOL)],
+    flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
     passages: Annotated[
         int | None, typer.Option(min=2, max=500, help="Of each sample, the first so many; by default 50.")
     ] = None,
@@ -34,13 +34,13 @@ def matrix(
       soup matrix --pool-namespace acme --passages 100
       soup matrix --show --json
     """
-    pool = pool_of(given)
+    pool = pool_of(flags)
     failed: dict[str, str] = {}
     if not show:
         with progress_bar("evaluating") as report:
             done = remote.client.evaluate_pool(pool=pool, passages=passages, wait=wait, progress=report)
         if done.get("object") == "job":
-            remote.answer(done, done["id"], said=f"It goes on as a job: `soup jobs watch {done['id']}`.")
+            remote.answer(done, done["id"], note=f"It goes on as a job: `soup jobs watch {done['id']}`.")
             return
         failed = done["failed"]
     rows = _known(remote, pool)

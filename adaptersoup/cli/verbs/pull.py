@@ -32,4 +32,4 @@ def pull(
         folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
     files = sorted(file.name for file in folder.path.iterdir())
     said = f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}."
-    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), said=said)
+    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), note=said)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adaptersoup.cli.adapter_filters import Asking, Matching, check_one_way, found_by
+from adaptersoup.cli.adapter_filters import Confirmation, Matching, check_names_or_filters, matching_adapters
 from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.output import talk
 from adaptersoup.cli.remote import Remote, complete_ref, verb
@@ -26,7 +26,7 @@ def rm(
     ] = False,
     *,
     matching: Matching,
-    asking: Asking,
+    confirmation: Confirmation,
 ) -> None:
     """Retire adapters or soups.
 
@@ -40,22 +40,22 @@ def rm(
       soup rm --tag draft --namespace team --dry-run
       soup rm --undo team/law@1
     """
-    check_one_way(refs or (), matching)
+    check_names_or_filters(refs or (), matching)
     if undo and not refs:
         raise typer.BadParameter("--undo takes names with their @version: what is retired is in no list.")
     if not refs:
-        rows = found_by(remote.client, matching)
+        rows = matching_adapters(remote.client, matching)
         if not rows:
-            remote.answer({"object": "list", "data": []}, said="Nothing matches.")
+            remote.answer({"object": "list", "data": []}, note="Nothing matches.")
             return
         refs = [str(row["ref"]) for row in rows]
-        if not asking.agreed("retired", rows):
+        if not confirmation.confirm("retired", rows):
             remote.answer({"object": "list", "data": rows}, *refs)
             return
-    elif asking.dry_run:
+    elif confirmation.dry_run:
         raise typer.BadParameter("--dry-run says what filters find; names are what they are.")
     elif not undo:
-        asking.confirm_on_a_terminal(f"Retire {', '.join(refs)}?")
+        confirmation.confirm_on_terminal(f"Retire {', '.join(refs)}?")
     changed, failed = [], Failures()
     for ref in refs:
         with failed.of(ref):

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from adaptersoup.cli import app as cli
-from adaptersoup.cli.flags import Given, key_values
+from adaptersoup.cli.flags import ParsedFlags, key_values
 from adaptersoup.cli.remote import connect
 from adaptersoup.cli.selection_flags import SELECTION as FLAGS
 from adaptersoup.cli.selection_flags import selector_of
@@ -489,7 +489,7 @@ class TestLooking:
 class TestChoosing:
     def test_flags_become_a_selector(self) -> None:
         def selector(**flags: Any) -> Any:
-            return selector_of(Given(FLAGS, flags))
+            return selector_of(ParsedFlags(FLAGS, flags))
 
         assert selector() is None
         assert selector(selector="gmm", paper=True).model_dump()["mode"] == "paper"

@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.flags import Flag, Flags, Given
+from adaptersoup.cli.flags import Flag, Flags, ParsedFlags
 from registry.spec import Frozen
 
 
@@ -45,7 +45,7 @@ FLAGS = Flags(
         "names": Flag("shape.names", "Of it.", parse=lambda names: [name.upper() for name in names]),
         "seed": Flag("seed", "Chance.", "--chance", limits=(1, 8)),
         "fine": Flag("mode", "Fine.", switch="fine"),
-        "keep": Flag("kept", "Keep it.", "--keep/--drop", shown=True),
+        "keep": Flag("kept", "Keep it.", "--keep/--drop", show_default=True),
         "word": Flag("", "Of no field.", kind=str),
     },
 )
@@ -74,7 +74,7 @@ def option(name: str) -> tuple[Any, Any, inspect.Parameter]:
 def test_an_option_is_what_its_field_is(name: str, kind: Any, least: Any, most: Any, typed: str) -> None:
     found, about, parameter = option(name)
     assert found == kind
-    assert (about.min, about.max, FLAGS.typed(name)) == (least, most, typed)
+    assert (about.min, about.max, FLAGS.flag_name(name)) == (least, most, typed)
     assert parameter.default is (True if name == "keep" else None)
 
 
@@ -83,10 +83,12 @@ def test_the_default_stands_in_the_help() -> None:
 
 
 def test_only_what_was_given_is_in_the_value() -> None:
-    given = Given(FLAGS, {"kind": "circle", "radius": 0.0, "names": ["a"], "seed": None, "fine": True, "word": "x"})
-    assert given.nested() == {"shape": {"kind": "circle", "radius": 0.0, "names": ["A"]}, "mode": "fine"}
-    assert given.typed("seed", "fine", "radius", "word") == ["--fine", "--radius", "--word"]
-    assert Given(FLAGS, {"names": []}).nested() == {}
+    flags = ParsedFlags(
+        FLAGS, {"kind": "circle", "radius": 0.0, "names": ["a"], "seed": None, "fine": True, "word": "x"}
+    )
+    assert flags.nested() == {"shape": {"kind": "circle", "radius": 0.0, "names": ["A"]}, "mode": "fine"}
+    assert flags.present("seed", "fine", "radius", "word") == ["--fine", "--radius", "--word"]
+    assert ParsedFlags(FLAGS, {"names": []}).nested() == {}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_only_what_was_given_is_in_the_value() -> None:
     ],
 )
 def test_a_place_in_the_value_is_told_by_its_flag(place: tuple[str | int, ...], typed: str) -> None:
-    assert FLAGS.at(place) == typed
+    assert FLAGS.flag_at(place) == typed
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,11 @@ def told(function: Callable[..., None], *args: str) -> str:
 
 
 def test_an_argument_stands_for_its_options() -> None:
-    def draw(name: str, pen: Pen, given: Annotated[Given, FLAGS.only("seed", "fine")], loud: bool = False) -> None:
+    def draw(
+        name: str, pen: Pen, flags: Annotated[ParsedFlags, FLAGS.only("seed", "fine")], loud: bool = False
+    ) -> None:
         """Draw it."""
-        typer.echo(f"{name} {pen} {given.nested()} {loud}")
+        typer.echo(f"{name} {pen} {flags.nested()} {loud}")
 
     assert told(draw, "--ink", "red", "it") == "it Pen(ink='red', width=3) {} False\n"
     assert told(draw, "it", "--width", "5", "--ink", "red", "--chance", "4", "--loud").endswith("{'seed': 4} True\n")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from adaptersoup.cli.failures import Failures, explain
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import as_json, data, progress_bar, talk, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
@@ -59,7 +59,7 @@ def compare(
     *,
     what: What,
     shown: Shown,
-    given: Annotated[Given, SELECTION.only(*POOL)],
+    flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
 ) -> None:
     """Cook with every strategy and compare on other text.
 
@@ -77,7 +77,7 @@ def compare(
     if sum((shown.csv, shown.markdown, remote.json)) > 1:
         raise typer.BadParameter("Give one of --csv, --markdown and --json.")
     draws = draws_of(domains or (), what.sample, what.test, number=what.draws, size=what.size)
-    found, failed = _compare(remote, draws, what, given, keep=shown.keep)
+    found, failed = _compare(remote, draws, what, flags, keep=shown.keep)
     _tell(remote, found, shown)
     save_plot(shown.plot, lambda: strategies_plot_of(found))
     for row, error in failed:
@@ -88,10 +88,10 @@ def compare(
 
 
 def _compare(
-    remote: Remote, draws: Sequence[Draw], what: What, given: Given, *, keep: bool
+    remote: Remote, draws: Sequence[Draw], what: What, flags: ParsedFlags, *, keep: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[str, SoupError]]]:
     """The comparison of each draw, and the errors of rows with what they are about."""
-    pool, strategies = pool_of(given), strategies_of(what.strategy or ())
+    pool, strategies = pool_of(flags), strategies_of(what.strategy or ())
     found: list[dict[str, Any]] = []
     failed: list[tuple[str, SoupError]] = []
     steps = 2 * len(strategies) + 1

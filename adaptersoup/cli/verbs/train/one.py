@@ -13,7 +13,7 @@ import typer
 
 from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import as_json as print_json
 from adaptersoup.cli.output import data
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
@@ -70,7 +70,7 @@ class Keeping:
 def train(
     context: typer.Context,
     material: Material,
-    given: Annotated[Given, TRAINING],
+    flags: Annotated[ParsedFlags, TRAINING],
     keeping: Keeping,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
@@ -103,7 +103,7 @@ def train(
     if context.invoked_subcommand is not None:
         _refuse_before_verb(context)
         return
-    run = _run(material, given, keeping, replace=replace)
+    run = _run(material, flags, keeping, replace=replace)
     _check_places(run)
     trained = _train(material.base.entry(), run)
     tell(trained)
@@ -120,7 +120,7 @@ def _drawn(domain: str, trained: Trained) -> Plot:
     return training_plot(f"Training on {domain}", trained.record)
 
 
-def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:
+def _run(material: Material, flags: ParsedFlags, keeping: Keeping, *, replace: bool) -> TrainingRun:
     """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
     texts, valid, out = material.paths()
     seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
@@ -128,7 +128,7 @@ def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -
         raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
     if valid.resolve() == texts.resolve():
         raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
-    spec = spec_of(given)
+    spec = spec_of(flags)
     return TrainingRun(
         spec=spec,
         train=texts,
@@ -147,10 +147,10 @@ def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -
 
 def _refuse_before_verb(context: typer.Context) -> None:
     """Raises BadParameter for options that stand before the verb's name, where nothing would heed them."""
-    given = [
+    flags = [
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
-    if given:
+    if flags:
         verb = cast(str, context.invoked_subcommand)
         raise typer.BadParameter(f"Options of `soup train {verb}` go after '{verb}'.")
 
@@ -175,11 +175,11 @@ def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     from registry.base_model import load_base
     from training import train as training
 
-    given = training.read_data(run)  # what is wrong whatever the base is, before it is loaded
+    examples = training.read_data(run)  # before the base is loaded, which takes longer
     base = load_base(entry)
     with (
         stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
         stopping.stoppable() as should_stop,
         training_progress(run.spec.recipe) as report,
     ):
-        return training.train(run, base, data=given, progress=report, should_stop=should_stop)
+        return training.train(run, base, data=examples, progress=report, should_stop=should_stop)

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from adaptersoup.cli.output import progress_bar, talk, to_a_person
+from adaptersoup.cli.output import is_terminal, progress_bar, talk
 from registry.progress import Progress
 from training.hyperparameters import Hyperparameters
 
@@ -39,7 +39,7 @@ class EvaluationLines:
 @contextmanager
 def training_progress(recipe: Hyperparameters) -> Iterator[Progress]:
     """The progress of one training: a bar on a terminal, elsewhere a line an evaluation."""
-    if not to_a_person():
+    if not is_terminal():
         yield EvaluationLines(recipe).at
         return
     with progress_bar("training") as report:
@@ -79,7 +79,7 @@ class Table:
 @contextmanager
 def progress_table(names: Sequence[str], recipe: Hyperparameters) -> Iterator[Table]:
     """The table of these cells, shown on stderr while open where that is a terminal."""
-    if not to_a_person():
+    if not is_terminal():
         yield Table(names, EvaluationLines(recipe))
         return
     table = Table(names)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from adaptersoup.cli.flags import Given, base_id, usage_error
+from adaptersoup.cli.flags import ParsedFlags, base_id, usage_error
 from adaptersoup.cli.output import progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
@@ -54,7 +54,7 @@ class Material:
 def submit(
     remote: Remote,
     material: Material,
-    given: Annotated[Given, TRAINING],
+    flags: Annotated[ParsedFlags, TRAINING],
     sample: SampleSize = SAMPLE,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
 ) -> None:
@@ -69,7 +69,7 @@ def submit(
       soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
-    found = remote.client.train(_request(remote.client, material, spec_of(given), sample), wait=False)
+    found = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
     if wait:
         if found["state"] not in DONE:
             talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")

@@ -13,7 +13,7 @@ import typer
 from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.failures import FAILED, Failures
-from adaptersoup.cli.flags import Given
+from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import as_json as print_json
 from adaptersoup.cli.output import data, talk
 from adaptersoup.cli.remote import Address
@@ -92,7 +92,7 @@ class Pushing:
 def sweep(
     context: typer.Context,
     grid: Grid,
-    given: Annotated[Given, TRAINING.without("learning_rate", "data_seed")],
+    flags: Annotated[ParsedFlags, TRAINING.without("learning_rate", "data_seed")],
     running: Running,
     pushing: Pushing,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
@@ -114,7 +114,7 @@ def sweep(
     namespace = pushing.namespace
     if namespace is not None:
         check_part(namespace, "namespace")  # before hours of work
-    rows = _sweep(grid.base.entry(), grid, spec_of(given), running)
+    rows = _sweep(grid.base.entry(), grid, spec_of(flags), running)
     pushed = {} if namespace is None else push_rows(pushing.address.client(context), rows, namespace)
     if as_json:
         refs = None if namespace is None else pushed

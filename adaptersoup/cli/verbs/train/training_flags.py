@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from adaptersoup.cli.flags import Flag, Flags, Given
+from adaptersoup.cli.flags import Flag, Flags, ParsedFlags
 from registry.errors import InvalidParameter
 from registry.spec.wording import said_of
 from training.hyperparameters import SPARSITY
@@ -105,47 +105,47 @@ TRAINING = Flags(
 )
 
 
-def spec_of(given: Given) -> TrainingSpec:
+def spec_of(flags: ParsedFlags) -> TrainingSpec:
     """The training that was asked for.
 
     Raises BadParameter for an option of another method or of no effect, InvalidParameter for what cannot be trained.
     """
-    _check_company(given)
+    _check_company(flags)
     try:
-        return TrainingSpec.model_validate(given.nested())
+        return TrainingSpec.model_validate(flags.nested())
     except ValidationError as error:
-        raise _refused(error, given) from None
+        raise _refused(error, flags) from None
 
 
-def _check_company(given: Given) -> None:
+def _check_company(flags: ParsedFlags) -> None:
     """Raises BadParameter for options that would be of no effect without another."""
-    score = given["score"] or PruningRequest().score
+    score = flags["score"] or PruningRequest().score
     for names, heeded, needs in (
-        (("share", "consistency"), "adamix" in given, "--adamix, which says how many experts"),
+        (("share", "consistency"), "adamix" in flags, "--adamix, which says how many experts"),
         (
             ("scope", "pruning_seed", "pruning_batches"),
-            given.typed("sparsity", "score", "widen"),
+            flags.present("sparsity", "score", "widen"),
             "--sparsity, --score or --widen",
         ),
         (("pruning_batches",), score in ("snip", "grasp"), "--score snip or grasp"),
         (("pruning_seed",), score != "magnitude", "a --score that draws: magnitude does not"),
-        (("trained_norms",), given["structure"] == "houlsby", "--structure houlsby"),
+        (("trained_norms",), flags["structure"] == "houlsby", "--structure houlsby"),
     ):
-        alone = given.typed(*names)
+        alone = flags.present(*names)
         if alone and not heeded:
             raise typer.BadParameter(f"{', '.join(alone)}: only with {needs}.")
 
 
-def _refused(error: ValidationError, given: Given) -> Exception:
+def _refused(error: ValidationError, flags: ParsedFlags) -> Exception:
     """What pydantic says of a spec, by the options' names."""
-    method = given["method"] or "bottleneck"
+    method = flags["method"] or "bottleneck"
     found = error.errors(include_url=False, include_input=False)
-    foreign = [TRAINING.at(one["loc"]) for one in found if one["type"] == "extra_forbidden"]
+    foreign = [TRAINING.flag_at(one["loc"]) for one in found if one["type"] == "extra_forbidden"]
     if foreign:
         return typer.BadParameter(f"{', '.join(foreign)}: not an option of --method {method}.")
-    missing = [TRAINING.at(one["loc"]) for one in found if one["type"] == "missing"]
+    missing = [TRAINING.flag_at(one["loc"]) for one in found if one["type"] == "missing"]
     if missing:
         return typer.BadParameter(f"--method {method} needs {', '.join(missing)}.")
-    name = TRAINING.at(found[0]["loc"])
+    name = TRAINING.flag_at(found[0]["loc"])
     said = said_of(found[0])
     return InvalidParameter(f"{name}: {said}." if name else f"{said[:1].upper()}{said[1:]}.", param=name or None)

@@ -1,4 +1,4 @@
-"""The options of `generate` and `chat` that say how tokens are drawn."""
+"""The sampling options of `generate` and `chat`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """How tokens are drawn."""
+class SamplingFlags:
+    """The options for drawing tokens."""
 
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest.")] = 1.0
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None
@@ -18,5 +18,5 @@ class Drawing:
     seed: Annotated[int | None, typer.Option(help="The same seed, the same text.")] = None
 
     def sampling(self) -> dict[str, Any]:
-        """The same as `SoupClient` takes it."""
+        """The options as keyword arguments of `SoupClient.complete` and `chat`."""
         return {**asdict(self), "stop": self.stop or None}
