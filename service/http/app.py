@@ -96,10 +96,10 @@ def create_app(runtime: Runtime) -> FastAPI:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")
     docs_page.install(app, base=next(speaking, examples.BASE))
-    door = None if settings.role == "worker" else site.install(app, runtime)
+    browser_auth = None if settings.role == "worker" else site.install_pages(app, runtime)
     problems.install(app)
-    if door is not None:
-        site.tell_browsers_of_nothing(app)
+    if browser_auth is not None:
+        site.install_not_found_page(app)
     # the last one added is the outermost
     if settings.role == "worker":
         app.add_middleware(WorkerLayer)
@@ -109,7 +109,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         settings=settings,
         watch=runtime.key_watch,
         tokens=runtime.identities,
-        door=door,
+        browser_auth=browser_auth,
     )
     if settings.cors_origins:
         app.add_middleware(CrossOrigin, origins=settings.cors_origins)

@@ -1,8 +1,7 @@
-"""The files of the pages that no key is needed for: style sheet, scripts and icon, read once, each with its digest.
+"""Static files of the pages, served without a key: style sheet, scripts and icon.
 
-htmx is kept in this repository as it was published (`vendored/`): VENDORED.json says from where, with the sha256 of
-every file.
-An address carries the digest of what is behind it, so that a browser asks for a file once and never has an old one.
+htmx is vendored as it was published (`vendored/`): VENDORED.json has its origin and the sha256 of every file.
+The URL of a file has the digest of its content, so that browsers cache it without ever seeing an old version.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from starlette.responses import Response
 
 from registry.errors import NotFound
 
-HERE = Path(__file__).parent
-VENDORED = HERE / "vendored"
+FOLDER = Path(__file__).parent
+VENDORED = FOLDER / "vendored"
 FILES = {
-    "soup.css": (HERE / "static" / "soup.css", "text/css"),
-    "soup.js": (HERE / "static" / "soup.js", "text/javascript"),
-    "push.js": (HERE / "static" / "push.js", "text/javascript"),
-    "icon.svg": (HERE / "static" / "icon.svg", "image/svg+xml"),
+    "soup.css": (FOLDER / "static" / "soup.css", "text/css"),
+    "soup.js": (FOLDER / "static" / "soup.js", "text/javascript"),
+    "push.js": (FOLDER / "static" / "push.js", "text/javascript"),
+    "icon.svg": (FOLDER / "static" / "icon.svg", "image/svg+xml"),
     "htmx.min.js": (VENDORED / "htmx.min.js", "text/javascript"),
 }
-FOR_EVER = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
 class Asset:
-    """One file, as it is and packed."""
+    """A static file in memory, plain and gzipped."""
 
     data: bytes
-    packed: bytes
+    gzipped: bytes
     media_type: str
     digest: str
 
 
 @cache
-def asset(name: str) -> Asset:
-    """A file by its name; raises NotFound."""
+def load_asset(name: str) -> Asset:
+    """The static file of this name; raises NotFound."""
     if name not in FILES:
         raise NotFound("There is nothing at this path.")
     path, media_type = FILES[name]
@@ -50,19 +49,19 @@ def asset(name: str) -> Asset:
     return Asset(data, gzip.compress(data, 9, mtime=0), media_type, hashlib.sha256(data).hexdigest()[:16])
 
 
-def address(name: str) -> str:
-    """Where a page finds a file."""
-    return f"/assets/{name}?v={asset(name).digest}"
+def asset_url(name: str) -> str:
+    """The URL of a static file, with its digest."""
+    return f"/assets/{name}?v={load_asset(name).digest}"
 
 
-def answer(request: Request, name: str) -> Response:
-    """A file, packed for whoever takes it so; it may be kept for ever by the address that `address` gives."""
-    found = asset(name)
-    headers = {"vary": "accept-encoding", "etag": f'"{found.digest}"'}
-    headers["cache-control"] = FOR_EVER if request.query_params.get("v") == found.digest else "no-cache"
+def asset_response(request: Request, name: str) -> Response:
+    """A static file, gzipped if the browser accepts it; immutable at the URL that `asset_url` gives."""
+    asset = load_asset(name)
+    headers = {"vary": "accept-encoding", "etag": f'"{asset.digest}"'}
+    headers["cache-control"] = IMMUTABLE if request.query_params.get("v") == asset.digest else "no-cache"
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    data = found.data
+    data = asset.data
     if "gzip" in request.headers.get("accept-encoding", ""):
-        data, headers["content-encoding"] = found.packed, "gzip"
-    return Response(data, media_type=found.media_type, headers=headers)
+        data, headers["content-encoding"] = asset.gzipped, "gzip"
+    return Response(data, media_type=asset.media_type, headers=headers)

@@ -1,4 +1,4 @@
-"""The page of the audit: who did what, newest first, filtered as `GET /v1/audit` does it."""
+"""The page of the audit log, newest entries first, with the filters of `GET /v1/audit`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.fields import Text, begin_of, given
-from service.http.pages.page import PageRoute, shown
+from service.http.pages import paths
+from service.http.pages.fields import Text, parse_midnight, text_or_none
+from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.audit import list_audit
 from service.http.schemas.audit import AuditList
@@ -18,7 +18,7 @@ from service.http.security.auth import Admin
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-def filters(
+def audit_filters(
     action: Text = None,
     subject: Text = None,
     namespace: Text = None,
@@ -26,38 +26,45 @@ def filters(
     since: Text = None,
     until: Text = None,
 ) -> dict[str, Any]:
-    """The filters of a query, as `list_audit` takes them."""
+    """The filters of a query, as arguments of `list_audit`."""
     texts = {"action": action, "subject": subject, "namespace": namespace, "key_id": key_id}
-    moments = {"since": begin_of(since, "since"), "until": begin_of(until, "until")}
-    return {name: given(text) for name, text in texts.items()} | moments
+    days = {"since": parse_midnight(since, "since"), "until": parse_midnight(until, "until")}
+    return {name: text_or_none(text) for name, text in texts.items()} | days
 
 
-Asked = Annotated[dict[str, Any], Depends(filters)]
+Filters = Annotated[dict[str, Any], Depends(audit_filters)]
 
 
-@pages.get(addresses.AUDIT + addresses.CSV)
-def audit_csv(services: AppServices, principal: Admin, asked: Asked) -> Response:
-    """All of it, as a file."""
-    found = list_audit(services, principal, **asked, format="csv")
-    assert isinstance(found, Response)
-    return found
+@pages.get(paths.AUDIT + paths.CSV)
+def audit_csv(services: AppServices, principal: Admin, filters: Filters) -> Response:
+    """All entries as a CSV file."""
+    response = list_audit(services, principal, **filters, format="csv")
+    assert isinstance(response, Response)
+    return response
 
 
-@pages.get(addresses.AUDIT + addresses.TWIN)
+@pages.get(paths.AUDIT + paths.JSON)
 def audit(
-    services: AppServices, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Admin, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> AuditList:
-    """What the page shows."""
-    found = list_audit(services, principal, **asked, limit=limit, cursor=cursor)
-    assert isinstance(found, AuditList)
-    return found
+    """The content of the page."""
+    audit_log = list_audit(services, principal, **filters, limit=limit, cursor=cursor)
+    assert isinstance(audit_log, AuditList)
+    return audit_log
 
 
-@pages.get(addresses.AUDIT)
+@pages.get(paths.AUDIT)
 def audit_page(
-    request: Request, services: AppServices, principal: Admin, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request,
+    services: AppServices,
+    principal: Admin,
+    filters: Filters,
+    limit: Limit = None,
+    cursor: Cursor = None,
 ) -> Response:
     """The page."""
-    days = {name: asked[name].date().isoformat() if asked[name] else None for name in ("since", "until")}
-    found = audit(services, principal, asked, limit, cursor)
-    return shown(request, "audit.html", found=found, asked={**asked, **days}, limit=limit, cursor=cursor)
+    days = {name: filters[name].date().isoformat() if filters[name] else None for name in ("since", "until")}
+    audit_log = audit(services, principal, filters, limit, cursor)
+    return render_page(
+        request, "audit.html", audit_log=audit_log, filters={**filters, **days}, limit=limit, cursor=cursor
+    )

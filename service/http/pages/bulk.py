@@ -1,13 +1,14 @@
-"""Many models changed at once: those that were ticked, or all that a search found, are shown before anything happens.
+"""Changes to many models at once: the selected versions are listed first, then changed one by one.
 
-Each is changed as the API's own routes change one, by itself: what one is refused for keeps no other from it.
+Each version is changed by the API's own routes, so that a refusal of one does not affect the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Protocol
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
@@ -15,219 +16,261 @@ from pydantic import ValidationError
 from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidName, InvalidParameter, NotFound, PreconditionFailed, Retired, SoupError, TooLarge
 from registry.names import NameRef, check_part, parse_ref
-from registry.spec import Card
 from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
-from service.http.pages import addresses
+from service.http.pages import paths
 from service.http.pages.forms import Form, takes_form
-from service.http.pages.models import Asked, Filters
-from service.http.pages.page import PageRoute, shown
+from service.http.pages.models import Filters, QueryFilters
+from service.http.pages.page import PageRoute, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import change_adapter, list_adapters, retire_adapter
-from service.http.schemas.adapters import Adapter, AdapterPatch, ListedAdapter, listed_body
+from service.http.schemas.adapters import AdapterPatch, ListedAdapter, listed_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-MOST = 500
+MAX_VERSIONS = 500
 """Versions that are changed at once."""
-LONGEST = 64 + 64 + 12
-"""Characters of a version's name."""
-REFS = BodyLimit(lambda _: 3 * LONGEST * MOST + 16 * 1024)
-"""A form that names them all."""
-TRIES = 3
-"""Times that a card which somebody else changes meanwhile is read again."""
-Chosen = Annotated[list[str] | None, Query(max_length=MOST)]
-Action = Literal["tags", "owner", "no owner", "retire"]
-OF_OWNERS = ("owner", "no owner")
+MAX_REF_LENGTH = 64 + 64 + 12
+"""Characters of a version's ref."""
+REFS = BodyLimit(lambda _: 3 * MAX_REF_LENGTH * MAX_VERSIONS + 16 * 1024)
+"""Limit of the form that lists the refs of all versions."""
+MAX_ATTEMPTS = 3
+"""Attempts to change a version that somebody else is changing too."""
+Refs = Annotated[list[str] | None, Query(max_length=MAX_VERSIONS)]
+OWNER_ACTIONS = ("owner", "no owner")
 
 
 class Selection(Wire):
-    """Versions that are to be changed."""
+    """The versions to be changed."""
 
     object: Literal["selection"] = "selection"
     filters: Filters
-    """That found them; without any they were named."""
+    """The search that found them; empty if they were selected one by one."""
     data: list[ListedAdapter]
 
 
 class Outcome(Wire):
-    """What became of one version."""
+    """The result for one version."""
 
     ref: str
     state: Literal["changed", "owner changed", "as it was", "refused"]
     problem: str | None = None
 
 
-@pages.get(addresses.BULK + addresses.TWIN)
-def selection(services: AppServices, principal: Writer, asked: Asked, ref: Chosen = None) -> Selection:
-    """What the page shows; raises InvalidParameter where nothing is asked for, TooLarge where too much is found."""
-    if ref and asked.given:
+@pages.get(paths.BULK + paths.JSON)
+def selection(services: AppServices, principal: Writer, filters: QueryFilters, ref: Refs = None) -> Selection:
+    """The content of the page; raises InvalidParameter for no selection or two, TooLarge for too many versions."""
+    if ref and filters.active:
         raise InvalidParameter("Tick models or search for them, not both.", param="ref")
     if ref:
-        rows = [adapter_named(services, principal, *_named(one)) for one in dict.fromkeys(ref)]
-        return Selection(filters=asked, data=[listed_body(row) for row in rows])
-    if not asked.given:
+        rows = [adapter_named(services, principal, *_split_ref(version)) for version in dict.fromkeys(ref)]
+        return Selection(filters=filters, data=[listed_body(row) for row in rows])
+    if not filters.active:
         raise InvalidParameter("Tick the models that are to be changed, or search for them first.", param="ref")
-    return Selection(filters=asked, data=_found(services, principal, asked))
+    return Selection(filters=filters, data=_search(services, principal, filters))
 
 
-@pages.get(addresses.BULK)
-def bulk_page(request: Request, services: AppServices, principal: Writer, asked: Asked, ref: Chosen = None) -> Response:
-    """The page: what would be changed, and how it can be."""
-    return _page(request, selection(services, principal, asked, ref), {})
+@pages.get(paths.BULK)
+def bulk_page(
+    request: Request, services: AppServices, principal: Writer, filters: QueryFilters, ref: Refs = None
+) -> Response:
+    """The page: the selected versions and the forms to change them."""
+    return _page(request, selection(services, principal, filters, ref), {})
 
 
-@pages.post(addresses.BULK)
+@pages.post(paths.BULK)
 @takes_form(REFS)
-def change(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
-    """Change those that the page showed, one by one, and say what became of each."""
-    refs = [one for one in dict.fromkeys(form.get("refs", "").split()) if one]
+def change_versions(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
+    """Change the selected versions one by one, and show the result for each."""
+    refs = list(dict.fromkeys(form.get("refs", "").split()))
     try:
-        act = _action(form, request, services, principal, count=len(refs))
+        change = _parse_change(form, count=len(refs))
     except SoupError as error:
-        return _page(
-            request, Selection(filters=Filters(), data=_still(services, principal, refs[:MOST])), form, error=error
-        )
+        remaining = _existing(services, principal, refs[:MAX_VERSIONS])
+        return _page(request, Selection(filters=Filters(), data=remaining), form, error=error)
+    editor = Editor(request, services, principal)
+    changed: Literal["changed", "owner changed"] = "owner changed" if form.get("do") in OWNER_ACTIONS else "changed"
     outcomes, errors = [], []
-    done: Literal["changed", "owner changed"] = "owner changed" if form.get("do") in OF_OWNERS else "changed"
-    for one in refs:
+    for ref in refs:
         try:
-            outcomes.append(Outcome(ref=one, state=done if act(*_named(one)) else "as it was"))
+            state = changed if change.apply(editor, *_split_ref(ref)) else "as it was"
+            outcomes.append(Outcome(ref=ref, state=state))
         except SoupError as error:
-            outcomes.append(Outcome(ref=one, state="refused", problem=problems.body_of(error).error.message))
+            outcomes.append(Outcome(ref=ref, state="refused", problem=problems.body_of(error).error.message))
             errors.append(error)
-    return shown(
+    states = [outcome.state for outcome in outcomes]
+    return render_page(
         request,
         "changed.html",
         outcomes=outcomes,
         error=errors[0] if len(errors) == len(refs) else None,
-        done=done,
-        counts={state: sum(one.state == state for one in outcomes) for state in (done, "as it was", "refused")},
+        changed=changed,
+        counts={state: states.count(state) for state in (changed, "as it was", "refused")},
     )
 
 
-def _page(request: Request, found: Selection, given: Mapping[str, str], *, error: SoupError | None = None) -> Response:
-    tags = sorted({tag for one in found.data for tag in one.card.tags})
-    owners = sorted({one.owner for one in found.data if one.owner is not None})
-    return shown(request, "bulk.html", error=error, found=found, given=given, tags=tags, owners=owners)
+def _page(
+    request: Request, selection: Selection, form: Mapping[str, str], *, error: SoupError | None = None
+) -> Response:
+    tags = sorted({tag for version in selection.data for tag in version.card.tags})
+    owners = sorted({version.owner for version in selection.data if version.owner is not None})
+    return render_page(
+        request, "bulk.html", error=error, selection=selection, form=form, known_tags=tags, known_owners=owners
+    )
 
 
-def _found(services: Services, principal: Principal, asked: Filters) -> list[ListedAdapter]:
-    """All live versions that a search finds; raises TooLarge beyond MOST."""
-    data: list[ListedAdapter] = []
+def _search(services: Services, principal: Principal, filters: Filters) -> list[ListedAdapter]:
+    """All live versions that match; raises TooLarge for more than MAX_VERSIONS."""
+    versions: list[ListedAdapter] = []
     cursor: str | None = None
     while True:
         page = list_adapters(
-            services, principal, **asked.model_dump(), limit=services.settings.max_page_size, cursor=cursor
+            services, principal, **filters.model_dump(), limit=services.settings.max_page_size, cursor=cursor
         )
-        data += page.data
-        if len(data) > MOST:
-            raise TooLarge(f"This finds more than {MOST} versions: narrow it down, and change them in several turns.")
+        versions += page.data
+        if len(versions) > MAX_VERSIONS:
+            raise TooLarge(
+                f"This finds more than {MAX_VERSIONS} versions: narrow it down, and change them in several turns."
+            )
         if page.next_cursor is None:
-            return data
+            return versions
         cursor = page.next_cursor
 
 
-def _still(services: Services, principal: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
-    """Those of some versions that are there: what a form named can be gone by the time it is sent."""
-    data = []
-    for one in refs:
+def _existing(services: Services, principal: Principal, refs: Sequence[str]) -> list[ListedAdapter]:
+    """The versions that exist: some may have been removed since the page was loaded."""
+    versions = []
+    for ref in refs:
         with suppress(InvalidName, NotFound, Retired):
-            data.append(listed_body(adapter_named(services, principal, *_named(one))))
-    return data
+            versions.append(listed_body(adapter_named(services, principal, *_split_ref(ref))))
+    return versions
 
 
-def _named(ref: str) -> tuple[str, str]:
-    """Namespace and name of a version, `acme/law@2`; raises InvalidName for what names no single one."""
+def _split_ref(ref: str) -> tuple[str, str]:
+    """The namespace and the name with version of `acme/law@2`; raises InvalidName for other refs."""
     parsed = parse_ref(ref)
     if not isinstance(parsed, NameRef) or parsed.version is None:
         raise InvalidName("A version is named as namespace/name@version.", param="ref")
     return parsed.namespace, f"{parsed.name}@{parsed.version}"
 
 
-# --- what is done to each -------------------------------------------------------------------------------
+# --- the changes ----------------------------------------------------------------------------------------
 
 
-def _action(
-    form: Mapping[str, str], request: Request, services: Services, principal: Principal, *, count: int
-) -> Callable[[str, str], bool]:
-    """What is done to a version by its namespace and name, which tells whether it is another now.
+@dataclass(frozen=True)
+class Editor:
+    """Changes versions with the rights of the principal who sent a request."""
 
-    Raises InvalidParameter or InvalidName for what cannot be done to any of them.
-    """
-    if not 0 < count <= MOST:
-        raise InvalidParameter(f"Between one and {MOST} versions are changed at once, and these are {count}.")
+    request: Request
+    services: Services
+    principal: Principal
+
+    def retire(self, ns: str, name: str) -> bool:
+        """Retire a version; return True if it was live."""
+        return bool(retire_adapter(self.request, ns, name, self.services, self.principal).data)
+
+    def patch(self, ns: str, name: str, patch_for: Callable[[AdapterRow], AdapterPatch | None]) -> bool:
+        """Apply `patch_for(row)` unless it is None, again if the version was changed meanwhile.
+
+        Return True if the version changed. Raises PreconditionFailed after MAX_ATTEMPTS.
+        """
+        attempt = 1
+        while True:
+            row = adapter_named(self.services, self.principal, ns, name)
+            patch = patch_for(row)
+            if patch is None:
+                self.principal.check_write(ns)
+                return False
+            try:
+                adapter = change_adapter(
+                    self.request, ns, name, patch, self.services, self.principal, if_match=row.etag
+                )
+                return adapter.etag != row.etag
+            except PreconditionFailed:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+            attempt += 1
+
+
+class Change(Protocol):
+    """What a form does to every version."""
+
+    def apply(self, editor: Editor, ns: str, name: str) -> bool:
+        """Change one version; return True if it is different now."""
+
+
+class Retirement:
+    """Retires versions."""
+
+    def apply(self, editor: Editor, ns: str, name: str) -> bool:
+        """Retire one version; return True if it was live."""
+        return editor.retire(ns, name)
+
+
+@dataclass
+class OwnerChange:
+    """Sets or removes the owner, which all versions of a name share."""
+
+    patch: AdapterPatch
+    changed_names: set[tuple[str, str]] = field(default_factory=set)
+
+    def apply(self, editor: Editor, ns: str, name: str) -> bool:
+        """Change the owner of a version's name; return True also if an earlier version of the form has changed it."""
+        label = (ns, name.partition("@")[0])
+        if editor.patch(ns, name, lambda row: None if row.owner == self.patch.owner else self.patch):
+            self.changed_names.add(label)
+        return label in self.changed_names
+
+
+@dataclass(frozen=True)
+class TagChange:
+    """Adds tags to and removes tags from the card."""
+
+    add: Sequence[str]
+    remove: Sequence[str]
+
+    def apply(self, editor: Editor, ns: str, name: str) -> bool:
+        """Change the tags of one version; return True if they are different now."""
+        return editor.patch(ns, name, self.patch_for)
+
+    def patch_for(self, row: AdapterRow) -> AdapterPatch | None:
+        """The patch with the new tags, None if they are the same; raises InvalidParameter for too many tags."""
+        tags = tuple(tag for tag in dict.fromkeys([*row.card.tags, *self.add]) if tag not in self.remove)
+        if tags == row.card.tags:
+            return None
+        return _validate_patch(card={**row.card.model_dump(mode="json"), "tags": list(tags)})
+
+
+def _parse_change(form: Mapping[str, str], *, count: int) -> Change:
+    """The change that a form requests for `count` versions; raises InvalidParameter or InvalidName."""
+    if not 0 < count <= MAX_VERSIONS:
+        raise InvalidParameter(f"Between one and {MAX_VERSIONS} versions are changed at once, and these are {count}.")
     if form.get("do") == "retire":
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
-        return lambda ns, name: bool(retire_adapter(request, ns, name, services, principal).data)
-    if form.get("do") in OF_OWNERS:
+        return Retirement()
+    if form.get("do") in OWNER_ACTIONS:
         owner = form.get("owner", "").strip() if form["do"] == "owner" else None
         if owner == "":
             raise InvalidParameter(
                 "Write who is to answer for them; a button of its own takes owners away.", param="owner"
             )
-        owned, given = _owned(owner), set[tuple[str, str]]()
-
-        def own(ns: str, name: str) -> bool:
-            label = (ns, name.partition("@")[0])
-            if _changed(request, services, principal, ns, name, owned):
-                given.add(label)
-            return label in given  # a version before it in the form may have brought its name the owner
-
-        return own
+        return OwnerChange(_validate_patch(owner=owner))
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
         raise InvalidParameter("Name a tag to add or to take away.", param="add")
-    for tag in (*add, *remove):
-        check_part(tag, "tag")  # said once, and not of each version
-    return lambda ns, name: _changed(request, services, principal, ns, name, lambda row: _tagged(row.card, add, remove))
+    for tag in (*add, *remove):  # here, so that one error is raised and not one for each version
+        check_part(tag, "tag")
+    return TagChange(add, remove)
 
 
-def _patch(**said: object) -> AdapterPatch:
-    """A change; raises InvalidParameter for what no adapter takes."""
+def _validate_patch(**fields: object) -> AdapterPatch:
+    """The patch with these fields; raises InvalidParameter for values that no adapter may have."""
     try:
-        return AdapterPatch.model_validate(said)
+        return AdapterPatch.model_validate(fields)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
-
-
-def _tagged(card: Card, add: Sequence[str], remove: Sequence[str]) -> AdapterPatch | None:
-    """The change to other tags, None where it has them; raises InvalidParameter for more than a card takes."""
-    tags = tuple(tag for tag in dict.fromkeys([*card.tags, *add]) if tag not in remove)
-    return None if tags == card.tags else _patch(card={**card.model_dump(mode="json"), "tags": list(tags)})
-
-
-def _owned(owner: str | None) -> Callable[[AdapterRow], AdapterPatch | None]:
-    """The change to this owner, or to none; raises InvalidParameter for what no owner is called."""
-    patch = _patch(owner=owner)
-    return lambda row: None if row.owner == patch.owner else patch
-
-
-def _changed(
-    request: Request,
-    services: Services,
-    principal: Principal,
-    ns: str,
-    name: str,
-    wanted: Callable[[AdapterRow], AdapterPatch | None],
-) -> bool:
-    """Change a version as is `wanted` of it, again where somebody else was quicker; False where it is so already."""
-    for left in reversed(range(TRIES)):
-        row = adapter_named(services, principal, ns, name)
-        patch = wanted(row)
-        if patch is None:
-            principal.check_write(ns)
-            return False
-        try:
-            found: Adapter = change_adapter(request, ns, name, patch, services, principal, if_match=row.etag)
-        except PreconditionFailed:
-            if not left:
-                raise
-        else:
-            return found.etag != row.etag
-    raise AssertionError("tried at least once")

@@ -1,4 +1,4 @@
-"""The page to cook: a sample of text, how much may be spent on it, and a name; what comes of it is a job's page."""
+"""The page to cook a soup for a sample of text; the result is on the page of the job."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from registry.errors import InvalidSample, SoupError
 from registry.samples.sample import prepare
 from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
-from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
+from service.http.pages import paths
 from service.http.pages.forms import SAMPLE, Form, takes_form
-from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.routes.soups import begin_cook
 from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
-from service.http.security.auth import Writer
+from service.http.security.auth import Writer, needs
 from service.jobs.cook import check_pool
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-WHAT: dict[Effort, str] = {
+EFFORT_HINTS: dict[Effort, str] = {
     "instant": "Compares your text with the samples of the adapters. Seconds.",
     "quick": "Weighs the best candidates by their gradients on most of your text, and checks on the rest. Some ten "
     "passes over your text.",
@@ -35,15 +34,13 @@ WHAT: dict[Effort, str] = {
     "tune": "Trains the soup on your text, and checks on what was held out. It has then learnt from your text, and is "
     "marked so everywhere.",
 }
-"""What an effort does, and about how long it takes."""
-
-
+"""What an effort does and about how long it takes, as the form shows it."""
 BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")
-"""What a browser makes of a file that is no text."""
+"""Characters in what a browser reads from a binary file as text."""
 
 
 class CookForm(Wire):
-    """What can be asked for."""
+    """The choices of the form."""
 
     object: Literal["cook_form"] = "cook_form"
     base_models: list[str]
@@ -53,66 +50,64 @@ class CookForm(Wire):
     good_passages: int
 
 
-@pages.get(addresses.COOK + addresses.TWIN)
-def cook_form(services: AppServices, principal: Writer) -> CookForm:  # noqa: ARG001  # whoever may cook
-    """What the page shows."""
+@pages.get(paths.COOK + paths.JSON, dependencies=[Depends(needs("write"))])
+def cook_form(services: AppServices) -> CookForm:
+    """The content of the page."""
     sample = services.registry.limits.sample
     return CookForm(
         base_models=sorted(services.bases),
-        efforts=WHAT,
+        efforts=EFFORT_HINTS,
         default_effort=services.settings.default_effort,
         fewest_passages=min(sample.novel, sample.minimum),
         good_passages=sample.good,
     )
 
 
-@pages.get(addresses.COOK)
-def cook_page(request: Request, services: AppServices, principal: Writer) -> Response:
-    """The form."""
-    return _form(request, services, principal, {})
+@pages.get(paths.COOK, dependencies=[Depends(needs("write"))])
+def cook_page(request: Request, services: AppServices) -> Response:
+    """The page."""
+    return _page(request, services, {})
 
 
-@pages.post(addresses.COOK)
+@pages.post(paths.COOK)
 @takes_form(SAMPLE)
 def cook(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
-    """Begin to cook, and show how it goes on; where that cannot be, the form again, with what is wrong."""
+    """Start a cook and redirect to its job; show the form again with the error if it cannot start."""
     try:
-        asked, request_id = _asked(form, services), request.state.request_id
-        check_pool(services.registry, principal.caller(request_id), asked)
-        job = begin_cook(services, principal, asked, request_id)
+        soup_request, request_id = _parse_request(form, services), request.state.request_id
+        check_pool(services.registry, principal.caller(request_id), soup_request)
+        job = begin_cook(services, principal, soup_request, request_id)
     except SoupError as error:
-        return _form(request, services, principal, form, error)
+        return _page(request, services, form, error)
     services.jobs.wake()
-    return gone_to(f"/jobs/{job.id}")
+    return redirect_to(f"/jobs/{job.id}")
 
 
-def _form(
-    request: Request, services: Services, principal: Principal, given: Mapping[str, str], error: SoupError | None = None
-) -> Response:
-    """The form as it was given, and what is wrong with it."""
-    return shown(request, "cook.html", error=error, form=cook_form(services, principal), given=given)
+def _page(request: Request, services: Services, form: Mapping[str, str], error: SoupError | None = None) -> Response:
+    """The page with the fields of `form` filled in."""
+    return render_page(request, "cook.html", error=error, choices=cook_form(services), form=form)
 
 
-def _asked(form: Mapping[str, str], services: Services) -> SoupRequest:
-    """The request that a form makes; raises InvalidSample, or InvalidParameter for any other field."""
-    given = {name: value.strip() for name, value in form.items()}
-    if not given.get("sample"):
+def _parse_request(form: Mapping[str, str], services: Services) -> SoupRequest:
+    """The request that a form describes; raises InvalidSample, or InvalidParameter for any other field."""
+    fields = {name: value.strip() for name, value in form.items()}
+    if not fields.get("sample"):
         raise InvalidSample("Paste some text, or drop a file of it.", param="sample")
-    if BINARY.search(given["sample"]):
+    if BINARY.search(fields["sample"]):
         raise InvalidSample(
             "The sample holds control characters, as a packed or binary file does: unpack it first.", param="sample"
         )
-    texts = split_texts(given["sample"], what="The sample")
-    prepare(texts, services.registry.limits.sample, novel=True)  # to be told at once, and not by a job
-    effort = given.get("effort") or None
+    texts = split_texts(fields["sample"], what="The sample")
+    prepare(texts, services.registry.limits.sample, novel=True)  # raises here rather than in the job
+    effort = fields.get("effort") or None
     try:
         return SoupRequest.model_validate(
             {
                 "sample": SampleSource(texts=tuple(texts)),
                 "effort": effort,
-                "name": given.get("name") or None,
-                "pool": {"base_model": given.get("base_model") or None},
-                "control": "control" in given and effort in {"quick", "thorough"},
+                "name": fields.get("name") or None,
+                "pool": {"base_model": fields.get("base_model") or None},
+                "control": "control" in fields and effort in {"quick", "thorough"},
             }
         )
     except ValidationError as error:

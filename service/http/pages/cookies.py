@@ -1,8 +1,8 @@
-"""The two cookies of the pages, and the token of every form that is made of one of them.
+"""The two cookies of the pages, and the CSRF token that every form has.
 
-One holds a session (`service.access.sessions`), the other some random bits for the forms of whoever has no session:
-the form to sign in, and all of them on a server without keys. Neither can be read by scripts or comes from another
-site. A form's token is a hash of the cookie that it goes with, which no other site can know.
+`soup-session` holds a session (`service.access.sessions`). `soup-form` holds random bits for forms without a session:
+the sign-in form, and all forms of a server without keys. Scripts cannot read the cookies and other sites do not send
+them. The token of a form is a hash of its cookie, which other sites cannot know.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from service.settings import Settings
 SESSION = "soup-session"
 FORM = "soup-form"
 HOST_ONLY = "__Host-"
-"""Before the name of a cookie that came by TLS: no other host can have set it."""
+"""Prefix of a cookie that is sent over TLS: no other host can have set it."""
 VALUE = re.compile(r"[A-Za-z0-9_-]{43}")
-"""What either holds: 256 random bits, as `secrets.token_urlsafe` writes them."""
-OURS = frozenset({SESSION, FORM, HOST_ONLY + SESSION, HOST_ONLY + FORM})
-STALE = "This form is not of this session any more: load the page again and send it once more."
+"""The value of either cookie: 256 random bits, as `secrets.token_urlsafe` writes them."""
+NAMES = frozenset({SESSION, FORM, HOST_ONLY + SESSION, HOST_ONLY + FORM})
+STALE_FORM = "This form is not of this session any more: load the page again and send it once more."
 
 
 def is_secure(scope: Scope, settings: Settings) -> bool:
-    """Whether cookies go by TLS alone: the browser came so, or the settings say so."""
+    """Return True if cookies are sent over TLS only: the browser uses TLS, or the settings require it."""
     return settings.pages_secure or came_by_tls(scope)
 
 
 def cookie_name(name: str, *, secure: bool) -> str:
-    """What a cookie is called."""
+    """The name of a cookie with its prefix."""
     return HOST_ONLY + name if secure else name
 
 
-def own_cookies(scope: Scope) -> Iterator[tuple[str, str]]:
-    """Name and value of every cookie of a request that is called as ours are and holds what we give out.
+def page_cookies(scope: Scope) -> Iterator[tuple[str, str]]:
+    """Name and value of every cookie of a request that has a name and a value as the pages set them.
 
-    Cookies of others on this host are passed over, whatever they hold: nothing is unquoted.
+    Cookies of other services on this host are skipped without unquoting them.
     """
     for header in Headers(scope=scope).getlist("cookie"):
-        for one in header.split(";"):
-            name, _, value = (part.strip() for part in one.partition("="))
-            if name in OURS and VALUE.fullmatch(value):
+        for cookie in header.split(";"):
+            name, _, value = (text.strip() for text in cookie.partition("="))
+            if name in NAMES and VALUE.fullmatch(value):
                 yield name, value
 
 
-def held(scope: Scope, name: str, settings: Settings) -> str | None:
-    """What the browser holds in a cookie of ours."""
-    wanted = cookie_name(name, secure=is_secure(scope, settings))
-    return next((value for called, value in own_cookies(scope) if called == wanted), None)
+def read_cookie(scope: Scope, name: str, settings: Settings) -> str | None:
+    """The value of a cookie of the pages, None if the browser has not sent it."""
+    full_name = cookie_name(name, secure=is_secure(scope, settings))
+    return next((value for name, value in page_cookies(scope) if name == full_name), None)
 
 
-def hold(response: Response, request: Request, name: str, value: str) -> None:
-    """Have the browser hold a value until it is closed; an empty one is given up at once."""
+def set_cookie(response: Response, request: Request, name: str, value: str) -> None:
+    """Set a cookie until the browser is closed; an empty value deletes it."""
     secure = is_secure(request.scope, request.app.state.runtime.settings)
     response.set_cookie(
         cookie_name(name, secure=secure),
@@ -79,38 +79,38 @@ def hold(response: Response, request: Request, name: str, value: str) -> None:
 
 
 def form_secret(request: Request) -> str:
-    """What this request's forms are bound to: its session, else its other cookie, which is made where there is none."""
+    """The secret of this request's forms: the session, else the form cookie, which is generated if there is none."""
     state = request.state
     if not hasattr(state, "form_secret"):
         session: str | None = getattr(state, "session", None)
-        known = session or held(request.scope, FORM, request.app.state.runtime.settings)
-        state.form_secret = known or secrets.token_urlsafe(32)
-        state.form_secret_is_new = known is None
-    found: str = state.form_secret
-    return found
+        existing = session or read_cookie(request.scope, FORM, request.app.state.runtime.settings)
+        state.form_secret = existing or secrets.token_urlsafe(32)
+        state.form_secret_is_new = existing is None
+    secret: str = state.form_secret
+    return secret
 
 
 def form_token(request: Request) -> str:
-    """The token that a form of this page carries."""
+    """The CSRF token of the forms on this page."""
     return hashlib.sha256(f"form:{form_secret(request)}".encode()).hexdigest()
 
 
 def check_site(request: Request) -> None:
-    """Raises Forbidden where the browser says that a form is of another site's page."""
+    """Raise Forbidden if the browser says that a page of another site sent the form."""
     headers = request.headers
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site not in {None, "same-origin"} or (origin is not None and not _is_ours(origin, headers.get("host", ""))):
+    if site not in {None, "same-origin"} or (origin is not None and not _has_host(origin, headers.get("host", ""))):
         raise Forbidden("This form was sent by a page of another site.")
 
 
 def check_token(request: Request, token: str) -> None:
-    """Raises Forbidden unless a form that was sent is of a page of ours, shown to this browser."""
+    """Raise Forbidden unless the form has the token of this browser's forms."""
     expected = form_token(request)
     if request.state.form_secret_is_new or not hmac.compare_digest(expected.encode(), token.encode()):
-        raise Forbidden(STALE)
+        raise Forbidden(STALE_FORM)
 
 
-def _is_ours(origin: str, host: str) -> bool:
+def _has_host(origin: str, host: str) -> bool:
     try:
         return urlsplit(origin).netloc == host
     except ValueError:

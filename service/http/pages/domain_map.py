@@ -1,4 +1,4 @@
-"""The map: the domains of a pool in two dimensions, and where a text lies among them."""
+"""The map: the domains of a pool in two dimensions, and the position of a text among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from plots.charts import domain_map as domain_plot
+from plots.charts import domain_map as draw_domain_map
 from plots.style import THEMES
 from registry.catalogue.rows import SelectorRow
 from registry.errors import InvalidSample, NotFound, SoupError
@@ -21,35 +21,37 @@ from registry.spec import PoolSpec
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.models.embedding_places import embedding_place
-from service.http.pages import addresses
-from service.http.pages.fields import Text, given
+from service.http.pages import paths
+from service.http.pages.fields import Text, text_or_none
 from service.http.pages.forms import SAMPLE, Form, takes_form
-from service.http.pages.page import PageRoute, shown
+from service.http.pages.page import PageRoute, render_page
 from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
-from service.http.pages.tables import Column, Table, csv_of
+from service.http.pages.tables import Column, Table, csv_response
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-TABLED = 49
-"""Domains of the table on the page: those with the largest posterior, or the first ones; the CSV has all."""
+MAX_ROWS = 49
+"""Domains of the table on the page, the most similar to the text or the first ones; the CSV file has all."""
 MAX_POINTS = 2_000
 """Domains of the plot."""
-NEVER = "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
-ALIKE, SHARE = 3, 0.05
-"""At most so many adapters are named that a text is most like, those with so much of its posterior."""
+NOTHING_FITTED = (
+    "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
+)
+MAX_SIMILAR, MIN_POSTERIOR = 3, 0.05
+"""The page names at most so many adapters as similar to a text, those with so much of its posterior."""
 
 
 class MapPlace(Wire):
-    """An adapter, and where the domain of its sample lies."""
+    """An adapter and the position of its domain."""
 
     ref: str
     domain: str
     x: float
     y: float
     posterior: float | None
-    """Its share of the text; null without one."""
+    """The adapter's posterior for the text; null without a text."""
 
 
 class FittedMap(Wire):
@@ -59,38 +61,38 @@ class FittedMap(Wire):
     fitted_at: datetime
     domains: int
     namespaces: list[str] | None
-    """Of its pool; null for all."""
+    """The namespaces of its pool; null for all."""
 
 
 class Map(Wire):
-    """The domains of a pool in two dimensions, those with the largest posterior first, else by their labels."""
+    """The domains of a pool in two dimensions, by descending posterior for the text, else by their labels."""
 
     object: Literal["map"] = "map"
     selector: FittedMap
     explained: float
-    """The share of the variance between domains that two dimensions have."""
+    """The share of the variance between domains in these two dimensions."""
     places: list[MapPlace]
     text: tuple[float, float] | None
-    """Where the text lies."""
+    """The position of the text."""
     novelty: float | None
-    """How far the text is from all of them: a percentile of what samples of their own come to."""
+    """The distance of the text from all domains, as a percentile of the distances of their own samples."""
     reason: str | None
-    """What the selector says of it."""
+    """The selector's reason for its decision about the text."""
 
 
-@pages.get(addresses.MAP + addresses.TWIN)
+@pages.get(paths.MAP + paths.JSON)
 def whole_map(services: AppServices, principal: Reader, selector: Text = None) -> Map:
-    """What the page shows; raises NotFound where nothing was fitted yet."""
-    return _map(services, principal, given(selector), _fitted(services, principal))
+    """The content of the page; raises NotFound if no selector is fitted."""
+    return _load_map(services, principal, text_or_none(selector), _fitted_maps(services, principal))
 
 
-@pages.get(addresses.MAP_CSV)
+@pages.get(paths.MAP_CSV)
 def map_csv(table: str, services: AppServices, principal: Reader, selector: Text = None) -> Response:
-    """Its table, whole."""
-    return csv_of([places(whole_map(services, principal, selector))], table)
+    """The table of all domains as a CSV file."""
+    return csv_response([places_table(whole_map(services, principal, selector))], table)
 
 
-@pages.get(addresses.MAP_SVG)
+@pages.get(paths.MAP_SVG)
 def map_svg(
     services: AppServices,
     principal: Reader,
@@ -99,92 +101,92 @@ def map_svg(
     y: PlotNumber | None = None,
     theme: ThemeQuery = "light",
 ) -> Response:
-    """The map, and where a text lies on it: the page computed that, and nothing of a text is stored."""
+    """The plot, with a text at (x, y), which come with the query because no text is stored."""
     places = whole_map(services, principal, selector).places
     text = None if x is None or y is None else (x, y)
-    if text is not None:  # the domains around it are drawn first, and have their names where there is room
+    if text is not None:  # the nearest domains come first, so that their names find room
         places = sorted(places, key=lambda place: math.dist((place.x, place.y), text))
     points = {place.domain: (place.x, place.y) for place in places[:MAX_POINTS]}
-    return svg_response({"plot": partial(domain_plot, points, text, theme=THEMES[theme])} if points else {})
+    return svg_response({"plot": partial(draw_domain_map, points, text, theme=THEMES[theme])} if points else {})
 
 
-@pages.get(addresses.MAP)
+@pages.get(paths.MAP)
 def map_page(request: Request, services: AppServices, principal: Reader, selector: Text = None) -> Response:
-    """The page; where nothing was fitted yet, or a selector cannot be read, it says so."""
-    fitted, id = _fitted(services, principal), given(selector)
+    """The page; it says so if no selector is fitted or the selector cannot be read."""
+    fitted, id = _fitted_maps(services, principal), text_or_none(selector)
     if id is None and not fitted:
         return _page(request, fitted, None)
     try:
-        return _page(request, fitted, _map(services, principal, id, fitted))
+        return _page(request, fitted, _load_map(services, principal, id, fitted))
     except SoupError as error:
         return _page(request, fitted, None, error=error)
 
 
-@pages.post(addresses.MAP)
+@pages.post(paths.MAP)
 @takes_form(SAMPLE)
-def place(request: Request, form: Form, services: AppServices, principal: Reader) -> Response:
-    """The page with a text on it."""
-    fitted, id, text = _fitted(services, principal), given(form.get("selector")), form.get("text", "")
-    found: Map | None = None
+def place_text(request: Request, form: Form, services: AppServices, principal: Reader) -> Response:
+    """The page with a text on the map."""
+    fitted, id = _fitted_maps(services, principal), text_or_none(form.get("selector"))
+    text = form.get("text", "")
+    map: Map | None = None
     try:
-        found = _map(services, principal, id, fitted)
+        map = _load_map(services, principal, id, fitted)
         if not text.strip():
             raise InvalidSample("Paste some text, or drop a file of it.", param="text")
-        found = _map(services, principal, id, fitted, text.strip())
+        map = _load_map(services, principal, id, fitted, text.strip())
     except SoupError as error:
-        return _page(request, fitted, found, text=text, error=error)
+        return _page(request, fitted, map, text=text, error=error)
     if form.get("as") == "csv":
-        return csv_of([places(found)], "places")
-    return _page(request, fitted, found, text=text)
+        return csv_response([places_table(map)], "places")
+    return _page(request, fitted, map, text=text)
 
 
-def _fitted(services: Services, principal: Principal) -> list[FittedMap]:
-    """The posterior selectors that serve the pools which a key sees, newest first."""
+def _fitted_maps(services: Services, principal: Principal) -> list[FittedMap]:
+    """The posterior selectors in use for the pools that a key sees, newest first."""
     with services.registry.database.read() as catalogue:
         rows = catalogue.selectors.serving(principal.namespaces, "posterior")
-    return [_about(row.id, row.fitted_at, row.domains, row.pool) for row in rows]
+    return [_fitted_map(row.id, row.fitted_at, row.domains, row.pool) for row in rows]
 
 
-def _map(
+def _load_map(
     services: Services, principal: Principal, id: str | None, fitted: Sequence[FittedMap], text: str | None = None
 ) -> Map:
-    """The map of a selector, the newest where none is named, and a text on it; raises NotFound."""
+    """The map of the selector `id`, else of the newest one, with a text on it; raises NotFound, InvalidSample."""
     if id is None and not fitted:
-        raise NotFound(NEVER)
+        raise NotFound(NOTHING_FITTED)
     with services.registry.database.read() as catalogue:
         row = catalogue.selectors.get(principal.namespaces, id or fitted[0].id)
     if text is None:
-        return _told(row, domain_map(services.registry, row))
+        return _map_body(row, domain_map(services.registry, row))
     bos = base_of(services.registry, row).bos
-    sample = prepare(
-        split_texts(text, what="The text"), services.registry.limits.sample.of_any_number, bos=bos, novel=True
-    )
+    limits = services.registry.limits.sample.of_any_number
+    sample = prepare(split_texts(text, what="The text"), limits, bos=bos, novel=True)
     with embedding_place(services):
-        return _told(row, domain_map(services.registry, row, sample))
+        return _map_body(row, domain_map(services.registry, row, sample))
 
 
-def _about(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> FittedMap:
+def _fitted_map(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> FittedMap:
     names = pool.namespaces
     return FittedMap(id=id, fitted_at=fitted_at, domains=domains, namespaces=None if names is None else list(names))
 
 
-def _told(row: SelectorRow, found: DomainMap) -> Map:
-    said = found.selection
+def _map_body(row: SelectorRow, domains: DomainMap) -> Map:
+    selection = domains.selection
     return Map(
-        selector=_about(row.id, row.fitted_at, len(row.members), row.pool),
-        explained=found.explained,
-        text=found.sample,
-        novelty=None if said is None else said.novelty,
-        reason=None if said is None else said.reason,
+        selector=_fitted_map(row.id, row.fitted_at, len(row.members), row.pool),
+        explained=domains.explained,
+        text=domains.sample,
+        novelty=None if selection is None else selection.novelty,
+        reason=None if selection is None else selection.reason,
         places=[
-            MapPlace(ref=one.member.ref, domain=one.member.domain, x=one.x, y=one.y, posterior=one.posterior)
-            for one in found.places
+            MapPlace(ref=place.member.ref, domain=place.member.domain, x=place.x, y=place.y, posterior=place.posterior)
+            for place in domains.places
         ],
     )
 
 
-def places(found: Map) -> Table:
-    """Every adapter and its coordinates, numbered as on the chart."""
+def places_table(map: Map) -> Table:
+    """The adapters with their coordinates, numbered as on the plot."""
     columns = (
         Column("Number", "number"),
         Column("Adapter", "model"),
@@ -194,29 +196,31 @@ def places(found: Map) -> Table:
         Column("Second direction", "difference"),
     )
     rows = tuple(
-        (number, one.ref, one.domain, one.posterior, one.x, one.y) for number, one in enumerate(found.places, 1)
+        (number, place.ref, place.domain, place.posterior, place.x, place.y)
+        for number, place in enumerate(map.places, 1)
     )
     return Table("places", "Where domains lie", columns, rows)
 
 
 def _page(
-    request: Request, fitted: Sequence[FittedMap], found: Map | None, *, text: str = "", error: SoupError | None = None
+    request: Request, fitted: Sequence[FittedMap], map: Map | None, *, text: str = "", error: SoupError | None = None
 ) -> Response:
-    """The page; `found` is None where nothing was fitted yet, or could not be read."""
-    alike: list[MapPlace] = []
+    """The page; `map` is None if no selector is fitted or it cannot be read."""
+    similar: list[MapPlace] = []
     table = None
-    if found is not None:
-        alike = [one for one in found.places[:ALIKE] if (one.posterior or 0) >= SHARE] or found.places[:1]
-        table = places(found.model_copy(update={"places": found.places[:TABLED]}))
-    return shown(
+    if map is not None:
+        similar = [place for place in map.places[:MAX_SIMILAR] if (place.posterior or 0) >= MIN_POSTERIOR]
+        similar = similar or map.places[:1]
+        table = places_table(map.model_copy(update={"places": map.places[:MAX_ROWS]}))
+    return render_page(
         request,
         "map.html",
         error=error,
-        found=found,
+        map=map,
         table=table,
-        most=MAX_POINTS,
-        alike=alike,
+        max_points=MAX_POINTS,
+        similar=similar,
         fitted=fitted,
-        never=NEVER,
+        nothing_fitted=NOTHING_FITTED,
         text=text,
     )

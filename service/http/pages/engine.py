@@ -1,6 +1,6 @@
-"""The page of the engine: what it holds and does at the moment, and how long it takes for each adapter.
+"""The page of the engine: what it has in memory, its counters, and the time that it takes for each model.
 
-Of the whole server, so it takes what `/metrics` takes: a key with scope `admin` that sees all namespaces.
+It shows the whole server, so it requires what `/metrics` requires: a key with scope `admin` for all namespaces.
 """
 
 from __future__ import annotations
@@ -15,75 +15,75 @@ from registry.names import DigestRef
 from service.access.keys import Principal
 from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.page import PageRoute, shown
-from service.http.pages.tables import Cell, Column, Table, csv_of
+from service.http.pages import paths
+from service.http.pages.page import PageRoute, render_page
+from service.http.pages.tables import Column, Table, csv_response
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Admin
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-NAMED = {BASE: "base models alone", OTHER: "all others together"}
+GROUPS = {BASE: "base models alone", OTHER: "all others together"}
 
 
 class AdapterTimes(Wire):
-    """What the requests of an adapter took since the server began."""
+    """The tokens and the times of a model since the server started."""
 
     model: str
-    """Its newest ref; or its digest, where it is gone."""
+    """The newest ref of the adapter, or its digest if it was removed."""
     generated_tokens: int
     scored_tokens: int
     answers: int
     first_token_seconds: float | None
-    """On average; null where none was generated, as below."""
+    """Mean; null if nothing was generated, like the next."""
     answer_seconds: float | None
 
 
 class EngineState(Wire):
-    """What the engine holds and does."""
+    """The state of the engine."""
 
     object: Literal["engine"] = "engine"
     bases: list[str]
-    """Those in memory."""
+    """Base models in memory."""
     counters: dict[str, float]
-    """As `/metrics` has them, after `soup_engine_`."""
+    """The counters of `/metrics`, without their prefix `soup_engine_`."""
     adapters: list[AdapterTimes]
     """Those with the most tokens first."""
 
 
-@pages.get(addresses.ENGINE + addresses.TWIN)
+@pages.get(paths.ENGINE + paths.JSON)
 def engine(services: AppServices, principal: Admin) -> EngineState:
-    """What the page shows; raises Forbidden for keys that do not see the whole server."""
+    """The content of the page; raises Forbidden for keys that do not see the whole server."""
     if principal.namespaces is not None:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
     figures = {
-        label: one
-        for label, one in services.engine.by_adapter().items()
-        if one.answers or one.generated_tokens or one.scored_tokens
+        label: figures
+        for label, figures in services.engine.by_adapter().items()
+        if figures.answers or figures.generated_tokens or figures.scored_tokens
     }
-    names = NAMED | _names(services, principal, [label for label in figures if label not in NAMED])
-    found = [_times(names[label], one) for label, one in figures.items()]
-    found.sort(key=lambda one: (-one.generated_tokens - one.scored_tokens, one.model))
-    return EngineState(bases=list(services.engine.bases_held()), counters=services.engine.counters(), adapters=found)
+    names = GROUPS | _newest_refs(services, principal, [label for label in figures if label not in GROUPS])
+    times = [_adapter_times(names[label], totals) for label, totals in figures.items()]
+    times.sort(key=lambda row: (-row.generated_tokens - row.scored_tokens, row.model))
+    return EngineState(bases=list(services.engine.bases_held()), counters=services.engine.counters(), adapters=times)
 
 
-@pages.get(addresses.ENGINE_CSV)
+@pages.get(paths.ENGINE_CSV)
 def engine_csv(table: str, services: AppServices, principal: Admin) -> Response:
-    """Its table."""
-    return csv_of([adapters(engine(services, principal))], table)
+    """The table of models as a CSV file."""
+    return csv_response([times_table(engine(services, principal))], table)
 
 
-@pages.get(addresses.ENGINE)
+@pages.get(paths.ENGINE)
 def engine_page(request: Request, services: AppServices, principal: Admin) -> Response:
     """The page."""
-    found = engine(services, principal)
-    asked = found.counters["adapter_hits_total"] + found.counters["adapter_loads_total"]
-    there = found.counters["adapter_hits_total"] / asked if asked else None
-    return shown(request, "engine.html", found=found, table=adapters(found), there=there)
+    state = engine(services, principal)
+    hits, loads = state.counters["adapter_hits_total"], state.counters["adapter_loads_total"]
+    hit_rate = hits / (hits + loads) if hits + loads else None
+    return render_page(request, "engine.html", state=state, table=times_table(state), hit_rate=hit_rate)
 
 
-def adapters(found: EngineState) -> Table:
-    """How long adapters take."""
+def times_table(state: EngineState) -> Table:
+    """The tokens and the times of each model."""
     columns = (
         Column("Model", "model"),
         Column("Tokens written", "number"),
@@ -92,31 +92,38 @@ def adapters(found: EngineState) -> Table:
         Column("Seconds to the first token", "number"),
         Column("Seconds an answer", "number"),
     )
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (one.model, one.generated_tokens, one.scored_tokens, one.answers, one.first_token_seconds, one.answer_seconds)
-        for one in found.adapters
+    rows = tuple(
+        (
+            times.model,
+            times.generated_tokens,
+            times.scored_tokens,
+            times.answers,
+            times.first_token_seconds,
+            times.answer_seconds,
+        )
+        for times in state.adapters
     )
     return Table("adapters", "Models by their tokens, since the server began", columns, rows)
 
 
-def _times(model: str, found: AdapterTotals) -> AdapterTimes:
+def _adapter_times(model: str, totals: AdapterTotals) -> AdapterTimes:
     return AdapterTimes(
         model=model,
-        generated_tokens=found.generated_tokens,
-        scored_tokens=found.scored_tokens,
-        answers=found.answers,
-        first_token_seconds=found.first_token_seconds / found.first_tokens if found.first_tokens else None,
-        answer_seconds=found.seconds / found.answers if found.answers else None,
+        generated_tokens=totals.generated_tokens,
+        scored_tokens=totals.scored_tokens,
+        answers=totals.answers,
+        first_token_seconds=totals.first_token_seconds / totals.first_tokens if totals.first_tokens else None,
+        answer_seconds=totals.seconds / totals.answers if totals.answers else None,
     )
 
 
-def _names(services: Services, principal: Principal, digests: Sequence[str]) -> dict[str, str]:
-    """The newest ref of each digest; the digest, where it has none any more."""
-    found = {}
+def _newest_refs(services: Services, principal: Principal, digests: Sequence[str]) -> dict[str, str]:
+    """The newest ref of each digest; the digest itself if the adapter was removed."""
+    refs = {}
     with services.registry.database.read() as catalogue:
         for digest in digests:
             try:
-                found[digest] = catalogue.adapters.find(principal.namespaces, DigestRef(digest)).ref
+                refs[digest] = catalogue.adapters.find(principal.namespaces, DigestRef(digest)).ref
             except (NotFound, Retired):
-                found[digest] = digest
-    return found
+                refs[digest] = digest
+    return refs

@@ -1,4 +1,4 @@
-"""Fields of the queries that pages take: what a form leaves empty is not asked for, days are as browsers send them."""
+"""Query parameters and form fields of the pages: an empty field counts as absent, dates are YYYY-MM-DD."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from registry.errors import InvalidParameter
 Text = Annotated[str | None, Query(max_length=500)]
 
 
-def given(text: str | None) -> str | None:
-    """What stands in a field; None where that is nothing."""
-    return (text or "").strip() or None
+def text_or_none(field: str | None) -> str | None:
+    """The stripped text of a field, None if it is blank."""
+    return (field or "").strip() or None
 
 
-def day(text: str | None, name: str) -> date | None:
-    """The day in a field; raises InvalidParameter."""
-    found = given(text)
-    if found is None:
+def parse_date(field: str | None, name: str) -> date | None:
+    """The date in the field `name`, None if it is blank; raises InvalidParameter."""
+    text = text_or_none(field)
+    if text is None:
         return None
     try:
-        return date.fromisoformat(found)
+        return date.fromisoformat(text)
     except ValueError:
         raise InvalidParameter(f"'{name}' is a day as YYYY-MM-DD, such as 2026-01-31.", param=name) from None
 
 
-def begin_of(text: str | None, name: str) -> datetime | None:
-    """The moment at which the day in a field begins, of UTC; raises InvalidParameter."""
-    found = day(text, name)
-    return None if found is None else datetime(found.year, found.month, found.day, tzinfo=UTC)
+def parse_midnight(field: str | None, name: str) -> datetime | None:
+    """The start, in UTC, of the date in the field `name`, None if it is blank; raises InvalidParameter."""
+    day = parse_date(field, name)
+    return None if day is None else datetime(day.year, day.month, day.day, tzinfo=UTC)

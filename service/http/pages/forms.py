@@ -1,7 +1,7 @@
-"""Forms that a page sends: how large one may be, its fields, and that it is of a page of ours.
+"""Forms that browsers send: their size limit, their fields and their CSRF check.
 
-One of another site is refused before it is read, one of another browser before its route sees it (`cookies`). Fields
-are read as browsers write them (`application/x-www-form-urlencoded`); files come as text that the browser has read.
+A form of another site is refused before it is read, a form without this browser's token (`cookies`) before its route
+is called. Fields are URL-encoded; a file is sent as text that the browser has read.
 """
 
 from __future__ import annotations
@@ -21,77 +21,78 @@ from service.http.requests.body_limits import BodyLimit
 from service.http.thread_turns import parsing_turn
 
 URLENCODED = "application/x-www-form-urlencoded"
-MOST_FIELDS = 50
-TOKEN = "form"  # noqa: S105  # a field's name
-HEADER = "soup-form"
-"""Where that is, of what is no form."""
-FEW = BodyLimit(lambda _: 4096)
-"""Forms with a name or two; the one that signs in is read before anybody is known."""
-ENCODED = 9
-"""Bytes of a form for one character of most languages: three of UTF-8, each as `%E2`."""
-SAMPLE = BodyLimit(lambda settings: ENCODED * settings.max_sample_chars + 64 * 1024)
-"""Forms with a sample of text."""
-STRANGER_SECONDS = 10.0
-"""How long a form may take in all while nobody is known: its connection gives way to others last (`connections`)."""
-PIECE = 8 * 1024
+MAX_FIELDS = 50
+CSRF_FIELD = "form"
+CSRF_HEADER = "soup-form"
+"""Has the token of a request that a script sends without a form."""
+SMALL = BodyLimit(lambda _: 4096)
+"""Limit of forms with a name or two, and of the sign-in form, which is read before the sender is known."""
+BYTES_PER_CHARACTER = 9
+"""Bytes of one URL-encoded character of most languages: three of UTF-8, each as `%E2`."""
+SAMPLE = BodyLimit(lambda settings: BYTES_PER_CHARACTER * settings.max_sample_chars + 64 * 1024)
+"""Limit of forms with a sample of text."""
+ANONYMOUS_SECONDS = 10.0
+"""Time for a whole form whose sender is not known: its connection is the last to be closed (`connections`)."""
+CHUNK_BYTES = 8 * 1024
 """Bytes of a form that are decoded at once."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Fields = Mapping[str, str]
 
 
 def takes_form(limit: BodyLimit) -> Callable[[Endpoint], Endpoint]:
-    """Declare that a page takes a form, and how large it may be."""
+    """Declare that an endpoint takes a form, and its size limit."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.form_limit = limit  # type: ignore[attr-defined]  # for `limit_of`
+        endpoint.form_limit = limit  # type: ignore[attr-defined]  # read by `form_limit`
         return endpoint
 
     return declare
 
 
 def takes_token(endpoint: Endpoint) -> Endpoint:
-    """Declare that what a page's script sends there is no form, and has the token of its forms in a header."""
-    endpoint.form_token = True  # type: ignore[attr-defined]  # for `wants_token`
+    """Declare that an endpoint takes no form but requires the token of a form in the header `soup-form`."""
+    endpoint.requires_token = True  # type: ignore[attr-defined]  # read by `requires_token`
     return endpoint
 
 
-def wants_token(endpoint: Callable[..., Any]) -> bool:
-    """Whether what is sent there has to have the token of a form in its header."""
-    return getattr(endpoint, "form_token", False)
+def form_limit(endpoint: Callable[..., Any]) -> BodyLimit | None:
+    """The size limit of an endpoint's form, None if it takes no form."""
+    limit: BodyLimit | None = getattr(endpoint, "form_limit", None)
+    return limit
 
 
-def check_header(request: Request) -> None:
-    """Raises Forbidden for what a page of another site sends, and without the token of a form of ours."""
+def requires_token(endpoint: Callable[..., Any]) -> bool:
+    """Return True if requests to an endpoint must have the token of a form in a header."""
+    return getattr(endpoint, "requires_token", False)
+
+
+def check_csrf_header(request: Request) -> None:
+    """Raise Forbidden for a request of another site's page, or without this browser's token in its header."""
     check_site(request)
-    check_token(request, request.headers.get(HEADER, ""))
+    check_token(request, request.headers.get(CSRF_HEADER, ""))
 
 
-def limit_of(endpoint: Callable[..., Any]) -> BodyLimit | None:
-    """How large a page's form may be; None for a page that takes none."""
-    found: BodyLimit | None = getattr(endpoint, "form_limit", None)
-    return found
+async def read_form(request: Request, key_id: str, limit: BodyLimit) -> None:
+    """Parse and check a form, and put its fields into the request's state.
 
-
-async def read(request: Request, key: str, limit: BodyLimit) -> None:
-    """Leave the fields of a request in its state; raises what is wrong with them, Forbidden for a foreign form.
-
-    `key` is empty while nobody is known: all of the form then has to come within STRANGER_SECONDS.
+    Without a `key_id` the whole form must come within ANONYMOUS_SECONDS. Raises InvalidParameter, TooLarge, TooSlow,
+    and Forbidden for a form of another site or session.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != URLENCODED:
         raise InvalidParameter(f"A form is sent with 'content-type: {URLENCODED}'.")
     check_site(request)
     try:
-        async with asyncio.timeout(None if key else STRANGER_SECONDS):
-            body = await gathered(request, key, limit, request.app.state.bodies.settings)
+        async with asyncio.timeout(None if key_id else ANONYMOUS_SECONDS):
+            body = await gathered(request, key_id, limit, request.app.state.bodies.settings)
     except TimeoutError:
-        raise TooSlow(f"The form did not come within {STRANGER_SECONDS:g} seconds.") from None
-    fields = await _parsed(body)
-    check_token(request, fields.get(TOKEN, ""))
+        raise TooSlow(f"The form did not come within {ANONYMOUS_SECONDS:g} seconds.") from None
+    fields = await _parse_fields(body)
+    check_token(request, fields.get(CSRF_FIELD, ""))
     request.state.fields = fields
 
 
-async def _parsed(body: bytearray) -> dict[str, str]:
-    """The fields of a form; of a large one as `bodies` parses JSON: in a thread, one at a time."""
+async def _parse_fields(body: bytearray) -> dict[str, str]:
+    """The fields of a form, parsed in a thread if it is large, one form at a time."""
     if len(body) <= LARGE_JSON:
         return _fields(body)
     async with parsing_turn():
@@ -99,10 +100,10 @@ async def _parsed(body: bytearray) -> dict[str, str]:
 
 
 def _fields(body: bytearray) -> dict[str, str]:
-    """The fields of a form, each once; raises InvalidParameter."""
-    if body.count(b"&") >= MOST_FIELDS:
-        raise InvalidParameter(f"The form has more than {MOST_FIELDS} fields.")
-    found: dict[str, str] = {}
+    """The fields of a form; raises InvalidParameter for too many, repeated or malformed fields."""
+    if body.count(b"&") >= MAX_FIELDS:
+        raise InvalidParameter(f"The form has more than {MAX_FIELDS} fields.")
+    fields: dict[str, str] = {}
     begin = 0
     while body and begin <= len(body):
         end = body.find(b"&", begin)
@@ -111,41 +112,41 @@ def _fields(body: bytearray) -> dict[str, str]:
         try:
             if equals < 0 or not body.isascii():
                 raise ValueError
-            name, value = _decoded(body, begin, equals), _decoded(body, equals + 1, end)
+            name, value = _decode(body, begin, equals), _decode(body, equals + 1, end)
         except ValueError:
             raise InvalidParameter("The form is not well formed: fields are ASCII, and decode to UTF-8.") from None
-        if name in found:
+        if name in fields:
             raise InvalidParameter("A field of the form was sent twice.")
-        found[name] = value
+        fields[name] = value
         begin = end + 1
-    return found
+    return fields
 
 
-def _decoded(body: bytearray, begin: int, end: int) -> str:
-    """The text of a name or value, which lies in `body` there; raises ValueError unless it is UTF-8.
+def _decode(body: bytearray, begin: int, end: int) -> str:
+    """The URL-decoded text of `body[begin:end]`; raises ValueError unless it is UTF-8.
 
-    A piece at a time: the library makes an object of each `%E2`, many times the memory of the whole.
+    Works in chunks, because `unquote_to_bytes` makes an object of each `%E2`: many times the memory of the text.
     """
-    found = bytearray()
+    decoded = bytearray()
     while begin < end:
-        until = min(begin + PIECE, end)
-        cut = body.find(b"%", until - 2, until) if until < end else -1
-        until = until if cut < 0 else cut  # `%E2` is not cut in two
-        found += unquote_to_bytes(bytes(body[begin:until]).replace(b"+", b" "))
-        begin = until
-    return found.decode()
+        chunk_end = min(begin + CHUNK_BYTES, end)
+        cut = body.find(b"%", chunk_end - 2, chunk_end) if chunk_end < end else -1
+        chunk_end = chunk_end if cut < 0 else cut  # keeps `%E2` in one chunk
+        decoded += unquote_to_bytes(bytes(body[begin:chunk_end]).replace(b"+", b" "))
+        begin = chunk_end
+    return decoded.decode()
 
 
-async def fields_of(request: Request) -> Fields:
-    """The fields that `read` has left."""
-    found: Fields = request.state.fields
-    return found
+async def form_fields(request: Request) -> Fields:
+    """The fields that `read_form` has put into the request's state."""
+    fields: Fields = request.state.fields
+    return fields
 
 
-Form = Annotated[Fields, Depends(fields_of)]
+Form = Annotated[Fields, Depends(form_fields)]
 
 
-def numbered(form: Fields, name: str, most: int) -> list[str]:
-    """What the fields `name-1`, `name-2` and so on hold, each once, without those that are empty."""
-    given = [form.get(f"{name}-{number}", "").strip() for number in range(1, most + 1)]
-    return list(dict.fromkeys(one for one in given if one))
+def numbered_fields(form: Fields, name: str, most: int) -> list[str]:
+    """The distinct texts of the fields `name-1` to `name-{most}`, blank ones left out."""
+    texts = [form.get(f"{name}-{number}", "").strip() for number in range(1, most + 1)]
+    return list(dict.fromkeys(text for text in texts if text))

@@ -1,4 +1,4 @@
-"""The pages of jobs: all of them, and one: how far it is, how to stop it, and what came of it."""
+"""The pages of jobs: the list, and one job with its progress, its result, and a form to cancel it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from registry.catalogue.rows import JobState
 from registry.errors import NotFound
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.forms import FEW, Form, takes_form
-from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages import paths
+from service.http.pages.forms import SMALL, takes_form
+from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.plot_files import ThemeQuery, svg_response
-from service.http.pages.report import SoupReport, of_job, report_plots, report_values, tables
-from service.http.pages.tables import csv_of
+from service.http.pages.report import SoupReport, report_context, report_drawings, report_of_soup, report_tables
+from service.http.pages.tables import csv_response
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
@@ -30,11 +30,10 @@ from service.jobs.runner import FINAL
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-STATES = get_args(JobState)
 Text = Annotated[str | None, Query(max_length=100)]
 
 
-@pages.get(addresses.JOBS + addresses.TWIN)
+@pages.get(paths.JOBS + paths.JSON)
 def jobs(
     services: AppServices,
     principal: Reader,
@@ -43,11 +42,11 @@ def jobs(
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> JobList:
-    """What the page shows."""
+    """The content of the page."""
     return list_jobs(services, principal, kind=kind or None, state=state or None, limit=limit, cursor=cursor)
 
 
-@pages.get(addresses.JOBS)
+@pages.get(paths.JOBS)
 def jobs_page(
     request: Request,
     services: AppServices,
@@ -58,73 +57,78 @@ def jobs_page(
     cursor: Cursor = None,
 ) -> Response:
     """The page."""
-    found = jobs(services, principal, kind, state, limit, cursor)
-    asked = {"kind": kind or "", "state": state or ""}
-    return shown(
-        request, "jobs.html", found=found, asked=asked, kinds=sorted(KINDS), states=STATES, limit=limit, cursor=cursor
+    return render_page(
+        request,
+        "jobs.html",
+        jobs=jobs(services, principal, kind, state, limit, cursor),
+        filters={"kind": kind or "", "state": state or ""},
+        kinds=sorted(KINDS),
+        states=get_args(JobState),
+        limit=limit,
+        cursor=cursor,
     )
 
 
-@pages.get(addresses.JOB + addresses.TWIN)
+@pages.get(paths.JOB + paths.JSON)
 def job(id: str, services: AppServices, principal: Reader) -> Job:
-    """What the page shows."""
+    """The content of the page."""
     return get_job(id, services, principal)
 
 
-@pages.get(addresses.JOB_EVENTS, response_class=StreamingResponse)
+@pages.get(paths.JOB_EVENTS, response_class=StreamingResponse)
 async def job_events(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
-    """How it goes on, as it does."""
+    """The progress of the job as server-sent events."""
     return await follow_job(id, request, services, principal)
 
 
-@pages.get(addresses.JOB_CSV)
+@pages.get(paths.JOB_CSV)
 def job_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
-    """One of the tables of what a cook gave."""
-    return csv_of(tables(_existing_report(id, services, principal)), table)
+    """A table of a cook's report as a CSV file."""
+    return csv_response(report_tables(_existing_report(id, services, principal)), table)
 
 
-@pages.get(addresses.JOB_SVG)
+@pages.get(paths.JOB_SVG)
 def job_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
-    """One of the plots of what a cook gave."""
-    return svg_response(report_plots(_existing_report(id, services, principal), THEMES[theme]), plot)
+    """A plot of a cook's report."""
+    return svg_response(report_drawings(_existing_report(id, services, principal), THEMES[theme]), plot)
+
+
+@pages.get(paths.JOB)
+def job_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
+    """The page."""
+    job = get_job(id, services, principal)
+    report = _report(job)
+    context: dict[str, Any] = {} if report is None else report_context(report)
+    return render_page(
+        request,
+        "job.html",
+        job=job,
+        report=report,
+        is_final=job.state in FINAL,
+        is_cook=job.kind in COOKS,
+        page_path=f"/jobs/{job.id}",
+        page_query="",
+        **context,
+    )
+
+
+@pages.post(paths.JOB_CANCEL)
+@takes_form(SMALL)
+def cancel(id: str, request: Request, services: AppServices, principal: Writer) -> Response:
+    """Cancel the job."""
+    return redirect_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
 
 
 def _existing_report(id: str, services: Services, principal: Principal) -> SoupReport:
-    """The report of a job that has cooked; raises NotFound."""
-    report = report_of(get_job(id, services, principal))
+    """The report of a cook; raises NotFound if the job has none."""
+    report = _report(get_job(id, services, principal))
     if report is None:
         raise NotFound("This job has no report: it did not cook, or has not ended.")
     return report
 
 
-@pages.get(addresses.JOB)
-def job_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
-    """The page."""
-    found = get_job(id, services, principal)
-    report = report_of(found)
-    values: dict[str, Any] = {} if report is None else report_values(report)
-    return shown(
-        request,
-        "job.html",
-        job=found,
-        report=report,
-        is_final=found.state in FINAL,
-        place=f"/jobs/{found.id}",
-        which="",
-        cooks=found.kind in COOKS,
-        **values,
-    )
-
-
-@pages.post(addresses.JOB_CANCEL)
-@takes_form(FEW)
-def cancel(id: str, request: Request, form: Form, services: AppServices, principal: Writer) -> Response:  # noqa: ARG001
-    """Cancel it."""
-    return gone_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
-
-
-def report_of(found: Job) -> SoupReport | None:
-    """The report of what a job has cooked; None where it cooks nothing, has not, or the key is not to see it."""
-    if found.kind not in COOKS or found.result is None:
+def _report(job: Job) -> SoupReport | None:
+    """The report of a cook; None for a job of another kind or without a result that the key sees."""
+    if job.kind not in COOKS or job.result is None:
         return None
-    return of_job(Soup.model_validate_json(json.dumps(found.result)), found.finished_at)
+    return report_of_soup(Soup.model_validate_json(json.dumps(job.result)), job.finished_at)

@@ -1,6 +1,6 @@
-"""The page of keys: those that an admin may manage, another one made, a secret replaced, a key revoked.
+"""The page of keys: the keys that an admin may manage, with forms to create, rotate and revoke one.
 
-A secret is on the page that answers the form which made it, and nowhere else.
+A secret is shown once, on the page that answers the form which created it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from service.access.key_watch import present
 from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.fields import begin_of, given
-from service.http.pages.forms import FEW, Form, takes_form
-from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages import paths
+from service.http.pages.fields import parse_midnight, text_or_none
+from service.http.pages.forms import SMALL, Form, takes_form
+from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
@@ -30,118 +30,116 @@ from service.http.security.auth import Admin
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-SCOPES: dict[KeyScope, str] = {
+SCOPE_HINTS: dict[KeyScope, str] = {
     "read": "see models, jobs and selectors",
     "write": "push, cook, train, and change what is there",
     "infer": "ask models",
     "admin": "all of that, and manage keys and namespaces",
 }
-NEW = BodyLimit(lambda _: 256 * 1024)
-"""The form of a new key, which may name a thousand namespaces."""
+NEW_KEY = BodyLimit(lambda _: 256 * 1024)
+"""Limit of the form of a new key, which may name a thousand namespaces."""
 GRACE = timedelta(days=1)
-"""For so long a secret that was replaced goes on, where that is asked for."""
+"""How long a rotated secret stays valid if the form requests it."""
 
 
-@pages.get(addresses.KEYS + addresses.TWIN)
+@pages.get(paths.KEYS + paths.JSON)
 def keys(services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
-    """What the page shows."""
+    """The content of the page."""
     return list_keys(services, principal, page_size(limit, services), cursor)
 
 
-@pages.get(addresses.KEYS)
+@pages.get(paths.KEYS)
 def keys_page(
     request: Request, services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
-    return _page(request, services, principal, limit=limit, cursor=cursor)
+    return _page(request, keys(services, principal, limit, cursor), limit=limit, cursor=cursor)
 
 
-@pages.post(addresses.KEYS)
-@takes_form(NEW)
-def make(request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
-    """Make a key, and show its secret once; the form again where that cannot be, with what is wrong."""
+@pages.post(paths.KEYS)
+@takes_form(NEW_KEY)
+def create(request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
+    """Create a key and show its secret; show the form again with the error if that fails."""
     try:
-        made = create_key(request, _new(form), services, principal)
+        created = create_key(request, _parse_key(form), services, principal)
     except SoupError as error:
-        return _page(request, services, principal, given_before=form, error=error)
-    return _page(request, services, principal, made=made)
+        return _page(request, keys(services, principal), form=form, error=error)
+    return _secret_page(request, services, principal, created)
 
 
-@pages.post(addresses.KEY_ROTATE)
-@takes_form(FEW)
+@pages.post(paths.KEY_ROTATE)
+@takes_form(SMALL)
 def rotate(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
-    """Give a key another secret, and show it once."""
+    """Replace the secret of a key and show the new one."""
     grace = GRACE if form.get("grace") else timedelta()
-    made = rotate_key(request, id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
-    return _page(request, services, principal, made=made)
+    rotation = Rotation(grace_seconds=int(grace.total_seconds()))
+    return _secret_page(request, services, principal, rotate_key(request, id, services, principal, rotation))
 
 
-@pages.post(addresses.KEY_REVOKE)
-@takes_form(FEW)
+@pages.post(paths.KEY_REVOKE)
+@takes_form(SMALL)
 def revoke(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
-    """Revoke a key, whose name has to be said as well."""
+    """Revoke a key whose name was typed to confirm."""
     try:
-        if given(form.get("name")) != given(managed_key(services, principal, id).name):
+        if text_or_none(form.get("name")) != text_or_none(managed_key(services, principal, id).name):
             raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
         revoke_key(request, id, services, principal)
     except (Conflict, InvalidParameter) as error:
-        return _page(request, services, principal, error=error)
-    return gone_to(addresses.KEYS)
+        return _page(request, keys(services, principal), error=error)
+    return redirect_to(paths.KEYS)
+
+
+def _secret_page(request: Request, services: Services, principal: Principal, created: CreatedKey) -> Response:
+    """The page with a new secret, also if the list of keys cannot be read: the secret is shown nowhere else."""
+    try:
+        key_list = keys(services, principal)
+    except SoupError:
+        key_list = None
+    return _page(request, key_list, created=created)
 
 
 def _page(
     request: Request,
-    services: Services,
-    principal: Principal,
+    key_list: KeyList | None,
     *,
-    made: CreatedKey | None = None,
-    given_before: Mapping[str, str] | None = None,
+    created: CreatedKey | None = None,
+    form: Mapping[str, str] | None = None,
     error: SoupError | None = None,
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Response:
-    """The page, with a key that was just made, or with what is wrong with the form as it was given.
-
-    A secret that was just made is shown also where the list cannot be read: there is no other place to find it.
-    """
-    listed: KeyList | None = None
-    try:
-        listed = keys(services, principal, limit, cursor)
-    except SoupError:
-        if made is None:
-            raise
-    return shown(
+    """The page with a new secret, or with the fields of a form and its error."""
+    return render_page(
         request,
         "keys.html",
         error=error,
-        found=listed,
-        made=made,
-        given=given_before or {},
-        scopes=SCOPES,
+        key_list=key_list,
+        created=created,
+        form=form or {},
+        scopes=SCOPE_HINTS,
         now=present(),
-        own=principal.key_id,
         limit=limit,
         cursor=cursor,
     )
 
 
-def _new(form: Mapping[str, str]) -> NewKey:
-    """The key that a form asks for; raises InvalidParameter."""
-    named = (given(form.get("namespaces")) or "").replace(",", " ").split()
-    if not named and "all" not in form:
+def _parse_key(form: Mapping[str, str]) -> NewKey:
+    """The key that a form describes; raises InvalidParameter."""
+    namespaces = (text_or_none(form.get("namespaces")) or "").replace(",", " ").split()
+    if not namespaces and "all" not in form:
         raise InvalidParameter(
             "Name the namespaces that the key may see, or say that it may see all.", param="namespaces"
         )
-    if named and "all" in form:
+    if namespaces and "all" in form:
         raise InvalidParameter("Name namespaces or take all of them, not both.", param="namespaces")
-    end = begin_of(form.get("expires"), "expires")
+    expires_at = parse_midnight(form.get("expires"), "expires")
     try:
         return NewKey.model_validate(
             {
-                "name": given(form.get("name")) or "",
-                "namespaces": named or None,
+                "name": text_or_none(form.get("name")) or "",
+                "namespaces": namespaces or None,
                 "scopes": [scope for scope in get_args(KeyScope) if f"scope-{scope}" in form],
-                "expires_at": None if end is None else end.isoformat(),
+                "expires_at": None if expires_at is None else expires_at.isoformat(),
             }
         )
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""The losses of a training by its steps: read from a stored record, as a plot, a table and a CSV.
+"""The losses of a training by step, read from a stored record, as a plot, a table and a CSV file.
 
-A record comes with whatever is pushed, and may say anything: what is not as our trainer writes it is not drawn.
+A pushed adapter may have any record: losses that are not as our trainer writes them are ignored.
 """
 
 from __future__ import annotations
@@ -16,90 +16,86 @@ from service.http.pages.plot_files import Drawings
 from service.http.pages.tables import Column, Table
 from service.http.schemas.wire import Wire
 
-TABLED = 25
-"""Rows of the table on the page; the CSV has all."""
+MAX_ROWS = 25
+"""Rows of the table on the page, about; the CSV file has all."""
 Point = tuple[int, float]
 
 
 class Losses(Wire):
-    """The losses of a training, by what it counts (steps, or passes over a sample)."""
+    """The losses of a training, by step or by pass over the sample."""
 
     by: Literal["step", "pass"]
     best: int | None
     """The step or pass whose state was kept."""
     training: list[Point]
-    """Mean loss of what was trained on, since the one before."""
+    """Mean loss on the training data since the point before."""
     held_out: list[Point]
-    """Of what had no part in training; the first is that of the start."""
+    """Mean loss on held-out data; the first point is before training."""
 
 
-def of_record(record: Mapping[str, Any]) -> Losses | None:
-    """The losses in the training record of an adapter; None where there are none that can be read."""
+def training_losses(record: Mapping[str, Any]) -> Losses | None:
+    """The losses in the training record of an adapter; None if it has none that can be read."""
     training, held_out = _points(record.get("train_history")), _points(record.get("valid_history"))
-    best = record.get("best_step")
     if not training and not held_out:
         return None
-    kept = best if type(best) is int and best in {step for step, _ in held_out} else None
-    return Losses(by="step", best=kept, training=training, held_out=held_out)
+    best = record.get("best_step")
+    has_best = type(best) is int and best in dict(held_out)
+    return Losses(by="step", best=best if has_best else None, training=training, held_out=held_out)
 
 
-def of_tuning(evidence: Sequence[Mapping[str, Any]]) -> Losses | None:
-    """The losses of a soup's tuning, in its newest evidence that has one; None where none has."""
-    reports = [((one.get("search") or {}).get("tuning")) for one in evidence]
-    report = next((one for one in reversed(reports) if one), None)
-    if report is None:
-        return None
-    return Losses(
-        by="pass",
-        best=report["kept"],
-        training=list(enumerate(report.get("trained_losses", ()), 1)),
-        held_out=list(enumerate(report["losses"])),
-    )
+def tuning_losses(evidence: Sequence[Mapping[str, Any]]) -> Losses | None:
+    """The losses of a soup's tuning, from its newest evidence that has a tuning; None if there is none."""
+    for item in reversed(evidence):
+        report = (item.get("search") or {}).get("tuning")
+        if report:
+            training = list(enumerate(report.get("trained_losses", ()), 1))
+            held_out = list(enumerate(report["losses"]))
+            return Losses(by="pass", best=report["kept"], training=training, held_out=held_out)
+    return None
 
 
 def _points(value: object) -> list[Point]:
-    """(step, loss) by ascending steps; nothing where any of it is another thing, or too large to be drawn."""
+    """(step, loss) by ascending steps; empty if `value` has anything else, or a number too large to be drawn."""
     pairs = value if isinstance(value, list) else []
-    good = [
-        (one[0], float(one[1]))
-        for one in pairs
-        if isinstance(one, list)
-        and len(one) == 2
-        and type(one[0]) is int
-        and 0 <= one[0] < 2**53
-        and type(one[1]) in {int, float}
-        and abs(one[1]) < 1e6
-    ]
-    steps = [step for step, _ in good]
-    return good if len(good) == len(pairs) and steps == sorted(set(steps)) else []
+    if not all(map(_is_point, pairs)):
+        return []
+    points = [(step, float(loss)) for step, loss in pairs]
+    steps = [step for step, _ in points]
+    return points if steps == sorted(set(steps)) else []
 
 
-def losses_table(found: Losses, *, most: int | None = None) -> Table:
-    """Every step that has a loss, or about `most` of them evenly, the first, the last and the best among them."""
-    training, held_out = dict(found.training), dict(found.held_out)
+def _is_point(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    step, loss = value
+    return type(step) is int and 0 <= step < 2**53 and type(loss) in {int, float} and abs(loss) < 1e6
+
+
+def losses_table(losses: Losses, *, max_rows: int | None = None) -> Table:
+    """A row for each step with a loss, or about `max_rows` of them evenly with the first, the last and the best."""
+    training, held_out = dict(losses.training), dict(losses.held_out)
     steps = sorted({*training, *held_out})
-    if most is not None and len(steps) > most:
-        every = math.ceil(len(steps) / most)
-        kept = {*steps[::every], steps[-1], found.best}
-        steps = [step for step in steps if step in kept]
+    if max_rows is not None and len(steps) > max_rows:
+        listed = {*steps[:: math.ceil(len(steps) / max_rows)], steps[-1], losses.best}
+        steps = [step for step in steps if step in listed]
     columns = (
-        Column(found.by.capitalize(), "number"),
+        Column(losses.by.capitalize(), "number"),
         Column("Loss in training", "number"),
         Column("Loss on what was held out", "number"),
         Column("Kept"),
     )
-    rows = tuple((step, training.get(step), held_out.get(step), "✓" if step == found.best else None) for step in steps)
-    return Table("losses", f"Mean loss by {found.by}", columns, rows)
+    rows = tuple((step, training.get(step), held_out.get(step), "✓" if step == losses.best else None) for step in steps)
+    return Table("losses", f"Mean loss by {losses.by}", columns, rows)
 
 
-def losses_values(losses: Losses | None) -> dict[str, Any]:
-    """What the template of the losses needs."""
-    table = None if losses is None else losses_table(losses, most=TABLED)
-    return {"losses": losses, "loss_table": table, "has_curve": bool(losses_plots(losses, LIGHT))}
+def losses_context(losses: Losses | None) -> dict[str, Any]:
+    """The values of the template `losses.html`."""
+    table = None if losses is None else losses_table(losses, max_rows=MAX_ROWS)
+    return {"losses": losses, "loss_table": table, "has_curve": bool(losses_drawings(losses, LIGHT))}
 
 
-def losses_plots(losses: Losses | None, theme: Theme) -> Drawings:
-    """What draws the curves of the losses, named `losses`; none where no series has two points."""
+def losses_drawings(losses: Losses | None, theme: Theme) -> Drawings:
+    """The plot `losses`; none if no series has two points."""
     if losses is None or max(len(losses.training), len(losses.held_out)) < 2:
         return {}
     draw = partial(

@@ -1,4 +1,4 @@
-"""The page of models: adapters and soups that a key sees, searched and filtered as `GET /v1/adapters` does it."""
+"""The page of models: the adapters and soups that a key sees, with the search and filters of `GET /v1/adapters`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from registry.catalogue.rows import Kind
 from registry.errors import InvalidParameter
@@ -16,9 +16,9 @@ from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.fields import Text
-from service.http.pages.page import PageRoute, gone_to, shown
+from service.http.pages import paths
+from service.http.pages.fields import text_or_none
+from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.adapters import list_adapters
 from service.http.schemas.adapters import ListedAdapter
@@ -26,24 +26,23 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, needs
 from service.parts import Services
 
+FilterText = Annotated[str | None, Field(max_length=500)]
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Use = Literal["yes", "scope", "base", "text"]
-"""Whether a key may ask for a model: if not, it lacks the scope `infer`, the base model is not served, or the model
-gives no text."""
-
-
-GAINS = 8
-"""Of a soup's gains, the newest that its row shows."""
-MOST_MODELS = 4
-NamedModels = Annotated[list[str] | None, Query(max_length=MOST_MODELS)]
-"""The models that the address of a page names side by side."""
-SUGGESTED = 100
-"""Adapters and soups that a field for a model offers."""
+"""Whether a key may call a model: "yes", or the reason why not. It lacks the scope `infer`, the base model is not
+served, or the model does not answer with text."""
+MAX_GAINS = 8
+"""The newest gains of a soup that its row shows."""
+MAX_MODELS = 4
+ModelNames = Annotated[list[str] | None, Query(max_length=MAX_MODELS)]
+"""The models side by side on a page, as its URL names them."""
+MAX_SUGGESTED = 100
+"""Adapters and soups that an input for a model suggests."""
 
 
 class Filters(Wire):
-    """What is looked for, as `GET /v1/adapters` takes it; what a form leaves empty is not asked for."""
+    """The search and filters of `GET /v1/adapters`; None and the empty list do not filter."""
 
     q: str | None = None
     base_model: str | None = None
@@ -56,63 +55,61 @@ class Filters(Wire):
     kind: Kind | None = None
 
     @property
-    def given(self) -> dict[str, Any]:
-        """Those that are asked for."""
+    def active(self) -> dict[str, Any]:
+        """The filters that are set."""
         return {name: value for name, value in self.model_dump().items() if value}
 
 
-def filters(
-    q: Text = None,
-    base_model: Text = None,
-    method: Text = None,
-    domain: Text = None,
-    owner: Text = None,
-    namespace: Text = None,
-    name: Text = None,
-    tag: Annotated[list[str] | None, Query()] = None,
-    kind: Text = None,
-) -> Filters:
-    """The filters of a query; a tag field may have several, with blanks between them."""
-    kinds = {one: one for one in get_args(Kind)}
-    if kind and kind not in kinds:
+class FilterQuery(BaseModel):
+    """The query parameters of a search, as a form sends them: blank texts count as absent."""
+
+    q: FilterText = None
+    base_model: FilterText = None
+    method: FilterText = None
+    domain: FilterText = None
+    owner: FilterText = None
+    namespace: FilterText = None
+    name: FilterText = None
+    tag: list[str] = Field(default_factory=list)
+    """Tags; one parameter may have several, separated by blanks."""
+    kind: FilterText = None
+
+
+def query_filters(query: Annotated[FilterQuery, Query()]) -> Filters:
+    """The filters of a query; raises InvalidParameter for an unknown kind."""
+    kinds: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+    if query.kind and query.kind not in kinds:
         raise InvalidParameter(f"'kind' is one of {', '.join(kinds)}.", param="kind")
-    texts = {
-        "q": q,
-        "base_model": base_model,
-        "method": method,
-        "domain": domain,
-        "owner": owner,
-        "namespace": namespace,
-        "name": name,
-    }
-    given = {field: value.strip() or None for field, value in texts.items() if value is not None}
-    return Filters(**given, tag=[one for text in tag or () for one in text.split()], kind=kinds[kind] if kind else None)
+    texts = query.model_dump(exclude={"tag", "kind"})
+    stripped = {name: text_or_none(text) for name, text in texts.items()}
+    tags = [tag for text in query.tag for tag in text.split()]
+    return Filters(**stripped, tag=tags, kind=kinds[query.kind] if query.kind else None)
 
 
-Asked = Annotated[Filters, Depends(filters)]
+QueryFilters = Annotated[Filters, Depends(query_filters)]
 
 
 class AliasChip(Wire):
-    """An alias that points at a version, and whether only an admin moves it."""
+    """An alias of a version; if protected, only an admin may move it."""
 
     alias: str
     protected: bool
 
 
 class ListedModel(Wire):
-    """An adapter or soup as the page lists it."""
+    """A row of the page."""
 
     adapter: ListedAdapter
     aliases: list[AliasChip]
-    """Those that point at this version."""
+    """The aliases of this version."""
     use: Use
     gains: list[float]
-    """Of a soup, each time that it was verified: by what share its perplexity was lower than the base's (negative:
-    higher). The newest is last."""
+    """By what share a soup's perplexity was lower than the base's (negative: higher), at each verification, newest
+    last."""
 
 
 class ModelList(Wire):
-    """One page of models, newest first."""
+    """Models, newest first."""
 
     object: Literal["list"] = "list"
     filters: Filters
@@ -120,44 +117,48 @@ class ModelList(Wire):
     next_cursor: str | None
 
 
-@pages.get(addresses.HOME)
+@pages.get(paths.HOME)
 def home(principal: Anybody) -> Response:
-    """The first page: models for whoever may see them, else where they can be asked, else what every key may see."""
+    """A redirect to the first of Models, Playground and Usage that the key may see."""
     if principal.has("read"):
-        return gone_to(addresses.MODELS)
-    return gone_to(addresses.PLAYGROUND if principal.has("infer") else addresses.USAGE)
+        return redirect_to(paths.MODELS)
+    return redirect_to(paths.PLAYGROUND if principal.has("infer") else paths.USAGE)
 
 
-@pages.get(addresses.MODELS + addresses.TWIN)
+@pages.get(paths.MODELS + paths.JSON)
 def models(
-    services: AppServices, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Reader, filters: QueryFilters, limit: Limit = None, cursor: Cursor = None
 ) -> ModelList:
-    """What the page shows."""
-    found = list_adapters(services, principal, **asked.model_dump(), limit=limit, cursor=cursor)
-    aliases, gains = aliases_of(services, found.data), gains_of(services, found.data)
-    listed = [
+    """The content of the page."""
+    adapters = list_adapters(services, principal, **filters.model_dump(), limit=limit, cursor=cursor)
+    aliases, gains = aliases_by_ref(services, adapters.data), gains_by_ref(services, adapters.data)
+    rows = [
         ListedModel(
-            adapter=one,
-            aliases=aliases.get(one.ref, []),
-            use=use_of(services, principal, one),
-            gains=gains.get(one.ref, []),
+            adapter=adapter,
+            aliases=aliases.get(adapter.ref, []),
+            use=use_of(services, principal, adapter),
+            gains=gains.get(adapter.ref, []),
         )
-        for one in found.data
+        for adapter in adapters.data
     ]
-    return ModelList(filters=asked, data=listed, next_cursor=found.next_cursor)
+    return ModelList(filters=filters, data=rows, next_cursor=adapters.next_cursor)
 
 
-@pages.get(addresses.MODELS)
+@pages.get(paths.MODELS)
 def models_page(
-    request: Request, services: AppServices, principal: Reader, asked: Asked, limit: Limit = None, cursor: Cursor = None
+    request: Request,
+    services: AppServices,
+    principal: Reader,
+    filters: QueryFilters,
+    limit: Limit = None,
+    cursor: Cursor = None,
 ) -> Response:
     """The page."""
-    found = models(services, principal, asked, limit, cursor)
-    return shown(
+    return render_page(
         request,
         "models.html",
-        found=found,
-        asked=asked,
+        models=models(services, principal, filters, limit, cursor),
+        filters=filters,
         limit=limit,
         cursor=cursor,
         bases=sorted(services.bases),
@@ -166,38 +167,39 @@ def models_page(
     )
 
 
-# --- what is found out for a row ------------------------------------------------------------------
+# --- what a row shows beside its adapter ----------------------------------------------------------
 
 
-def aliases_of(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
-    """The aliases that point at these versions, by ref."""
-    found: dict[str, list[AliasChip]] = {}
+def aliases_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[AliasChip]]:
+    """The aliases of these versions, by ref."""
+    chips: dict[str, list[AliasChip]] = {}
     names = sorted({(row.namespace, row.name) for row in rows})
     with services.registry.database.read() as catalogue:
         protected = {
-            namespace: catalogue.namespaces.get(namespace).protected_aliases for namespace in {ns for ns, _ in names}
+            namespace: catalogue.namespaces.get(namespace).protected_aliases
+            for namespace in {row.namespace for row in rows}
         }
-        for one in catalogue.aliases.of(names):
-            chip = AliasChip(alias=one.alias, protected=one.alias in protected[one.namespace])
-            found.setdefault(f"{one.namespace}/{one.name}@{one.version}", []).append(chip)
-    return found
+        for row in catalogue.aliases.of(names):
+            chip = AliasChip(alias=row.alias, protected=row.alias in protected[row.namespace])
+            chips.setdefault(f"{row.namespace}/{row.name}@{row.version}", []).append(chip)
+    return chips
 
 
-def gains_of(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
-    """What the soups among these versions took off the base's perplexity, by ref."""
+def gains_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[str, list[float]]:
+    """The share of the base's perplexity that each soup saves, for each of its verifications, by ref."""
     soups = [(row.namespace, row.name, row.version) for row in rows if row.kind == "soup"]
     if not soups:
         return {}
     with services.registry.database.read() as catalogue:
-        found = catalogue.soups.verifications(soups, most=GAINS)
+        verifications = catalogue.soups.verifications(soups, most=MAX_GAINS)
     return {
         f"{namespace}/{name}@{version}": [1 - math.exp(check["difference"]) for check in checks]
-        for (namespace, name, version), checks in found.items()
+        for (namespace, name, version), checks in verifications.items()
     }
 
 
 def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
-    """Whether a key may ask for a model."""
+    """Whether a key may call a model, and if not why."""
     if row.base_model not in services.bases:
         return "base"
     if why_no_text(services.bases[row.base_model].shape, row.config) is not None:
@@ -205,8 +207,8 @@ def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
     return "yes" if principal.has("infer") else "scope"
 
 
-def suggested(services: Services, principal: Principal) -> list[str]:
-    """What a field for a model offers: base models that answer with text, and the newest adapters and soups that do."""
+def suggested_models(services: Services, principal: Principal) -> list[str]:
+    """Names that an input for a model suggests: base models, then the newest adapters, all that answer with text."""
     bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if why_no_text(base.shape, None) is None]
-    newest = list_adapters(services, principal, limit=min(SUGGESTED, services.settings.max_page_size)).data
-    return bases + [one.ref for one in newest if use_of(services, principal, one) in {"yes", "scope"}]
+    newest = list_adapters(services, principal, limit=min(MAX_SUGGESTED, services.settings.max_page_size)).data
+    return bases + [row.ref for row in newest if use_of(services, principal, row) in {"yes", "scope"}]

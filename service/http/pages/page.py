@@ -1,13 +1,12 @@
-"""The class of every page: its errors are pages too, and the form that it takes is read and checked before it runs.
+"""How a page is answered: its route class, its template with the frame of all pages, and its errors as pages.
 
-`shown` is how a page answers: a template, and headers under which nothing is kept, framed or fetched from elsewhere.
+Every page is sent with headers that forbid caching, framing and loading anything from another origin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,9 +17,9 @@ from registry.errors import SoupError
 from registry.names import KeyScope
 from service.access.keys import NOBODY_IN_PARTICULAR, Principal
 from service.http import problems
-from service.http.pages import addresses, forms
-from service.http.pages.cookies import FORM, form_token, hold
-from service.http.pages.templates import drawn
+from service.http.pages import forms, paths
+from service.http.pages.cookies import FORM, form_token, set_cookie
+from service.http.pages.templates import render_template
 from service.http.requests.bodies import CheckedRoute, Handler
 from service.http.security.auth import allowed, scopes_of
 
@@ -31,77 +30,79 @@ CSP = (
 HEADERS = {
     "content-security-policy": CSP,
     "cache-control": "no-store",
-    "referrer-policy": "same-origin",  # with none at all a browser does not say where a form comes from
+    "referrer-policy": "same-origin",  # without a referrer browsers send forms with the origin "null"
     "cross-origin-opener-policy": "same-origin",
 }
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A page in the navigation, and the scopes of which a key needs one; `whole` if also all namespaces."""
+class NavigationLink:
+    """A link in the navigation, shown to keys with one of `scopes` and, if `global_only`, access to all namespaces."""
 
-    place: str
+    path: str
     name: str
     scopes: tuple[KeyScope, ...]
-    whole: bool = False
+    global_only: bool = False
 
-    def is_for(self, principal: Principal) -> bool:
-        """Whether a key sees it."""
-        return any(map(principal.has, self.scopes)) and not (self.whole and principal.namespaces is not None)
+    def is_visible_to(self, principal: Principal) -> bool:
+        """Return True if a key may see the page."""
+        return any(map(principal.has, self.scopes)) and not (self.global_only and principal.namespaces is not None)
 
 
 NAVIGATION = (
-    Entry(addresses.MODELS, "Models", ("read",)),
-    Entry(addresses.PUSH, "Push", ("write",)),
-    Entry(addresses.COOK, "Cook", ("write",)),
-    Entry(addresses.JOBS, "Jobs", ("read",)),
-    Entry(addresses.TRAININGS, "Trainings", ("read",)),
-    Entry(addresses.SELECTORS, "Selectors", ("read",)),
-    Entry(addresses.PLAYGROUND, "Playground", ("infer",)),
-    Entry(addresses.COMPARE, "Compare", ("read",)),
-    Entry(addresses.MAP, "Map", ("read",)),
-    Entry(addresses.MATRIX, "Matrix", ("read",)),
-    Entry(addresses.USAGE, "Usage", get_args(KeyScope)),
-    Entry(addresses.KEYS, "Keys", ("admin",)),
-    Entry(addresses.AUDIT, "Audit", ("admin",)),
-    Entry(addresses.ENGINE, "Engine", ("admin",), whole=True),
+    NavigationLink(paths.MODELS, "Models", ("read",)),
+    NavigationLink(paths.PUSH, "Push", ("write",)),
+    NavigationLink(paths.COOK, "Cook", ("write",)),
+    NavigationLink(paths.JOBS, "Jobs", ("read",)),
+    NavigationLink(paths.TRAININGS, "Trainings", ("read",)),
+    NavigationLink(paths.SELECTORS, "Selectors", ("read",)),
+    NavigationLink(paths.PLAYGROUND, "Playground", ("infer",)),
+    NavigationLink(paths.COMPARE, "Compare", ("read",)),
+    NavigationLink(paths.MAP, "Map", ("read",)),
+    NavigationLink(paths.MATRIX, "Matrix", ("read",)),
+    NavigationLink(paths.USAGE, "Usage", get_args(KeyScope)),
+    NavigationLink(paths.KEYS, "Keys", ("admin",)),
+    NavigationLink(paths.AUDIT, "Audit", ("admin",)),
+    NavigationLink(paths.ENGINE, "Engine", ("admin",), global_only=True),
 )
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class PageRoute(CheckedRoute):
-    """A route that answers a browser. What is for programs (`.json`, events) gets its errors as the API does."""
+    """A route for browsers: checks a form before its endpoint runs, and answers errors with a page.
+
+    Paths that are read by programs (`.json`, events) answer errors as the API does.
+    """
 
     def get_route_handler(self) -> Handler:
-        """The handler, behind the form's checks where it takes one."""
-        answer, limit = super().get_route_handler(), forms.limit_of(self.endpoint)
-        scopes, tokened = scopes_of(self.dependant), forms.wants_token(self.endpoint)
+        """The handler, with the checks that the endpoint declares (`takes_form`, `takes_token`) before it."""
+        handle, limit = super().get_route_handler(), forms.form_limit(self.endpoint)
+        scopes, requires_token = scopes_of(self.dependant), forms.requires_token(self.endpoint)
 
         async def handler(request: Request) -> Response:
             try:
                 if limit is not None:
-                    principal = allowed(request, scopes) if scopes else None
-                    await forms.read(request, "" if principal is None else principal.key_id, limit)
-                if tokened:
+                    key_id = allowed(request, scopes).key_id if scopes else ""
+                    await forms.read_form(request, key_id, limit)
+                if requires_token:
                     allowed(request, scopes)
-                    forms.check_header(request)
-                found = await answer(request)
+                    forms.check_csrf_header(request)
+                response = await handle(request)
             except Exception as error:
-                if addresses.is_for_programs(request.url.path):
+                if paths.has_json_errors(request.url.path):
                     raise
-                return failed(request, error)
-            found.headers.setdefault("cache-control", "no-store")
-            return found
+                return error_page(request, error)
+            response.headers.setdefault("cache-control", "no-store")
+            return response
 
         return handler
 
 
-def shown(
+def render_page(
     request: Request, template: str, *, error: SoupError | None = None, status: int = 200, **values: Any
 ) -> Response:
-    """A page: a template with these values, and what all of them need.
+    """A page: a template with `values` and the values that the frame of all pages needs.
 
-    With an error it says that too, as `problem`, and has its status and headers.
+    An `error` is passed to the template as `problem`, and sets the status and headers of the response.
     """
     headers = dict(HEADERS)
     if error is not None:
@@ -109,35 +110,36 @@ def shown(
         request.state.error_code = values["problem"].code
         status, headers = problems.status_of(error), headers | problems.noticed(request, error)
     principal: Principal | None = getattr(request.state, "principal", None)
+    links = [link for link in NAVIGATION if principal is not None and link.is_visible_to(principal)]
     frame = {
         "principal": principal,
         "signed_in": principal is not None and principal is not NOBODY_IN_PARTICULAR,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": [(one.place, one.name) for one in NAVIGATION if principal is not None and one.is_for(principal)],
+        "navigation": links,
         "request_id": request.state.request_id,
     }
-    values.setdefault("problem", None)
-    answer = HTMLResponse(drawn(template, **frame, **values), status_code=status, headers=headers)
+    html = render_template(template, **{"problem": None, **frame, **values})
+    response = HTMLResponse(html, status_code=status, headers=headers)
     if request.state.form_secret_is_new:
-        hold(answer, request, FORM, request.state.form_secret)
-    return answer
+        set_cookie(response, request, FORM, request.state.form_secret)
+    return response
 
 
-def gone_to(path: str) -> RedirectResponse:
-    """What a form that was taken answers with: the page to look at next."""
+def redirect_to(path: str) -> RedirectResponse:
+    """The response to a form that was accepted: a redirect to the next page."""
     return RedirectResponse(path, status_code=303, headers={"cache-control": "no-store"})
 
 
-def failed(request: Request, error: Exception) -> Response:
-    """An error as a page; nothing is shown of one that nobody foresaw."""
+def error_page(request: Request, error: Exception) -> Response:
+    """A page with the message of an error; an unexpected error shows nothing of itself."""
     if isinstance(error, RequestValidationError):
         error = problems.from_validation(error.errors())
     elif isinstance(error, HTTPException):
         raise error
     if isinstance(error, SoupError):
-        return shown(request, "error.html", error=error)
+        return render_page(request, "error.html", error=error)
     body = problems.unexpected(error)
     request.state.error_code = body.error.code
     status = problems.response_of_unexpected(body).status_code
-    return shown(request, "error.html", status=status, problem=body.error)
+    return render_page(request, "error.html", status=status, problem=body.error)

@@ -1,7 +1,7 @@
-"""The playground: one prompt, put to up to four models side by side, and what each thinks of every token it writes.
+"""The playground: one prompt for up to four models side by side, with the probability of every token.
 
-With scripts the answers come as they are written, each from a request of its own (`/playground/events`); without, the
-page comes with the whole answers. Both ask the same routes as clients of the API do, within the same limits.
+With scripts the answers are streamed, each by a request of its own (`/playground/events`); without, the page comes
+with the complete answers. Both call the API's own routes, within the same limits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,19 @@ from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_parts import AppServices
 from service.http.models.named_models import resolve_model
-from service.http.pages import addresses
-from service.http.pages.forms import ENCODED, FEW, Form, numbered, takes_form
-from service.http.pages.models import MOST_MODELS, NamedModels, suggested
-from service.http.pages.page import PageRoute, gone_to, shown
-from service.http.pages.slider_recipe import MOST_PARTS, Part, Written, parts_of_form, parts_of_query, recipe_of
-from service.http.pages.templates import query
+from service.http.pages import paths
+from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_fields, takes_form
+from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
+from service.http.pages.page import PageRoute, redirect_to, render_page
+from service.http.pages.slider_recipe import (
+    MAX_INGREDIENTS,
+    MixQuery,
+    SliderIngredient,
+    ingredients_of_form,
+    ingredients_of_query,
+    soup_request,
+)
+from service.http.pages.templates import url
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
@@ -45,18 +52,19 @@ from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 ALTERNATIVES = 4
-"""Of each token, beside the one that was drawn."""
-TABLED = 300
-"""Tokens of an answer that are coloured, and in its table; a longer one is shown as its text alone without scripts."""
-TURNS = 200
-"""Of a conversation that goes on, questions and answers."""
+"""Alternatives to each token whose probabilities are requested."""
+MAX_TABLE_TOKENS = 300
+"""Tokens of an answer that are coloured and in its table; without scripts a longer answer is shown as plain text."""
+MAX_MESSAGES = 200
+"""Earlier messages of a conversation."""
 Kind = Literal["chat", "text"]
-PROMPT = BodyLimit(lambda settings: 2 * ENCODED * settings.max_text_chars + 64 * 1024)
-"""A form with a prompt, and with what was said before it."""
+PROMPT = BodyLimit(lambda settings: 2 * BYTES_PER_CHARACTER * settings.max_text_chars + 64 * 1024)
+"""Limit of a form with a prompt and the earlier messages of its conversation."""
+GenerationRequest = ChatRequest | CompletionRequest
 
 
-class Drawing(Wire):
-    """How tokens are drawn: what the form begins with, and what it takes in their place."""
+class Sampling(Wire):
+    """The sampling parameters and the values that the form starts with."""
 
     temperature: float = 0.7
     top_p: float = 1.0
@@ -65,75 +73,75 @@ class Drawing(Wire):
 
 
 class Playground(Wire):
-    """What the page begins with."""
+    """The content of the page."""
 
     object: Literal["playground"] = "playground"
     models: list[str]
-    """Those that are asked, as the address names them."""
+    """The names of the models in the form."""
     suggested: list[str]
     chat: list[str]
     """Base models with a chat template."""
     kind: Kind
-    """How the first of them is asked."""
-    drawing: Drawing = Drawing()
-    mix: list[Part]
-    """Adapters and weights of the sliders, as the address has them."""
+    """The kind of request that fits the first model."""
+    drawing: Sampling = Sampling()
+    mix: list[SliderIngredient]
+    """Adapters and weights of the sliders."""
 
 
 class Token(Wire):
-    """A token of an answer, its probability, and those of others that could have been."""
+    """A token of an answer, its probability, and the probabilities of its alternatives."""
 
     text: str
     probability: float
-    others: dict[str, float]
-    part: str
-    """What it adds to the text: less than `text` says where it is a part of a character."""
+    alternatives: dict[str, float]
+    visible_text: str
+    """What it adds to the answer: less than `text` if it is a part of a character."""
 
     @property
     def tenth(self) -> int:
-        """In which tenth its probability is, by which it is coloured."""
+        """The tenth of its probability, 0 to 9, which has a colour."""
         return min(int(self.probability * 10), 9)
 
 
 class Answer(Wire):
-    """What one model wrote, or why it did not."""
+    """The answer of one model, or the error."""
 
     model: str
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
-    """The first of them, at most TABLED."""
+    """The first tokens, at most MAX_TABLE_TOKENS."""
     count: int = 0
     finish_reason: str | None = None
     problem: str | None = None
 
     @property
-    def told_apart(self) -> bool:
-        """Whether its text is that of its tokens, one after the other, and none is left out."""
-        return "".join(token.part for token in self.tokens) == self.text
+    def has_all_tokens(self) -> bool:
+        """Return True if the tokens together are the text."""
+        return "".join(token.visible_text for token in self.tokens) == self.text
 
 
-@pages.get(addresses.PLAYGROUND + addresses.TWIN)
+@pages.get(paths.PLAYGROUND + paths.JSON)
 def playground(
-    services: AppServices, principal: ModelUser, model: NamedModels = None, mix: Written = None
+    services: AppServices, principal: ModelUser, model: ModelNames = None, mix: MixQuery = None
 ) -> Playground:
-    """What the page shows."""
-    names = suggested(services, principal)
-    models = [one for one in model or () if one.strip()] or names[:1]
-    chat = sorted(base.entry.id for base in services.bases.values() if _converses(base))
-    kind = _kind(services, principal, models, chat)
-    return Playground(models=models, suggested=names, chat=chat, kind=kind, mix=parts_of_query(mix))
+    """The content of the page."""
+    suggested = suggested_models(services, principal)
+    models = [name for name in model or () if name.strip()] or suggested[:1]
+    chat = sorted(base.entry.id for base in services.bases.values() if _has_chat_template(base))
+    kind = _default_kind(services, principal, models, chat)
+    return Playground(models=models, suggested=suggested, chat=chat, kind=kind, mix=ingredients_of_query(mix))
 
 
-def _converses(base: ServedBaseModel) -> bool:
-    """Whether a base model has a chat template; one that cannot be read has none."""
+def _has_chat_template(base: ServedBaseModel) -> bool:
+    """Return True if a base model answers with text and has a chat template that can be read."""
     try:
         return why_no_text(base.shape, None) is None and template_of(base.text.tokenizer) is not None
     except SoupError:
         return False
 
 
-def _kind(services: Services, principal: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
-    """How the first model is asked, where nobody has said it."""
+def _default_kind(services: Services, principal: Principal, models: Sequence[str], chat: Sequence[str]) -> Kind:
+    """The kind of request that fits the first model."""
     try:
         first = resolve_model(services, principal, models[0]) if models else None
     except SoupError:
@@ -141,152 +149,114 @@ def _kind(services: Services, principal: Principal, models: Sequence[str], chat:
     return "chat" if first is not None and first.base_id in chat else "text"
 
 
-@pages.get(addresses.PLAYGROUND)
+@pages.get(paths.PLAYGROUND)
 def playground_page(
-    request: Request, services: AppServices, principal: ModelUser, model: NamedModels = None, mix: Written = None
+    request: Request, services: AppServices, principal: ModelUser, model: ModelNames = None, mix: MixQuery = None
 ) -> Response:
     """The page."""
-    return _page(request, services, principal, model, given={}, answers=[], mix=mix)
+    return _page(request, playground(services, principal, model, mix), form={}, answers=[])
 
 
-@pages.post(addresses.PLAYGROUND_MIX)
-@takes_form(FEW)
+@pages.post(paths.PLAYGROUND_MIX)
+@takes_form(SMALL)
 async def mix(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
-    """Cook the recipe of the sliders, and go on to ask it beside its first ingredients.
+    """Cook the recipe of the sliders and redirect to a playground with the soup and its heaviest ingredients.
 
-    Where it takes longer than a request waits, to its job.
+    Redirects to the job if cooking takes longer than a request waits.
     """
-    mixed = parts_of_form(form)
-    made = await cook_soup(request, Response(), recipe_of(mixed, principal.home), services, principal)
-    if isinstance(made, Job):
-        return gone_to(f"/jobs/{made.id}")
-    beside = [one.ref for one in sorted(mixed, key=lambda one: -one.weight) if one.ref != made.model]
-    models = [made.model, *dict.fromkeys(beside)][:MOST_MODELS]
-    return gone_to(query(addresses.PLAYGROUND, model=models, mix=list(map(str, mixed))))
+    ingredients = ingredients_of_form(form)
+    recipe = soup_request(ingredients, principal.home)
+    soup = await cook_soup(request, Response(), recipe, services, principal)
+    if isinstance(soup, Job):
+        return redirect_to(f"/jobs/{soup.id}")
+    by_weight = sorted(ingredients, key=lambda item: -item.weight)
+    models = list(dict.fromkeys([soup.model, *(item.ref for item in by_weight)]))[:MAX_MODELS]
+    return redirect_to(url(paths.PLAYGROUND, model=models, mix=list(map(str, ingredients))))
 
 
-@pages.post(addresses.PLAYGROUND)
+@pages.post(paths.PLAYGROUND)
 @takes_form(PROMPT)
 async def ask(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
-    """The page with the whole answers, one model after the other; where none answered, with the status of the first."""
+    """The page with the complete answers, generated one after the other; an error if no model answered."""
     try:
-        bodies = await in_thread(_requests, form, services.settings, stream=False)
+        bodies = await in_thread(_parse_requests, form, services.settings, stream=False)
     except SoupError as error:
-        named = numbered(form, "model", MOST_MODELS)
-        return await in_thread(_page, request, services, principal, named, given=form, answers=[], error=error)
-    found = [await _answer(request, body, services, principal) for body in bodies]
-    errors = [error for _, error in found if error is not None]
-    return await in_thread(
-        _page,
-        request,
-        services,
-        principal,
-        [body.model for body in bodies],
-        given=form,
-        answers=[one for one, _ in found],
-        error=errors[0] if len(errors) == len(found) else None,
-    )
+        names = numbered_fields(form, "model", MAX_MODELS)
+        content = await in_thread(playground, services, principal, names)
+        return await in_thread(_page, request, content, form=form, answers=[], error=error)
+    answers, errors = [], []
+    for body in bodies:
+        try:
+            answers.append(await _answer(request, body, services, principal))
+        except Cancelled:  # the browser has disconnected
+            raise
+        except SoupError as error:
+            answers.append(Answer(model=body.model, problem=problems.body_of(error).error.message))
+            errors.append(error)
+    content = await in_thread(playground, services, principal, [body.model for body in bodies])
+    first_error = errors[0] if len(errors) == len(answers) else None
+    return await in_thread(_page, request, content, form=form, answers=answers, error=first_error)
 
 
-@pages.post(addresses.PLAYGROUND_EVENTS)
+@pages.post(paths.PLAYGROUND_EVENTS)
 @takes_form(PROMPT)
 async def ask_one(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
-    """The answer of the first model as it is written: the events of the API's own stream."""
-    body, *_ = await in_thread(_requests, form, services.settings, stream=True)
-    return await _asked(request, body, services, principal)
+    """The answer of the first model as the server-sent events of the API."""
+    body, *_ = await in_thread(_parse_requests, form, services.settings, stream=True)
+    return await _generate(request, body, services, principal)
 
 
 def _page(
     request: Request,
-    services: Services,
-    principal: Principal,
-    models: list[str] | None,
+    content: Playground,
     *,
-    given: Mapping[str, str],
+    form: Mapping[str, str],
     answers: Sequence[Answer],
     error: SoupError | None = None,
-    mix: list[str] | None = None,
 ) -> Response:
-    return shown(
+    return render_page(
         request,
         "playground.html",
         error=error,
-        found=playground(services, principal, models, mix),
-        given=given,
+        playground=content,
+        form=form,
         answers=answers,
-        most=MOST_MODELS,
-        tabled=TABLED,
-        most_parts=MOST_PARTS,
+        max_models=MAX_MODELS,
+        max_tokens=MAX_TABLE_TOKENS,
+        max_ingredients=MAX_INGREDIENTS,
     )
 
 
-# --- what a form asks -------------------------------------------------------------------------------
+# --- the requests that a form describes -------------------------------------------------------------
 
 
-async def _answer(
-    request: Request, body: ChatRequest | CompletionRequest, services: Services, principal: Principal
-) -> tuple[Answer, SoupError | None]:
-    """What one model answers; what it is refused for stands in the place of its answer."""
-    try:
-        found = await _asked(request, body, services, principal)
-    except Cancelled:  # nobody is there any more
-        raise
-    except SoupError as error:
-        return Answer(model=body.model, problem=problems.body_of(error).error.message), error
-    return await in_thread(_told, body.model, bytes(found.body)), None
-
-
-def _told(model: str, data: bytes) -> Answer:
-    """The API's answer, word by word; a long one as its text alone. Where the server chose the model, it says which."""
-    found = json.loads(data)
-    choice = found["choices"][0]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    tokens = _tokens(choice["logprobs"], text)
-    return Answer(
-        model=model if found["model"] == model else f"{model}: {found['model']}",
-        text=text,
-        tokens=tokens[:TABLED],
-        count=len(tokens),
-        finish_reason=choice["finish_reason"],
-    )
-
-
-async def _asked(
-    request: Request, body: ChatRequest | CompletionRequest, services: Services, principal: Principal
-) -> Response:
-    """The API's own answer."""
-    if isinstance(body, ChatRequest):
-        return await chat_completions(request, body, services, principal)
-    return await completions(request, body, services, principal)
-
-
-def _requests(form: Mapping[str, str], settings: Settings, *, stream: bool) -> list[ChatRequest | CompletionRequest]:
-    """The request that a form makes of each of its models; raises InvalidParameter, InvalidPrompt, TooLarge."""
-    models = numbered(form, "model", MOST_MODELS)
+def _parse_requests(form: Mapping[str, str], settings: Settings, *, stream: bool) -> list[GenerationRequest]:
+    """A request for each model of a form; raises InvalidParameter, InvalidPrompt, TooLarge."""
+    models = numbered_fields(form, "model", MAX_MODELS)
     if not models:
         raise InvalidParameter("Name a model to ask.", param="model-1")
     prompt = form.get("prompt", "")
     if not prompt.strip():
         raise InvalidPrompt("Write something to ask.", param="prompt")
-    drawing, alternatives = _drawing(form).model_dump(), min(ALTERNATIVES, settings.max_logprobs)
-    asked: dict[str, Any] = {"stream": stream, **drawing}
-    kind: type[ChatRequest] | type[CompletionRequest] = CompletionRequest
+    fields = {"stream": stream, **_parse_sampling(form).model_dump()}
+    alternatives = min(ALTERNATIVES, settings.max_logprobs)
+    kind: type[GenerationRequest] = CompletionRequest
     if form.get("kind") == "chat":
         kind = ChatRequest
         system = [{"role": "system", "content": form["system"]}] if form.get("system", "").strip() else []
-        before = _before(form.get("before", ""), settings)
-        asked |= {"messages": [*system, *before, {"role": "user", "content": prompt}]}
-        asked |= {"logprobs": True, "top_logprobs": alternatives}
+        earlier = _parse_conversation(form.get("before", ""), settings)
+        fields |= {"messages": [*system, *earlier, {"role": "user", "content": prompt}]}
+        fields |= {"logprobs": True, "top_logprobs": alternatives}
     else:
-        asked |= {"prompt": prompt, "logprobs": alternatives}
+        fields |= {"prompt": prompt, "logprobs": alternatives}
     try:
-        return [kind.model_validate({**asked, "model": model}) for model in models]
+        return [kind.model_validate({**fields, "model": model}) for model in models]
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
 
 
-def _before(text: str, settings: Settings) -> list[dict[str, str]]:
-    """What was said before, as the script keeps it; raises InvalidParameter, TooLarge."""
+def _parse_conversation(text: str, settings: Settings) -> list[dict[str, str]]:
+    """The earlier messages, as the page's script sends them; raises InvalidParameter, TooLarge."""
     if not text:
         return []
     if len(text) > settings.max_text_chars:
@@ -295,53 +265,91 @@ def _before(text: str, settings: Settings) -> list[dict[str, str]]:
             "new conversation.",
             param="before",
         )
-    found = loads_strict(text, what="What was said before", error=InvalidParameter, max_keys=2)
-    if not isinstance(found, list) or len(found) > TURNS or not all(map(_is_turn, found)):
+    messages = loads_strict(text, what="What was said before", error=InvalidParameter, max_keys=2)
+    if not isinstance(messages, list) or len(messages) > MAX_MESSAGES or not all(map(_is_message, messages)):
         raise InvalidParameter(
-            f"What was said before is a list of at most {TURNS} turns, each with 'role' (user or assistant) and "
+            f"What was said before is a list of at most {MAX_MESSAGES} turns, each with 'role' (user or assistant) and "
             "'content', a text: begin a new conversation.",
             param="before",
         )
-    return found
+    return messages
 
 
-def _is_turn(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"role", "content"}
-        and isinstance(value["content"], str)
-        and value["role"] in {"user", "assistant"}
-    )
+def _is_message(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"role", "content"}:
+        return False
+    return isinstance(value["content"], str) and value["role"] in ("user", "assistant")
 
 
-def _drawing(form: Mapping[str, str]) -> Drawing:
-    """How a form wants tokens to be drawn; what it leaves empty is as the page begins."""
-    given = {name: form[name].strip() for name in Drawing.model_fields if form.get(name, "").strip()}
+def _parse_sampling(form: Mapping[str, str]) -> Sampling:
+    """The sampling parameters of a form, with the defaults for blank fields; raises InvalidParameter."""
+    fields = {name: form[name].strip() for name in Sampling.model_fields if form.get(name, "").strip()}
     try:
-        return Drawing.model_validate(given, strict=False)
+        return Sampling.model_validate(fields, strict=False)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
 
 
+# --- answers ----------------------------------------------------------------------------------------
+
+
+async def _generate(request: Request, body: GenerationRequest, services: Services, principal: Principal) -> Response:
+    """The response of the API's route for this kind of request."""
+    if isinstance(body, ChatRequest):
+        return await chat_completions(request, body, services, principal)
+    return await completions(request, body, services, principal)
+
+
+async def _answer(request: Request, body: GenerationRequest, services: Services, principal: Principal) -> Answer:
+    """The complete answer of one model; raises what the API's route raises."""
+    response = await _generate(request, body, services, principal)
+    return await in_thread(_parse_answer, body.model, bytes(response.body))
+
+
+def _parse_answer(model: str, data: bytes) -> Answer:
+    """The API's answer by token; its model name has the ref too if the server chose the model."""
+    body = json.loads(data)
+    choice = body["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    tokens = _tokens(choice["logprobs"], text)
+    return Answer(
+        model=model if body["model"] == model else f"{model}: {body['model']}",
+        text=text,
+        tokens=tokens[:MAX_TABLE_TOKENS],
+        count=len(tokens),
+        finish_reason=choice["finish_reason"],
+    )
+
+
 def _tokens(logprobs: Mapping[str, Any] | None, text: str) -> list[Token]:
-    """The tokens of an answer, of a conversation or a text."""
+    """The tokens of an answer, from the log probabilities of a chat or a text completion."""
     if logprobs is None:
         return []
     if "content" in logprobs:
-        found = logprobs["content"]
-        words, values = [one["token"] for one in found], [one["logprob"] for one in found]
-        tops = [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found]
-        spans = words
-    else:
-        words, values = logprobs["tokens"], logprobs["token_logprobs"]
-        tops = logprobs["top_logprobs"] or [{}] * len(words)
-        spans = [text[begin:end] for begin, end in pairwise([*logprobs["text_offset"], len(text)])]
+        return [
+            _token(
+                item["token"],
+                item["token"],
+                item["logprob"],
+                {alternative["token"]: alternative["logprob"] for alternative in item["top_logprobs"]},
+            )
+            for item in logprobs["content"]
+        ]
+    tops = logprobs["top_logprobs"] or [{}] * len(logprobs["tokens"])
+    visible = [text[begin:end] for begin, end in pairwise([*logprobs["text_offset"], len(text)])]
     return [
-        Token(
-            text=word,
-            probability=math.exp(value),
-            part=part,
-            others={other: math.exp(one) for other, one in top.items() if other != word},
+        _token(token, visible_text, logprob, alternatives)
+        for token, visible_text, logprob, alternatives in zip(
+            logprobs["tokens"], visible, logprobs["token_logprobs"], tops, strict=True
         )
-        for word, value, top, part in zip(words, values, tops, spans, strict=True)
     ]
+
+
+def _token(text: str, visible_text: str, logprob: float, alternatives: Mapping[str, float]) -> Token:
+    """A token with probabilities in the place of log probabilities, and itself left out of its alternatives."""
+    return Token(
+        text=text,
+        visible_text=visible_text,
+        probability=math.exp(logprob),
+        alternatives={token: math.exp(value) for token, value in alternatives.items() if token != text},
+    )

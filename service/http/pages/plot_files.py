@@ -1,4 +1,4 @@
-"""Plots of a page as SVG files, each at a URL of its own, in the theme that its query names."""
+"""Plots of a page as SVG files, in the theme that the query names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from registry.errors import NotFound
 
 ThemeQuery = Annotated[ThemeName, Query(description="Colours for a light or a dark page.")]
 PlotNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
-"""A number of a query that is drawn: axes are not made for ranges near the largest float."""
+"""A number of a query that is drawn, limited because axes near the largest float cannot be drawn."""
 Drawings = Mapping[str, Callable[[], Plot]]
-"""What draws each plot, by its name: a page needs the names alone."""
+"""Functions that draw the plots of a page, by name. Pages that only link the plots do not call them."""
 HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'", "cache-control": "no-store"}
-"""For whoever opens the file by itself: it has styles of its own, and nothing else runs or loads."""
+"""For an SVG that is opened by itself: it may use its inline styles, and run or load nothing."""
 
 
 def svg_response(drawings: Drawings, name: str = "plot") -> Response:
-    """The plot of this name as a file; raises NotFound."""
+    """The plot of this name as an SVG file; raises NotFound."""
     if name not in drawings:
         raise NotFound(f"There is no plot of this name here; there is {', '.join(drawings) or 'none'}.")
     return Response(to_svg(drawings[name]()), media_type="image/svg+xml", headers=HEADERS)

@@ -1,7 +1,7 @@
-"""The page that pushes a folder: its script uploads the files in parts that go on where they ended, then pushes them.
+"""The page that pushes a folder: its script uploads the large files, resumably, and then pushes the folder.
 
-The API takes no cookie, so that it is asked through routes of the page's own, each of which takes the token of its
-forms: in the header `soup-form`, where what is sent is no form. They answer programs.
+The API accepts no cookies, so the script calls routes of the page, which check the token of the page's forms, in the
+header `soup-form` for requests without a form. Their errors are JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from registry.formats import (
 from registry.names import Digest
 from service.http import problems
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.fields import given
-from service.http.pages.forms import ENCODED, Form, takes_form, takes_token
-from service.http.pages.page import PageRoute, shown
+from service.http.pages import paths
+from service.http.pages.fields import text_or_none
+from service.http.pages.forms import BYTES_PER_CHARACTER, Form, takes_form, takes_token
+from service.http.pages.page import PageRoute, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import push_adapter
 from service.http.routes.blobs import head_blob
@@ -40,108 +40,109 @@ from service.settings import MIB
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 PART_BYTES = 4 * MIB
-"""Of one request of the script."""
-TEXTS = (CONFIG_FILE, SOUP_FILE, CARD_FILE)
-"""Files that travel in the form; their fields are called as they are."""
-BLOBS = (WEIGHTS_FILE, SAMPLES_FILE, EMBEDDINGS_FILE)
-"""Files that are uploaded before; their fields hold digests."""
-LONGEST_TEXT = 256 * 1024
-"""Characters of each of TEXTS."""
-FOLDER = BodyLimit(lambda _: ENCODED * LONGEST_TEXT)
+"""Bytes of one request of the script."""
+TEXT_FILES = (CONFIG_FILE, SOUP_FILE, CARD_FILE)
+"""Files whose text is in the form, in fields with their names."""
+BLOB_FILES = (WEIGHTS_FILE, SAMPLES_FILE, EMBEDDINGS_FILE)
+"""Files that are uploaded before; their digests are in fields with their names."""
+MAX_TEXT_LENGTH = 256 * 1024
+"""Characters of each text file."""
+FOLDER = BodyLimit(lambda _: BYTES_PER_CHARACTER * MAX_TEXT_LENGTH)
 
 
 class PushForm(Wire):
-    """What the page begins with, and what its script goes by."""
+    """The values that the page and its script need."""
 
     object: Literal["push_form"] = "push_form"
     namespaces: list[str] | None
-    """Into which the key may push; null for all."""
+    """The namespaces that the key may push to; null for all."""
     base_models: list[str]
-    texts: tuple[str, ...] = TEXTS
-    blobs: tuple[str, ...] = BLOBS
+    texts: tuple[str, ...] = TEXT_FILES
+    blobs: tuple[str, ...] = BLOB_FILES
     part_bytes: int
-    longest_text: int = LONGEST_TEXT
+    longest_text: int = MAX_TEXT_LENGTH
     most_bytes: int
 
 
-class Held(Wire):
-    """What the server has of a file: all of it, or an upload of its beginning that can be gone on with."""
+class FileState(Wire):
+    """The state of a file on the server: stored, or partly uploaded."""
 
     there: bool
     upload: Upload | None
 
 
-@pages.get(addresses.PUSH + addresses.TWIN)
+@pages.get(paths.PUSH + paths.JSON)
 def push_form(services: AppServices, principal: Writer) -> PushForm:
-    """What the page shows."""
-    namespaces = None if principal.namespaces is None else list(principal.namespaces)
+    """The content of the page."""
     return PushForm(
-        namespaces=namespaces,
+        namespaces=None if principal.namespaces is None else list(principal.namespaces),
         base_models=sorted(services.bases),
         part_bytes=PART_BYTES,
         most_bytes=services.settings.max_blob_bytes,
     )
 
 
-@pages.get(addresses.PUSH)
+@pages.get(paths.PUSH)
 def push_page(request: Request, services: AppServices, principal: Writer) -> Response:
     """The page."""
-    return shown(request, "push.html", found=push_form(services, principal))
+    return render_page(request, "push.html", choices=push_form(services, principal))
 
 
-@pages.get(addresses.PUSH_UPLOADS)
-def held(request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest, Query()]) -> Held:
-    """What the server has of a file that this key is about to send."""
+@pages.get(paths.PUSH_UPLOADS)
+def file_state(
+    request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest, Query()]
+) -> FileState:
+    """The state of a file that the script is about to upload, with the upload to resume if there is one."""
     try:
         head_blob(request, digest, services, principal)
-    except (NotFound, Internal):  # a damaged one is sent again, which repairs it
-        found = list_uploads(request, services, principal, digest=digest).data
-        return Held(there=False, upload=max(found, key=lambda one: one.offset, default=None))
-    return Held(there=True, upload=None)
+    except (NotFound, Internal):  # a damaged file is sent again, which repairs it
+        uploads = list_uploads(request, services, principal, digest=digest).data
+        return FileState(there=False, upload=max(uploads, key=lambda upload: upload.offset, default=None))
+    return FileState(there=True, upload=None)
 
 
-@pages.post(addresses.PUSH_UPLOADS)
+@pages.post(paths.PUSH_UPLOADS)
 @takes_token
 def begin(request: Request, body: NewUpload, services: AppServices, principal: Writer) -> Response:
-    """Open an upload in parts."""
+    """Open an upload."""
     return open_upload(request, services, principal, body)
 
 
-@pages.patch(addresses.PUSH_UPLOAD)
+@pages.patch(paths.PUSH_UPLOAD)
 @takes_token
 async def add(
     request: Request, id: str, services: AppServices, principal: Writer, content_range: ContentRange = None
 ) -> Response:
-    """Add a part."""
+    """Add a part to an upload."""
     return await add_part(request, id, services, principal, content_range)
 
 
-@pages.put(addresses.PUSH_UPLOAD)
+@pages.put(paths.PUSH_UPLOAD)
 @takes_token
 async def finish(request: Request, id: str, services: AppServices, principal: Writer, digest: str) -> Response:
-    """Finish an upload: it is the blob of this digest then."""
+    """Finish an upload, which is stored as the blob of this digest."""
     return await finish_upload(request, id, services, principal, digest)
 
 
-@pages.post(addresses.PUSH_MANIFEST)
+@pages.post(paths.PUSH_MANIFEST)
 @takes_form(FOLDER)
 def push(request: Request, response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
-    """Push the folder whose large files were uploaded: 201, or 200 where it is known already."""
+    """Push the folder whose large files were uploaded: 201, or 200 if the adapter exists already."""
     try:
-        sent = SentDirectory(
-            texts={name: form[name] for name in TEXTS if name in form},
-            blobs={name: form[name] for name in BLOBS if name in form},
+        directory = SentDirectory(
+            texts={name: form[name] for name in TEXT_FILES if name in form},
+            blobs={name: form[name] for name in BLOB_FILES if name in form},
             name=form.get("name", "").strip(),
-            domain=given(form.get("domain")),
-            base_model=given(form.get("base_model")),
-            owner=given(form.get("owner")),
+            domain=text_or_none(form.get("domain")),
+            base_model=text_or_none(form.get("base_model")),
+            owner=text_or_none(form.get("owner")),
             tags=tuple(form.get("tags", "").replace(",", " ").split()),
         )
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
-    long = next((name for name, text in sent.texts.items() if len(text) > LONGEST_TEXT), None)
-    if long is not None:
-        raise InvalidManifest(
-            f"{long} has {len(sent.texts[long])} characters and this page takes {LONGEST_TEXT}: use `soup push`."
-        )
-    return push_adapter(request, response, sent.manifest(), services, principal)
+    for name, text in directory.texts.items():
+        if len(text) > MAX_TEXT_LENGTH:
+            raise InvalidManifest(
+                f"{name} has {len(text)} characters and this page takes {MAX_TEXT_LENGTH}: use `soup push`."
+            )
+    return push_adapter(request, response, directory.manifest(), services, principal)

@@ -1,7 +1,7 @@
-"""Why a soup, or why none: what the evidence of a cook says, as tables and charts that people and programs read.
+"""The report of a cook: why this soup, or why none, as tables and plots of its evidence.
 
-Made of a stored soup's evidence, or of what a cook job gave; in both names of namespaces that the key does not see are
-left out already.
+Made from a stored soup's evidence or from the result of a cook job. Both have no names from namespaces that the key
+does not see.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
 
 MAX_SEGMENTS = 200
-"""Segments of the plot of weights by layer; the table has any number."""
+"""Segments of the largest plot of weights by layer; the table has any number."""
 
 
 class SoupReport(Wire):
-    """What is known of why a model is the answer for a sample."""
+    """The result of a cook and its evidence."""
 
     object: Literal["soup_report"] = "soup_report"
     model: str
@@ -48,20 +48,20 @@ class SoupReport(Wire):
     mixing: MixReport | None
     evidence: Evidence
     spent: Spent | None = None
-    """What the cook took; its job knew it, and a stored soup does not."""
+    """The time and passes of the cook; null for a stored soup, which does not record them."""
     beyond: tuple[Price, ...] = ()
     names: dict[str, tuple[str, str]] = Field(default_factory=dict)
-    """Name and domain of adapters by their digest, as far as the key sees them."""
+    """Ref and domain, by digest, of the adapters that the key sees."""
 
     @property
-    def lower(self) -> float | None:
-        """By what share perplexity is lower than the base's; negative where it is higher."""
+    def perplexity_reduction(self) -> float | None:
+        """The share of the base's perplexity that the soup saves; negative if its perplexity is higher."""
         check = self.evidence.verification
         return None if check is None else 1 - math.exp(check.difference)
 
 
-def of_job(soup: Soup, at: datetime | None) -> SoupReport:
-    """The report of what a cook job gave."""
+def report_of_soup(soup: Soup, cooked_at: datetime | None) -> SoupReport:
+    """The report of a cook job's result."""
     evidence = Evidence(
         selector=soup.selector,
         fitted_at=soup.fitted_at,
@@ -75,54 +75,54 @@ def of_job(soup: Soup, at: datetime | None) -> SoupReport:
         model=soup.model,
         abstained=soup.abstained,
         reason=soup.reason,
-        cooked_at=at,
+        cooked_at=cooked_at,
         recipe=soup.recipe,
         mixing=soup.report,
         evidence=evidence,
         spent=soup.spent,
         beyond=soup.beyond,
-        names=named(evidence),
+        names=names_by_digest(evidence),
     )
 
 
-def named(evidence: Evidence) -> dict[str, tuple[str, str]]:
-    """The name and domain of every adapter that the evidence names, by digest."""
-    found: list[Ingredient | LeftOut | WeighedCandidate] = []
+def names_by_digest(evidence: Evidence) -> dict[str, tuple[str, str]]:
+    """The ref and domain of every adapter in the evidence, by digest."""
+    adapters: list[Ingredient | LeftOut | WeighedCandidate] = []
     if evidence.selection is not None:
-        found += [*evidence.selection.selected, *evidence.selection.left_out]
+        adapters += [*evidence.selection.selected, *evidence.selection.left_out]
     if evidence.search is not None:
-        found += [*evidence.search.candidates, *evidence.search.left_out]
-    return {one.digest: (one.ref, one.domain) for one in found}
+        adapters += [*evidence.search.candidates, *evidence.search.left_out]
+    return {adapter.digest: (adapter.ref, adapter.domain) for adapter in adapters}
 
 
 # --- tables -------------------------------------------------------------------------------------------
 
 
-def tables(report: SoupReport) -> list[Table]:
-    """Every table of a report that has a row."""
-    found = [_weights(report), _layers(report), _differences(report), _candidates(report), _left_out(report)]
-    return [table for table in [*found, _prices(report)] if table is not None and table.rows]
+def report_tables(report: SoupReport) -> list[Table]:
+    """The tables of a report that have rows."""
+    tables = (
+        _weights_table(report),
+        _layers_table(report),
+        _differences_table(report),
+        _candidates_table(report),
+        _excluded_table(report),
+        _efforts_table(report),
+    )
+    return [table for table in tables if table is not None and table.rows]
 
 
-def _name(report: SoupReport, digest: str) -> str:
-    return report.names.get(digest, (digest, ""))[0]
-
-
-def _weights(report: SoupReport) -> Table | None:
-    """The ingredients, heaviest first."""
+def _weights_table(report: SoupReport) -> Table | None:
+    """The ingredients of the recipe, heaviest first."""
     if report.recipe is None:
         return None
-    chosen = {one.digest: one for one in report.evidence.selection.selected} if report.evidence.selection else {}
-    rows = [
-        (
-            _name(report, one.digest),
-            report.names.get(one.digest, ("", ""))[1],
-            float(one.weight),
-            chosen[one.digest].score if one.digest in chosen else None,
-            chosen[one.digest].stability if one.digest in chosen else None,
-        )
-        for one in sorted(report.recipe.ingredients, key=lambda one: (-float(one.weight), one.digest))
-    ]
+    selection = report.evidence.selection
+    selected = {} if selection is None else {adapter.digest: adapter for adapter in selection.selected}
+    rows: list[tuple[Cell, ...]] = []
+    for item in sorted(report.recipe.ingredients, key=lambda item: (-float(item.weight), item.digest)):
+        name, domain = report.names.get(item.digest, (item.digest, ""))
+        adapter = selected.get(item.digest)
+        score, stability = (None, None) if adapter is None else (adapter.score, adapter.stability)
+        rows.append((name, domain, float(item.weight), score, stability))
     columns = (
         Column("Ingredient", "model"),
         Column("Domain"),
@@ -135,37 +135,39 @@ def _weights(report: SoupReport) -> Table | None:
     return Table("weights", caption, columns, tuple(rows))
 
 
-def _layers(report: SoupReport) -> Table | None:
-    """What is added at each site: an ingredient's weight times its factor there."""
+def _layers_table(report: SoupReport) -> Table | None:
+    """The weight of each ingredient at each site: its weight times its factor there."""
     ingredients = () if report.recipe is None else report.recipe.ingredients
     if not ingredients or ingredients[0].layers is None:
         return None
-    sites = list(dict.fromkeys(site for one in ingredients for site in one.layers or ()))
+    sites = dict.fromkeys(site for item in ingredients for site in item.layers or ())
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (site, *(float(one.weight) * float((one.layers or {}).get(site, "0")) for one in ingredients)) for site in sites
+        (site, *(float(item.weight) * float((item.layers or {}).get(site, "0")) for item in ingredients))
+        for site in sites
     )
-    columns = (Column("Site"), *(Column(_name(report, one.digest), "number") for one in ingredients))
+    names = [report.names.get(item.digest, (item.digest, ""))[0] for item in ingredients]
+    columns = (Column("Site"), *(Column(name, "number") for name in names))
     return Table("layers", "How much of each is added at each site", columns, rows)
 
 
-def measured(report: SoupReport) -> list[Interval]:
-    """Every difference against the base that its evidence has."""
+def measured_differences(report: SoupReport) -> list[Interval]:
+    """The measured differences of mean NLL against the base."""
     return base_differences(report.evidence.search, report.evidence.verification, abstained=report.abstained)
 
 
-def _differences(report: SoupReport) -> Table:
+def _differences_table(report: SoupReport) -> Table:
     columns = (
         Column("What was tried"),
         Column("Against the base", "difference"),
         Column("From", "difference"),
         Column("To", "difference"),
     )
-    rows = tuple((one.label, one.value, one.low, one.high) for one in measured(report))
+    rows = tuple((row.label, row.value, row.low, row.high) for row in measured_differences(report))
     return Table("differences", "Mean NLL per token against the base, with 90 % intervals", columns, rows)
 
 
-def _candidates(report: SoupReport) -> Table | None:
-    """The adapters that were weighed."""
+def _candidates_table(report: SoupReport) -> Table | None:
+    """The candidates of the search."""
     if report.evidence.search is None:
         return None
     columns = (
@@ -177,8 +179,15 @@ def _candidates(report: SoupReport) -> Table | None:
         Column("By itself", "difference"),
     )
     rows = tuple(
-        (one.ref, one.domain, one.score, one.standard_error, one.coefficient, one.alone)
-        for one in report.evidence.search.candidates
+        (
+            candidate.ref,
+            candidate.domain,
+            candidate.score,
+            candidate.standard_error,
+            candidate.coefficient,
+            candidate.alone,
+        )
+        for candidate in report.evidence.search.candidates
     )
     return Table(
         "candidates",
@@ -188,38 +197,41 @@ def _candidates(report: SoupReport) -> Table | None:
     )
 
 
-def _left_out(report: SoupReport) -> Table:
-    """Whoever was not weighed and is not in it; where adapters were weighed, their table has what came of those."""
+def _excluded_table(report: SoupReport) -> Table:
+    """The adapters that are neither ingredients nor candidates, and why."""
     selection, search = report.evidence.selection, report.evidence.search
-    taken = set() if report.recipe is None else {one.digest for one in report.recipe.ingredients}
-    taken |= set() if search is None else {one.digest for one in search.candidates}
-    left: dict[str, LeftOut] = {}
+    included = set() if report.recipe is None else {item.digest for item in report.recipe.ingredients}
+    included |= set() if search is None else {candidate.digest for candidate in search.candidates}
+    excluded: dict[str, LeftOut] = {}
     more: dict[str, int] = {}
-    for part in (selection, search):
-        if part is not None:
-            left |= {one.digest: one for one in part.left_out if one.digest not in taken}
-            more |= part.more_left_out
-    rows: list[tuple[Cell, ...]] = [(one.ref, one.domain, one.score, one.reason) for one in left.values()]
-    rows += [(f"{count} more", "", None, why) for why, count in more.items()]
+    for stage in (selection, search):
+        if stage is not None:
+            excluded |= {adapter.digest: adapter for adapter in stage.left_out if adapter.digest not in included}
+            more |= stage.more_left_out
+    rows: list[tuple[Cell, ...]] = [
+        (adapter.ref, adapter.domain, adapter.score, adapter.reason) for adapter in excluded.values()
+    ]
+    rows += [(f"{count} more", "", None, reason) for reason, count in more.items()]
     columns = (Column("Adapter", "model"), Column("Domain"), Column("Score", "number"), Column("Why not"))
     return Table("left-out", "Adapters of the pool that were not looked at further, and why", columns, tuple(rows))
 
 
-def _prices(report: SoupReport) -> Table:
+def _efforts_table(report: SoupReport) -> Table:
     columns = (Column("Effort"), Column("Passes over the sample", "number"), Column("Seconds, about", "number"))
-    rows = tuple((one.effort, one.passes, one.seconds) for one in report.beyond)
+    rows = tuple((price.effort, price.passes, price.seconds) for price in report.beyond)
     return Table("efforts", "What spending more would take for the same sample", columns, rows)
 
 
 # --- plots --------------------------------------------------------------------------------------------
 
 
-def report_plots(report: SoupReport, theme: Theme) -> Drawings:
-    """What draws the plots that have a row: `differences` with their intervals, `layers` with weights by site."""
+def report_drawings(report: SoupReport, theme: Theme) -> Drawings:
+    """The plots that have rows: `differences` with their intervals, `layers` with the weights by site."""
     drawings: dict[str, Callable[[], Plot]] = {}
-    if rows := measured(report):
-        drawings["differences"] = partial(panels, "", [], [Panel("", rows)], theme=theme)
-    table = _layers(report)
+    differences = measured_differences(report)
+    if differences:
+        drawings["differences"] = partial(panels, "", [], [Panel("", differences)], theme=theme)
+    table = _layers_table(report)
     if table is not None and len(table.rows) * len(table.columns) <= MAX_SEGMENTS:
         series = {
             column.name: [float(row[number] or 0) for row in table.rows]
@@ -229,6 +241,7 @@ def report_plots(report: SoupReport, theme: Theme) -> Drawings:
     return drawings
 
 
-def report_values(report: SoupReport) -> dict[str, Any]:
-    """What the template of a report needs beside it."""
-    return {"tables": {table.name: table for table in tables(report)}, "plots": list(report_plots(report, LIGHT))}
+def report_context(report: SoupReport) -> dict[str, Any]:
+    """The values of the template `report.html` beside the report."""
+    tables = {table.name: table for table in report_tables(report)}
+    return {"tables": tables, "plots": list(report_drawings(report, LIGHT))}

@@ -1,4 +1,4 @@
-"""The pages of fitted selectors: all of them, and one: what it was fitted on, how good it is, and what it chose for."""
+"""The pages of fitted selectors: the list, and one selector with its members, measurements and soups."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from registry.spec import PoolSpec
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.page import PageRoute, shown
-from service.http.pages.tables import Column, Table, csv_of
+from service.http.pages import paths
+from service.http.pages.page import PageRoute, render_page
+from service.http.pages.tables import Column, Table, csv_response
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.selectors import get_selector, list_selectors
 from service.http.schemas.selectors import Selector, SelectorList
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 SHARES = frozenset(
@@ -28,10 +28,10 @@ SHARES = frozenset(
     }
 )
 """Measurements that are shares of 1."""
-USERS = 50
-"""Soups that a page names."""
-LISTED = 200
-"""Members that the page's table has; the CSV has all."""
+MAX_SOUPS = 50
+"""Soups that the page of a selector names."""
+MAX_MEMBERS = 200
+"""Members in the table on the page; the CSV file has all."""
 
 
 class SelectorPage(Wire):
@@ -40,79 +40,83 @@ class SelectorPage(Wire):
     object: Literal["selector_page"] = "selector_page"
     selector: Selector
     used_by: list[str]
-    """Live soups that this key sees, by ref, the last cooked first; at most 50."""
+    """Refs of live soups that this key sees, the newest first, at most MAX_SOUPS."""
 
 
-@pages.get(addresses.SELECTORS + addresses.TWIN)
+@pages.get(paths.SELECTORS + paths.JSON)
 def selectors(services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
-    """What the page shows."""
+    """The content of the page."""
     return list_selectors(services, principal, limit=limit, cursor=cursor)
 
 
-@pages.get(addresses.SELECTORS)
+@pages.get(paths.SELECTORS)
 def selectors_page(
     request: Request, services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
-    found = selectors(services, principal, limit, cursor)
-    return shown(request, "selectors.html", found=found, pool=pool_in_words, limit=limit, cursor=cursor)
+    page = selectors(services, principal, limit, cursor)
+    pools = {selector.id: describe_pool(selector.pool) for selector in page.data}
+    return render_page(request, "selectors.html", selectors=page, pools=pools, limit=limit, cursor=cursor)
 
 
-@pages.get(addresses.SELECTOR + addresses.TWIN)
+@pages.get(paths.SELECTOR + paths.JSON)
 def selector(id: str, services: AppServices, principal: Reader) -> SelectorPage:
-    """What the page shows."""
-    found = get_selector(id, services, principal)
+    """The content of the page."""
+    selector = get_selector(id, services, principal)
     with services.registry.database.read() as catalogue:
-        return SelectorPage(selector=found, used_by=catalogue.soups.chosen_by(id, principal.namespaces, most=USERS))
+        soups = catalogue.soups.chosen_by(id, principal.namespaces, most=MAX_SOUPS)
+    return SelectorPage(selector=selector, used_by=soups)
 
 
-@pages.get(addresses.SELECTOR_CSV)
+@pages.get(paths.SELECTOR_CSV)
 def selector_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
-    """One of its tables."""
-    return csv_of([members(get_selector(id, services, principal))], table)
+    """The table of all members as a CSV file."""
+    return csv_response([_members_table(get_selector(id, services, principal))], table)
 
 
-@pages.get(addresses.SELECTOR)
+@pages.get(paths.SELECTOR)
 def selector_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
-    found = selector(id, services, principal)
-    one = found.selector
-    return shown(
+    page = selector(id, services, principal)
+    fitted = page.selector
+    base_ids = {base.shape.fingerprint: id for id, base in services.bases.items()}
+    return render_page(
         request,
         "selector.html",
-        found=found,
-        pool=pool_in_words(one, services),
-        measured=measurements(one),
+        selector=fitted,
+        soups=page.used_by,
+        pool=describe_pool(fitted.pool, base_ids.get(fitted.pool.base_fingerprint)),
+        measurements=_measurements(fitted),
         shares=SHARES,
-        warnings=one.report.get("warnings", []),
-        spec=one.selector.model_dump(mode="json"),
-        table=members(one.model_copy(update={"members": one.members[:LISTED]})),
-        listed=LISTED,
+        warnings=fitted.report.get("warnings", []),
+        spec=fitted.selector.model_dump(mode="json"),
+        table=_members_table(fitted.model_copy(update={"members": fitted.members[:MAX_MEMBERS]})),
+        max_members=MAX_MEMBERS,
     )
 
 
-def pool_in_words(found: Selector, services: Services | None = None) -> str:
-    """The pool of a selector as people read it: all namespaces, or which; of which base, method and tag."""
-    pool = found.pool
-    bases = {} if services is None else {base.shape.fingerprint: id for id, base in services.bases.items()}
-    told = ["all namespaces" if pool.namespaces is None else ", ".join(pool.namespaces)]
-    told += [f"base {bases[pool.base_fingerprint]}"] if pool.base_fingerprint in bases else []
-    told += [f"method {pool.method}"] if pool.method else []
-    told += [f"tag {pool.tag}"] if pool.tag else []
-    return ", ".join([*told, "soups too"] if pool.include_soups else told)
+def describe_pool(pool: PoolSpec, base_id: str | None = None) -> str:
+    """A pool as text: its namespaces, base model, method and tag."""
+    filters = (
+        "all namespaces" if pool.namespaces is None else ", ".join(pool.namespaces),
+        f"base {base_id}" if base_id else "",
+        f"method {pool.method}" if pool.method else "",
+        f"tag {pool.tag}" if pool.tag else "",
+        "soups too" if pool.include_soups else "",
+    )
+    return ", ".join(filter(None, filters))
 
 
-def measurements(found: Selector) -> dict[str, Any]:
-    """What the fit measured, one value each."""
+def _measurements(selector: Selector) -> dict[str, Any]:
+    """The figures and short texts of the fit's report."""
     return {
         name: value
-        for name, value in found.report.items()
+        for name, value in selector.report.items()
         if isinstance(value, int | float | str) and name != "domains"
     }
 
 
-def members(found: Selector) -> Table:
-    """What it was fitted on."""
+def _members_table(selector: Selector) -> Table:
     columns = (Column("Adapter", "model"), Column("Domain"), Column("Digest"))
-    rows = tuple((one.ref, one.domain, one.digest) for one in found.members)
+    rows = tuple((member.ref, member.domain, member.digest) for member in selector.members)
     return Table("members", "Adapters that it was fitted on", columns, rows)

@@ -1,4 +1,4 @@
-"""Puts the pages into an application, and gives Gate their door. Called by `app`, where the settings have pages."""
+"""Installs the pages in an application. Called by `app` if the settings enable the pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.status import HTTP_404_NOT_FOUND
 
 from registry.errors import NotFound
 from service.access.sessions import Sessions
 from service.http.pages import (
     adapter,
-    addresses,
     assets,
     audit,
     bulk,
@@ -24,6 +24,7 @@ from service.http.pages import (
     keys,
     matrix,
     models,
+    paths,
     playground,
     push,
     selectors,
@@ -32,13 +33,12 @@ from service.http.pages import (
     trainings,
     usage,
 )
-from service.http.pages.door import Door, is_looked_at
-from service.http.pages.page import PageRoute, shown
+from service.http.pages.browser_auth import SessionAuth, accepts_page
+from service.http.pages.page import PageRoute, render_page
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
 
-NOWHERE = 404
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
@@ -47,14 +47,14 @@ PAGES = (
 )
 
 
-@files.get(addresses.ASSET)
+@files.get(paths.ASSET)
 async def asset(request: Request, name: str) -> Response:
-    """A style sheet, script or picture."""
-    return assets.answer(request, name)
+    """A style sheet, script or icon."""
+    return assets.asset_response(request, name)
 
 
-def install(app: FastAPI, runtime: Runtime) -> Door | None:
-    """Add the pages to `app`; None where the settings leave them out."""
+def install_pages(app: FastAPI, runtime: Runtime) -> SessionAuth | None:
+    """Add the pages to `app` and return their authentication; None if the settings disable the pages."""
     settings = runtime.settings
     if not settings.pages:
         return None
@@ -62,18 +62,18 @@ def install(app: FastAPI, runtime: Runtime) -> Door | None:
     app.state.sessions = sessions
     for router in PAGES:
         app.include_router(router)
-    return Door(sessions, settings, app.router.routes)
+    return SessionAuth(sessions, settings, app.router.routes)
 
 
-def tell_browsers_of_nothing(app: FastAPI) -> None:
-    """Have a browser that looks where nothing is find a page; others are told as before, by the handler there is."""
-    others = app.exception_handlers[HTTPException]
+def install_not_found_page(app: FastAPI) -> None:
+    """Show a page to a browser that requests a path that does not exist; keep the handler of other HTTP errors."""
+    default_handler = app.exception_handlers[HTTPException]
 
-    async def told(request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == NOWHERE and is_looked_at(request.scope):
-            return shown(request, "error.html", error=NotFound("There is nothing at this path."))
-        answer = others(request, error)
-        return await answer if isinstance(answer, Awaitable) else answer
+        if error.status_code == HTTP_404_NOT_FOUND and accepts_page(request.scope):
+            return render_page(request, "error.html", error=NotFound("There is nothing at this path."))
+        response = default_handler(request, error)
+        return await response if isinstance(response, Awaitable) else response
 
-    app.add_exception_handler(HTTPException, told)
+    app.add_exception_handler(HTTPException, handle)

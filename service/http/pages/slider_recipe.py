@@ -1,4 +1,4 @@
-"""The recipe that the playground's sliders write: adapters and their weights, as its form and its address have them."""
+"""The recipe that the playground's sliders describe: adapters and their weights, in its form and in its URL."""
 
 from __future__ import annotations
 
@@ -16,52 +16,60 @@ from service.http import problems
 from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
 
-MOST_PARTS = 5
+MAX_INGREDIENTS = 5
 """Adapters that have a slider."""
-TIMES = "*"
-"""Between an adapter and its weight in an address: `mix=acme/law@1*0.7`."""
-Written = Annotated[list[str] | None, Query(max_length=MOST_PARTS, description="Adapters and weights.")]
+SEPARATOR = "*"
+"""Between an adapter and its weight in a URL: `mix=acme/law@1*0.7`."""
+MixQuery = Annotated[list[str] | None, Query(max_length=MAX_INGREDIENTS, description="Adapters and weights.")]
 
 
-class Part(Wire):
-    """An adapter and its weight; weights are shares once the recipe is cooked, whatever they sum to."""
+class SliderIngredient(Wire):
+    """An adapter and its weight, which is divided by the sum of all weights when the recipe is cooked."""
 
     ref: str
     weight: float
 
     def __str__(self) -> str:
-        return f"{self.ref}{TIMES}{self.weight:g}"
+        return f"{self.ref}{SEPARATOR}{self.weight:g}"
 
 
-def parts_of_query(written: Sequence[str] | None) -> list[Part]:
-    """The parts that an address names; raises InvalidParameter."""
-    split = [one.rpartition(TIMES) for one in written or ()]
-    return [_part(ref, weight, f"mix={one}") for one, (ref, _, weight) in zip(written or (), split, strict=True)]
+def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
+    """The ingredients in a URL; raises InvalidParameter."""
+    ingredients = []
+    for text in mix or ():
+        ref, _, weight = text.rpartition(SEPARATOR)
+        ingredients.append(_parse_ingredient(ref, weight, f"mix={text}"))
+    return ingredients
 
 
-def parts_of_form(form: Mapping[str, str]) -> list[Part]:
-    """The parts that a form names, without those whose adapter is empty; raises InvalidParameter."""
-    named = [(form.get(f"mix-{n}", "").strip(), form.get(f"weight-{n}", "").strip()) for n in range(1, MOST_PARTS + 1)]
-    return [_part(ref, weight or "0", f"weight-{n}") for n, (ref, weight) in enumerate(named, 1) if ref]
+def ingredients_of_form(form: Mapping[str, str]) -> list[SliderIngredient]:
+    """The ingredients in a form, without those whose adapter is blank; raises InvalidParameter."""
+    ingredients = []
+    for number in range(1, MAX_INGREDIENTS + 1):
+        ref, weight = form.get(f"mix-{number}", "").strip(), form.get(f"weight-{number}", "").strip()
+        if ref:
+            ingredients.append(_parse_ingredient(ref, weight or "0", f"weight-{number}"))
+    return ingredients
 
 
-def _part(ref: str, weight: str, where: str) -> Part:
+def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:
+    """An ingredient; raises InvalidParameter, with the `source` in its message, for a weight that is none."""
     try:
         value = float(weight)
     except ValueError:
         value = math.nan
     if not ref or not 0 <= value < math.inf:
-        raise InvalidParameter(f"{where[:80]!r} is no adapter with a weight of zero or more.", param="mix")
-    return Part(ref=ref, weight=value)
+        raise InvalidParameter(f"{source[:80]!r} is no adapter with a weight of zero or more.", param="mix")
+    return SliderIngredient(ref=ref, weight=value)
 
 
-def recipe_of(parts: Sequence[Part], namespace: str) -> SoupRequest:
-    """What cooks these, under a name that nobody else has; raises InvalidParameter where nothing has a weight."""
+def soup_request(ingredients: Sequence[SliderIngredient], namespace: str) -> SoupRequest:
+    """A request to cook the ingredients under a generated name; raises InvalidParameter if all weights are zero."""
     try:
-        mixed = [WeightedRef(ref=one.ref, weight=one.weight) for one in parts if one.weight > 0]
+        weighted = [WeightedRef(ref=item.ref, weight=item.weight) for item in ingredients if item.weight > 0]
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
-    if not mixed:
+    if not weighted:
         raise InvalidParameter("Name an adapter and give it a weight above zero.", param="mix-1")
-    recipe = HandRecipe(ingredients=tuple(mixed))
+    recipe = HandRecipe(ingredients=tuple(weighted))
     return SoupRequest(recipe=recipe, name=f"{namespace}/{temporary_name()}", verify=False)

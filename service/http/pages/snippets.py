@@ -1,4 +1,4 @@
-"""Commands that work as they are shown: how a model of this server is asked, and fetched, from elsewhere."""
+"""Commands that call or fetch a model of this server, ready to be copied."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ PROMPT = "Once upon a time"
 
 @dataclass(frozen=True)
 class Snippet:
-    """One way to ask: what with, and the lines."""
+    """A command with its title, which names the tool."""
 
     title: str
     text: str
 
 
-def origin_of(request: Request) -> str:
-    """The address that this browser reaches the server by."""
+def server_origin(request: Request) -> str:
+    """The scheme and host by which this browser reaches the server."""
     settings = request.app.state.runtime.settings
     host = request.headers.get("host", "")
     host = host if HOST.fullmatch(host) else f"{settings.host}:{settings.port}"
     return f"{'https' if is_secure(request.scope, settings) else 'http'}://{host}"
 
 
-def snippets(origin: str, ref: str, *, speaks: bool) -> list[Snippet]:
-    """Ways to ask the model of a ref, where it answers with text, and to fetch it."""
-    fetch = Snippet(
-        "Fetch its directory (soup)", f"export SOUP_URL={origin} SOUP_KEY=sk-soup-...\nsoup pull {ref} adapter"
-    )
-    return [*(_asked(origin, ref) if speaks else ()), fetch]
-
-
-def _asked(origin: str, ref: str) -> list[Snippet]:
+def snippets(origin: str, ref: str, *, answers_text: bool) -> list[Snippet]:
+    """Commands to call the model `ref`, if it answers with text, and to fetch it."""
+    environment = f"export SOUP_URL={origin} SOUP_KEY=sk-soup-..."
+    fetch = Snippet("Fetch its directory (soup)", f"{environment}\nsoup pull {ref} adapter")
+    if not answers_text:
+        return [fetch]
     curl = (
         f"curl {origin}/v1/completions \\\n"
         '  -H "authorization: Bearer $SOUP_KEY" -H "content-type: application/json" \\\n'
@@ -49,5 +46,10 @@ def _asked(origin: str, ref: str) -> list[Snippet]:
         f'answer = client.completions.create(model="{ref}", prompt="{PROMPT}", max_tokens=40)\n'
         "print(answer.choices[0].text)"
     )
-    soup = f'export SOUP_URL={origin} SOUP_KEY=sk-soup-...\nsoup generate {ref} "{PROMPT}" --max-tokens 40'
-    return [Snippet("curl", curl), Snippet("Python (openai)", python), Snippet("Command line (soup)", soup)]
+    soup = f'{environment}\nsoup generate {ref} "{PROMPT}" --max-tokens 40'
+    return [
+        Snippet("curl", curl),
+        Snippet("Python (openai)", python),
+        Snippet("Command line (soup)", soup),
+        fetch,
+    ]

@@ -1,4 +1,4 @@
-"""Tables of a page: rows that are shown, and given as CSV by the same name."""
+"""Tables of a page, shown as HTML and downloaded as CSV under the same name."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from service.http.files.csv_lines import csv_lines
 
 Cell = str | float | int | None
 Kind = Literal["text", "model", "number", "difference", "share"]
-"""How a column is read: words, the name of a model, a number, a difference with its sign, a share of 1."""
+"""How cells are shown: as text, as a link to a model, as a number, with a sign, or as a percentage."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column."""
+    """The heading of a column and how its cells are shown."""
 
     name: str
     kind: Kind = "text"
 
     @property
     def is_number(self) -> bool:
-        """Whether its cells stand below each other by their digits."""
+        """Return True if its cells are aligned as numbers."""
         return self.kind not in {"text", "model"}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; `name` is what it is called in the address of its CSV."""
+    """Rows under columns; `name` is the name of its CSV file."""
 
     name: str
     caption: str
@@ -39,12 +39,12 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
 
-def csv_of(tables: Sequence[Table], name: str) -> Response:
-    """The table of a name as a file; raises NotFound."""
+def csv_response(tables: Sequence[Table], name: str) -> Response:
+    """The table of this name as a CSV file; raises NotFound."""
     for table in tables:
         if table.name == name:
             text = csv_lines([[column.name for column in table.columns], *table.rows])
             headers = {"content-disposition": f'attachment; filename="{name}.csv"', "cache-control": "no-store"}
             return Response(text, media_type="text/csv", headers=headers)
-    there = ", ".join(table.name for table in tables) or "none"
-    raise NotFound(f"There is no table of this name here; there is {there}.")
+    available = ", ".join(table.name for table in tables) or "none"
+    raise NotFound(f"There is no table of this name here; there is {available}.")

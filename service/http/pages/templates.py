@@ -1,28 +1,27 @@
-"""The templates of the pages: everything that is put into one is escaped, and a name that is not given is an error."""
+"""Renders the templates of the pages: every value is escaped, and a value that is missing is an error."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from service.http.pages import assets, words
+from service.http.pages import assets, filters
 
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
-    *(words.iso, words.in_words, words.seconds, words.size, words.count),
-    *(words.short, words.signed, words.percent, words.figure, words.quoted),
+    *(filters.iso, filters.long_date, filters.duration, filters.file_size, filters.thousands, filters.short_digest),
+    *(filters.signed, filters.rounded, filters.percent, filters.json_text, filters.pretty_json, filters.path_segment),
 )
 
 
 @cache
 def environment() -> Environment:
-    """Where templates come from, and what they know."""
-    found = Environment(
+    """The Jinja environment with the filters and functions that templates use."""
+    jinja = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
@@ -30,28 +29,17 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {one.__name__: one for one in FILTERS}
-    found.filters |= {"part": part, "pretty": pretty}
-    found.globals |= {"asset": assets.address, "query": query, "lasted": words.lasted}
-    return found
+    jinja.filters |= {function.__name__: function for function in FILTERS}
+    jinja.globals |= {"asset_url": assets.asset_url, "url": url, "elapsed": filters.elapsed}
+    return jinja
 
 
-def drawn(name: str, **values: Any) -> str:
-    """A template with these values."""
+def render_template(name: str, **values: Any) -> str:
+    """The HTML of a template with these values."""
     return environment().get_template(name).render(**values)
 
 
-def part(text: str) -> str:
-    """A text as one part of a path."""
-    return quote(text, safe="@:")
-
-
-def pretty(value: Any) -> str:
-    """A JSON value on many lines."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def query(path: str, **values: Any) -> str:
-    """A path with a query of those values that say something."""
-    given = [(name, value) for name, value in values.items() if value not in (None, "", (), [])]
-    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+def url(path: str, **query: Any) -> str:
+    """A path with a query string; values that are None or empty are left out, a list is repeated."""
+    pairs = [(name, value) for name, value in query.items() if value not in (None, "", (), [])]
+    return f"{path}?{urlencode(pairs, doseq=True)}" if pairs else path

@@ -1,4 +1,4 @@
-"""The pages of trainings: all of them, and one: what is trained on what, how far it is, and the losses of what came."""
+"""The pages of trainings: the list, and one training with its request, progress and losses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from registry.names import parse_ref
 from service.access.keys import Principal
 from service.http.answers.jobs import job_shown, sees_all_of
 from service.http.app_parts import AppServices
-from service.http.pages import addresses
-from service.http.pages.fields import Text, given
-from service.http.pages.losses import Losses, losses_plots, losses_table, losses_values, of_record
-from service.http.pages.page import PageRoute, shown
+from service.http.pages import paths
+from service.http.pages.fields import Text, text_or_none
+from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
+from service.http.pages.page import PageRoute, render_page
 from service.http.pages.plot_files import ThemeQuery, svg_response
-from service.http.pages.tables import csv_of
+from service.http.pages.tables import csv_response
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row
 from service.http.schemas.jobs import Job
@@ -34,19 +34,19 @@ pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 class ListedTraining(Wire):
-    """A training, as far as a key sees it: of one that works on namespaces beyond, only that it is there."""
+    """A training; all but its job is null if it involves namespaces that the key does not see."""
 
     job: Job
     name: str | None
-    """As which its adapter is pushed."""
+    """The name under which its adapter is pushed."""
     domain: str | None
     base_model: str | None
     adapter: str | None
-    """What came of it."""
+    """The ref of the trained adapter."""
 
 
 class TrainingList(Wire):
-    """One page of trainings, newest first."""
+    """Trainings, newest first."""
 
     object: Literal["list"] = "list"
     data: list[ListedTraining]
@@ -54,32 +54,32 @@ class TrainingList(Wire):
 
 
 class TrainingPage(ListedTraining):
-    """One training."""
+    """The content of the page of one training."""
 
     object: Literal["training"] = "training"
     asked: dict[str, Any] | None
     """The request: data by their digests, and the spec."""
     losses: Losses | None
-    """Of the adapter that came of it, else of the training itself as far as it has come; null where there are none, or
-    none that this key sees."""
+    """Those in the adapter's record, else those of the training so far; null if there are none that this key sees."""
     gone: bool
-    """Whether that adapter is retired or purged: it has no page."""
+    """True if the adapter is retired or purged, so that it has no page."""
 
 
-@pages.get(addresses.TRAININGS + addresses.TWIN)
+@pages.get(paths.TRAININGS + paths.JSON)
 def trainings(
     services: AppServices, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
-    """What the page shows."""
+    """The content of the page."""
     size = page_size(limit, services)
     with services.registry.database.read() as catalogue:
-        page = catalogue.jobs.list(principal.namespaces, kind=KIND, state=given(state), limit=size, cursor=cursor)
-    return TrainingList(
-        data=[ListedTraining(**_about(services, row, principal)) for row in page.rows], next_cursor=page.next_cursor
-    )
+        page = catalogue.jobs.list(
+            principal.namespaces, kind=KIND, state=text_or_none(state), limit=size, cursor=cursor
+        )
+    rows = [ListedTraining(**_listed_fields(services, row, principal)) for row in page.rows]
+    return TrainingList(data=rows, next_cursor=page.next_cursor)
 
 
-@pages.get(addresses.TRAININGS)
+@pages.get(paths.TRAININGS)
 def trainings_page(
     request: Request,
     services: AppServices,
@@ -89,82 +89,90 @@ def trainings_page(
     cursor: Cursor = None,
 ) -> Response:
     """The page."""
-    found = trainings(services, principal, state, limit, cursor)
-    return shown(
+    return render_page(
         request,
         "trainings.html",
-        found=found,
-        asked={"state": state or ""},
+        trainings=trainings(services, principal, state, limit, cursor),
+        filters={"state": state or ""},
         states=get_args(JobState),
         limit=limit,
         cursor=cursor,
     )
 
 
-@pages.get(addresses.TRAINING + addresses.TWIN)
+@pages.get(paths.TRAINING + paths.JSON)
 def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
-    """What the page shows; raises NotFound for a job that trains nothing."""
+    """The content of the page; raises NotFound for a job of another kind."""
     row = job_row(services, principal.namespaces, id)
     if row.kind != KIND:
         raise NotFound(f"There is no training {id[:80]!r}, or this key does not see it.", param="id")
-    about = _about(services, row, principal)
-    made = _made(services, principal, about["job"].result)
-    records = [one.provenance.training for one in made.values()]
-    if not made and sees_all_of(row, principal.namespaces):
+    sees_all = sees_all_of(row, principal.namespaces)
+    fields = _listed_fields(services, row, principal)
+    adapters = _pushed_adapters(services, principal, fields["job"].result)
+    records: list[Mapping[str, Any]] = [adapter.provenance.training for adapter in adapters.values()]
+    if not adapters and sees_all:
         with services.registry.database.read() as catalogue:
             records = [catalogue.curves.of(row.id) or {}]
-    read = map(of_record, records)
-    live = {name for name, one in made.items() if one.retired_at is None}
+    losses = list(filter(None, map(training_losses, records)))
+    live = {name for name, adapter in adapters.items() if adapter.retired_at is None}
     return TrainingPage(
-        **about,
-        asked=row.arguments["request"] if sees_all_of(row, principal.namespaces) else None,
-        losses=next((one for one in read if one is not None), None),
-        gone=about["adapter"] is not None and "adapter" not in live,
+        **fields,
+        asked=row.arguments["request"] if sees_all else None,
+        losses=losses[0] if losses else None,
+        gone=fields["adapter"] is not None and "adapter" not in live,
     )
 
 
-@pages.get(addresses.TRAINING_CSV)
+@pages.get(paths.TRAINING_CSV)
 def training_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
-    """Its losses, all of them."""
+    """The table of all losses as a CSV file."""
     losses = training(id, services, principal).losses
-    return csv_of([] if losses is None else [losses_table(losses)], table)
+    return csv_response([] if losses is None else [losses_table(losses)], table)
 
 
-@pages.get(addresses.TRAINING_SVG)
+@pages.get(paths.TRAINING_SVG)
 def training_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
-    """Its losses as a plot."""
-    return svg_response(losses_plots(training(id, services, principal).losses, THEMES[theme]), plot)
+    """The plot of the losses."""
+    return svg_response(losses_drawings(training(id, services, principal).losses, THEMES[theme]), plot)
 
 
-@pages.get(addresses.TRAINING)
+@pages.get(paths.TRAINING)
 def training_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
-    found = training(id, services, principal)
-    return shown(
+    page = training(id, services, principal)
+    return render_page(
         request,
         "training.html",
-        found=found,
-        job=found.job,
-        is_final=found.job.state in FINAL,
-        place=f"/trainings/{found.job.id}",
-        **losses_values(found.losses),
+        training=page,
+        job=page.job,
+        is_final=page.job.state in FINAL,
+        page_path=f"/trainings/{page.job.id}",
+        **losses_context(page.losses),
     )
 
 
-def _about(services: Services, row: JobRow, principal: Principal) -> dict[str, Any]:
+def _listed_fields(services: Services, row: JobRow, principal: Principal) -> dict[str, Any]:
     """The fields of a listed training."""
-    asked = row.arguments["request"] if sees_all_of(row, principal.namespaces) else {}
+    request = row.arguments["request"] if sees_all_of(row, principal.namespaces) else {}
     job = job_shown(services, row, principal)
-    fields = {name: asked.get(name) for name in ("name", "domain", "base_model")}
-    return {"job": job, "adapter": None if job.result is None else job.result.get("adapter"), **fields}
+    return {
+        "job": job,
+        "name": request.get("name"),
+        "domain": request.get("domain"),
+        "base_model": request.get("base_model"),
+        "adapter": None if job.result is None else job.result.get("adapter"),
+    }
 
 
-def _made(services: Services, principal: Principal, result: Mapping[str, Any] | None) -> dict[str, AdapterRow]:
-    """What a training pushed, retired or not: of AdaMix the `bank`, and the `adapter` that it was merged to."""
-    told, found = result or {}, {}
+def _pushed_adapters(
+    services: Services, principal: Principal, result: Mapping[str, Any] | None
+) -> dict[str, AdapterRow]:
+    """The adapters that a training pushed and that are not purged: the `bank` of AdaMix, and the `adapter`."""
+    adapters = {}
     with services.registry.database.read() as catalogue:
         for name in ("bank", "adapter"):
-            with suppress(NotFound, Retired):  # purged: there is nothing left to show
-                if name in told:
-                    found[name] = catalogue.adapters.find(principal.namespaces, parse_ref(told[name]))
-    return found
+            ref = (result or {}).get(name)
+            if ref is not None:
+                with suppress(NotFound, Retired):
+                    adapters[name] = catalogue.adapters.find(principal.namespaces, parse_ref(ref))
+    return adapters

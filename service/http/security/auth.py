@@ -1,9 +1,9 @@
 """Authentication: the layer that authenticates every request (Gate), and the scopes that a route needs, as types.
 
 Gate denies by default: everything but reading a path of PUBLIC needs a key that exists, before a byte of the body is
-read and whatever the route declares. Pages that a Door calls open need none: the form to sign in, and static files. A
-route declares `principal: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or `Annotated[Principal,
-Depends(needs("read", "write"))]`.
+read and whatever the route declares. Pages that a BrowserAuth calls public need none: the form to sign in, and static
+files. A route declares `principal: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or
+`Annotated[Principal, Depends(needs("read", "write"))]`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pr
 # --- the layer before the routes ------------------------------------------------------------------
 
 
-class Door(Protocol):
-    """Authentication of browsers by their session, on a server that has pages: `service.http.pages.door`."""
+class BrowserAuth(Protocol):
+    """Authentication of browsers, on a server that has pages: `service.http.pages.browser_auth`."""
 
-    def takes(self, scope: Scope) -> bool:
-        """Return True if a request is for a page and carries no key."""
+    def handles(self, scope: Scope) -> bool:
+        """Return True for a request without a key that is for a page."""
 
-    def is_open(self, scope: Scope) -> bool:
+    def is_public(self, scope: Scope) -> bool:
         """Return True if a request needs no session."""
 
-    def cookies(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return the request's `cookie` headers, reduced to the cookies that this server has set."""
+    def cookie_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Request headers with the cookies of the pages only."""
 
     def principal(self, scope: Scope) -> Principal:
-        """Return the principal of the browser's session; raises Unauthenticated."""
+        """The principal of the session; raises Unauthenticated."""
 
-    def refused(self, scope: Scope, error: SoupError) -> ASGIApp:
-        """Return the answer to a request that is refused with `error`."""
+    def rejection(self, scope: Scope, error: SoupError) -> ASGIApp:
+        """The response to a request that was refused."""
 
 
 class Gate:
@@ -73,10 +73,10 @@ class Gate:
         settings: Settings,
         watch: KeyWatch,
         tokens: Tokens | None = None,
-        door: Door | None = None,
+        browser_auth: BrowserAuth | None = None,
     ) -> None:
         self._app = app
-        self._door = door
+        self._browser_auth = browser_auth
         self._settings = settings
         self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
         self._refusals = Refusals(problems.TOO_MUCH)
@@ -98,8 +98,8 @@ class Gate:
                 send = self._recording(send, principal.key_id)
             slot = self._slot(scope, principal)
         except SoupError as error:
-            door = self._door_of(scope)
-            refusal = problems.response_of(error) if door is None else door.refused(scope, error)
+            browser_auth = self._browser_auth_of(scope)
+            refusal = problems.response_of(error) if browser_auth is None else browser_auth.rejection(scope, error)
             await refusal(scope, receive, send)
             return
         scope.setdefault("state", {}).update(principal=principal, authenticate_again=self._principal)
@@ -109,7 +109,7 @@ class Gate:
     def _drop_cookies(self, scope: Scope) -> None:
         """Drop foreign cookies: the framework unquotes every cookie in time quadratic in its length."""
         if any(name == b"cookie" for name, _ in scope["headers"]):
-            cookies = [] if self._door is None else self._door.cookies(scope)
+            cookies = [] if self._browser_auth is None else self._browser_auth.cookie_headers(scope)
             scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"] + cookies
 
     def _slot(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
@@ -141,14 +141,14 @@ class Gate:
             return NOBODY_IN_PARTICULAR
         if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
-        door = self._door_of(scope)
-        if door is not None:
-            return None if door.is_open(scope) else await run_in_threadpool(door.principal, scope)
+        browser_auth = self._browser_auth_of(scope)
+        if browser_auth is not None:
+            return None if browser_auth.is_public(scope) else await run_in_threadpool(browser_auth.principal, scope)
         return await run_in_threadpool(self._authenticate, headers.get("authorization"))
 
-    def _door_of(self, scope: Scope) -> Door | None:
-        """Return the Door that authenticates a request, None for a request with a key."""
-        return self._door if self._door is not None and self._door.takes(scope) else None
+    def _browser_auth_of(self, scope: Scope) -> BrowserAuth | None:
+        """The authentication of a browser's request; None for a request with a key."""
+        return self._browser_auth if self._browser_auth is not None and self._browser_auth.handles(scope) else None
 
     def _public(self, path: str) -> bool:
         if path in PUBLIC or (path == "/metrics" and self._settings.metrics_public):

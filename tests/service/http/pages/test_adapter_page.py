@@ -161,7 +161,7 @@ def test_the_commands_that_are_shown_work(live: Live, stocked: World, browser: S
 
 
 def test_what_gives_no_text_is_only_fetched() -> None:
-    assert [one.title for one in snippets("http://x", "a/b@1", speaks=False)] == ["Fetch its directory (soup)"]
+    assert [one.title for one in snippets("http://x", "a/b@1", answers_text=False)] == ["Fetch its directory (soup)"]
 
 
 def test_the_lineage_is_drawn_with_weights(browser: Signed) -> None:

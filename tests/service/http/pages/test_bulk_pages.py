@@ -150,10 +150,10 @@ def test_what_names_nothing_or_not_one_version_is_refused(browser: Signed, query
 def test_more_than_can_be_changed_at_once_is_refused_with_the_number(
     browser: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "MOST", 2)
+    monkeypatch.setattr(bulk, "MAX_VERSIONS", 2)
     answer = browser.get("/models/edit?tag=draft")
     assert (answer.status_code, "more than 2 versions" in read(answer.text)) == (413, True)
-    monkeypatch.setattr(bulk, "MOST", 500)
+    monkeypatch.setattr(bulk, "MAX_VERSIONS", 500)
     refused = browser.send("/models/edit", TICKED, refs="", do="retire", count="0")
     assert refused.status_code == 400
 

@@ -15,7 +15,7 @@ import pytest
 from registry.errors import InvalidSample
 from registry.samples.texts import split_texts
 from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
-from service.http.pages.cook import WHAT
+from service.http.pages.cook import EFFORT_HINTS
 from service.http.routes import jobs
 from tests.service.http.pages.cooked import evidence
 from tests.service.http.pages.signed import Signed, active, read
@@ -109,7 +109,7 @@ def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained:
 def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
     told = browser.get("/cook.json").json()
     assert told["base_models"] == ["tiny"]
-    assert list(told["efforts"]) == list(get_args(Effort)) == list(WHAT)
+    assert list(told["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
     page = browser.page("/cook")
     assert 'id="effort-instant" value="instant" checked' in page
     assert active(page) == []

@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from registry.names import RESERVED_NAMESPACES
 from service.http.app import ROUTES
-from service.http.pages import addresses
-from service.http.pages.cookies import STALE
+from service.http.pages import paths
+from service.http.pages.cookies import STALE_FORM
 from service.http.pages.site import PAGES
 from tests.service.http.pages.signed import TOKEN, Signed
 from tests.service.servers import World
@@ -25,15 +25,15 @@ UNKNOWN = {
     "table": "weights",
     "plot": "lineage",
 }
-OPEN = {("GET", addresses.SIGN_IN), ("POST", addresses.SIGN_IN), ("GET", addresses.ASSET)}
-ANYBODY = {("POST", addresses.SIGN_OUT)}
+OPEN = {("GET", paths.SIGN_IN), ("POST", paths.SIGN_IN), ("GET", paths.ASSET)}
+ANYBODY = {("POST", paths.SIGN_OUT)}
 """Every key may sign out."""
-OWN = {("POST", addresses.PUSH_UPLOADS)}
+OWN = {("POST", paths.PUSH_UPLOADS)}
 """What gives whoever may write something new of their own, which names nothing that is there."""
 ASKING = {
-    addresses.HOME,
-    *(addresses.PLAYGROUND, addresses.PLAYGROUND + addresses.TWIN, addresses.PLAYGROUND_EVENTS),
-    *(addresses.USAGE, addresses.USAGE + addresses.TWIN, addresses.USAGE + addresses.CSV, addresses.USAGE_SVG),
+    paths.HOME,
+    *(paths.PLAYGROUND, paths.PLAYGROUND + paths.JSON, paths.PLAYGROUND_EVENTS),
+    *(paths.USAGE, paths.USAGE + paths.JSON, paths.USAGE + paths.CSV, paths.USAGE_SVG),
 }
 """For keys with the scope `infer`, too; all others take another."""
 
@@ -95,7 +95,7 @@ def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None
     held = list(jar)  # a refusal may have the browser give its session up
     data = {"form": token_of(browser), "sample": "x", **(fields or {})} if method == "POST" else None
     headers |= {"soup-form": token_of(browser)} if method not in {"GET", "HEAD"} else {}
-    sent: dict[str, Any] = {"json": {}} if (method, path) == ("POST", addresses.PUSH_UPLOADS) else {"data": data}
+    sent: dict[str, Any] = {"json": {}} if (method, path) == ("POST", paths.PUSH_UPLOADS) else {"data": data}
     for cookie in held:
         jar.set_cookie(cookie)
     answer = browser.client.request(method, path, **sent, headers=headers)
@@ -108,15 +108,15 @@ def test_every_page_is_one_that_gate_knows() -> None:
     """And every template that it knows is a page, so that this file walks all of them."""
     walked = operations()
     for _, path in walked:
-        assert addresses.is_page(filled(path, UNKNOWN)), path
-    assert set(addresses.TEMPLATES) <= {path for _, path in walked}
-    assert {(method, path) for method, path in walked if addresses.is_open(method, filled(path, UNKNOWN))} == OPEN
+        assert paths.is_page(filled(path, UNKNOWN)), path
+    assert set(paths.PATH_TEMPLATES) <= {path for _, path in walked}
+    assert {(method, path) for method, path in walked if paths.is_public(method, filled(path, UNKNOWN))} == OPEN
     assert len(walked) >= 20
 
 
 def test_pages_take_no_path_of_the_api() -> None:
-    paths = {route.path for module in ROUTES for route in module.router.routes if isinstance(route, Route)}
-    assert not [path for path in paths if addresses.is_page(re.sub(r"\{\w+\}", "x", path))]
+    api_paths = {route.path for module in ROUTES for route in module.router.routes if isinstance(route, Route)}
+    assert not [path for path in api_paths if paths.is_page(re.sub(r"\{\w+\}", "x", path))]
     assert "models" in RESERVED_NAMESPACES
 
 
@@ -152,26 +152,26 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
     with world.registry.database.read() as catalogue:
         fitted = [row.id for row in catalogue.selectors.list(None, limit=10).rows]
     assert fitted, "there is no selector to ask for"
-    for path in (addresses.COMPARE, addresses.COMPARE + addresses.TWIN, "/compare/facts.csv"):
+    for path in (paths.COMPARE, paths.COMPARE + paths.JSON, "/compare/facts.csv"):
         for query in ("model={}", "model=base/tiny&model={}"):
             told = [
                 _plain(browser.get(f"{path}?{query.format(one)}").text, {"model": one, "quoted": quote_plus(one)})
                 for one in ("foreign/mix@1", "nobody/unknown-name")
             ]
             assert told[0] == told[1], (path, query)
-    for path in (addresses.MAP, addresses.MAP + addresses.TWIN, "/map/places.csv"):
+    for path in (paths.MAP, paths.MAP + paths.JSON, "/map/places.csv"):
         told = [
             _plain(browser.get(f"{path}?selector={one}").text, {"selector": one})
             for one in (*fitted, "sel-" + "0" * 16)
         ]
         assert len(set(told)) == 1, path
-    for path in (addresses.SELECTOR, addresses.SELECTOR + addresses.TWIN, "/selectors/{id}/members.csv"):
+    for path in (paths.SELECTOR, paths.SELECTOR + paths.JSON, "/selectors/{id}/members.csv"):
         told = [
             _plain(browser.get(path.replace("{id}", one)).text, {"selector": one})
             for one in (*fitted, "sel-" + "0" * 16)
         ]
         assert len(set(told)) == 1, path
-    for path in (addresses.PLAYGROUND, addresses.PLAYGROUND_EVENTS, addresses.COMPARE):
+    for path in (paths.PLAYGROUND, paths.PLAYGROUND_EVENTS, paths.COMPARE):
         told = []
         for model in ("foreign/mix@1", "nobody/unknown-name"):
             fields = {
@@ -182,7 +182,7 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
                 "max_tokens": "1",
                 "seed": "1",
             }
-            fields |= {"model-1": model} if path == addresses.PLAYGROUND_EVENTS else {}
+            fields |= {"model-1": model} if path == paths.PLAYGROUND_EVENTS else {}
             answer = asked(browser, "POST", path, fields)
             told.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
         assert told[0] == told[1], path
@@ -206,7 +206,7 @@ def test_every_page_with_every_kind_of_key_leaks_nothing(
         wrong = here.status_code != nowhere.status_code or "confidential" in here.text
         wrong |= told[0] != told[1] and (method, path) not in OWN
         wrong |= "{" in path and here.status_code < 400
-        wrong |= STALE in here.text or STALE in nowhere.text  # the key was refused, and not the form
+        wrong |= STALE_FORM in here.text or STALE_FORM in nowhere.text  # the key was refused, and not the form
         wrong |= kind == "too small a scope" and (here.status_code == 403) == (path in ASKING)
         leaks += [(method, path, here.status_code, nowhere.status_code)] * wrong
     assert not leaks

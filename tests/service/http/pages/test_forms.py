@@ -26,7 +26,7 @@ KIND = "application/x-www-form-urlencoded"
 # --- fields ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", [3, 4, 5, 7, forms.PIECE])
+@pytest.mark.parametrize("piece", [3, 4, 5, 7, forms.CHUNK_BYTES])
 @pytest.mark.parametrize(
     "text",
     [
@@ -36,7 +36,7 @@ KIND = "application/x-www-form-urlencoded"
 )
 def test_fields_are_read_as_the_library_reads_them(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a text is cut to be decoded."""
-    monkeypatch.setattr(forms, "PIECE", piece)
+    monkeypatch.setattr(forms, "CHUNK_BYTES", piece)
     assert forms._fields(bytearray(text.encode())) == dict(parse_qsl(text, keep_blank_values=True))
 
 
@@ -44,8 +44,8 @@ def test_fields_are_read_as_the_library_reads_them(text: str, piece: int, monkey
 def test_what_is_no_form_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidParameter):
         forms._fields(bytearray(text))
-    fields = [b"f%d=" % number for number in range(forms.MOST_FIELDS + 1)]
-    assert len(forms._fields(bytearray(b"&".join(fields[:-1])))) == forms.MOST_FIELDS
+    fields = [b"f%d=" % number for number in range(forms.MAX_FIELDS + 1)]
+    assert len(forms._fields(bytearray(b"&".join(fields[:-1])))) == forms.MAX_FIELDS
     with pytest.raises(InvalidParameter, match="more than 50 fields"):
         forms._fields(bytearray(b"&".join(fields)))
 
@@ -88,7 +88,7 @@ def test_what_the_headers_tell_is_refused_before_any_of_it_is_read(
         "state": {"body_account": world.app.state.bodies.held.account()},
     }  # fmt: skip
     with pytest.raises(error):
-        asyncio.run(forms.read(Request(scope, receive), "", forms.FEW))
+        asyncio.run(forms.read_form(Request(scope, receive), "", forms.SMALL))
 
 
 # --- half of one ----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_strangers_with_half_a_form_have_the_places_of_one_key(live: Live) -> No
 
 def test_half_a_form_of_a_stranger_has_an_end(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where something comes of it now and then."""
-    monkeypatch.setattr(forms, "STRANGER_SECONDS", 0.05)
+    monkeypatch.setattr(forms, "ANONYMOUS_SECONDS", 0.05)
     with ExitStack() as stack:
         one, said = half(live, stack)
         assert said.startswith(b"HTTP/1.1 100")

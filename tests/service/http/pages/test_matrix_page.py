@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from service.http.pages import matrix
-from service.http.pages.matrix import LEVELS, level
+from service.http.pages.matrix import LEVELS, colour_level
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import findings, look_at, signed_in
 from tests.service.http.pages.signed import Signed, active, elements, read
@@ -91,7 +91,7 @@ def test_a_base_model_that_is_not_here_is_told(browser: Signed) -> None:
 
 def test_a_large_one_is_drawn_in_part(stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated(stocked, browser)
-    monkeypatch.setattr(matrix, "DRAWN", 1)
+    monkeypatch.setattr(matrix, "MAX_DRAWN", 1)
     page = browser.page("/matrix")
     assert "Drawn are the first 1 of 2 adapters and 2 domains" in read(page)
     assert len([tag for tag, _ in elements(page) if tag == "td"]) == 1
@@ -103,7 +103,7 @@ def test_where_there_are_more_than_the_page_looks_at_it_says_so_and_the_csv_has_
 ) -> None:
     evaluated(stocked, browser)
     assert "Looked at are the newest" not in read(browser.page("/matrix"))
-    monkeypatch.setattr(matrix, "MOST", 3)
+    monkeypatch.setattr(matrix, "MAX_EVALUATIONS", 3)
     assert "Looked at are the newest 3 evaluations" in read(browser.page("/matrix"))
     assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
 
@@ -152,11 +152,11 @@ def test_a_pool_that_is_too_large_to_be_read_is_not_counted(
 
 
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
-    assert [level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
+    assert [colour_level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
         -LEVELS, -1, 0, 0, 0, 2, LEVELS
     ]  # fmt: skip
-    assert level(0.0, 0.0, 0.0) == 0
-    assert level(-0.1, 0.0, 0.1) == -LEVELS
+    assert colour_level(0.0, 0.0, 0.0) == 0
+    assert colour_level(-0.1, 0.0, 0.1) == -LEVELS
 
 
 def test_it_is_looked_at_and_evaluated_by_keyboard(chrome: Browser, live: Live, stocked: World) -> None:

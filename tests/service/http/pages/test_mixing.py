@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from registry.names import TEMPORARY
-from service.http.pages.slider_recipe import MOST_PARTS
+from service.http.pages.slider_recipe import MAX_INGREDIENTS
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import findings, look_at, signed_in
 from tests.service.http.pages.signed import Signed, active, elements, read
@@ -87,7 +87,7 @@ def test_what_cannot_be_cooked_is_said(browser: Signed, fields: dict[str, str], 
 
 
 def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
-    for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (MOST_PARTS + 1))):
+    for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (MAX_INGREDIENTS + 1))):
         assert browser.get(f"/playground?{query}").status_code == 400, query
         assert browser.get(f"/playground.json?{query}").status_code == 400, query
 

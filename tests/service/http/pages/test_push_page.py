@@ -302,7 +302,7 @@ def test_a_text_that_is_too_long_is_refused_with_its_length(browser: Signed) -> 
     digest = sha256_digest(b"")
     fields = {
         "name": "acme/x",
-        "adapter_config.json": " " * (push.LONGEST_TEXT + 1),
+        "adapter_config.json": " " * (push.MAX_TEXT_LENGTH + 1),
         "adapter_model.safetensors": digest,
     }
     answer = browser.send("/push/manifest", "/push", **fields)

@@ -11,8 +11,15 @@ from html import unescape
 import pytest
 
 from registry.spec import Recipe, RecipeIngredient
-from service.http.pages.report import MAX_SEGMENTS, SoupReport, measured, named, report_values, tables
-from service.http.pages.tables import csv_of
+from service.http.pages.report import (
+    MAX_SEGMENTS,
+    SoupReport,
+    measured_differences,
+    names_by_digest,
+    report_context,
+    report_tables,
+)
+from service.http.pages.tables import csv_response
 from service.http.pages.templates import environment
 from tests.service.http.pages.cooked import DIGESTS, evidence
 from tests.service.http.pages.signed import Signed, active, read
@@ -33,13 +40,13 @@ def report(
     recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(parts))
     return SoupReport(
         model="base/tiny" if abstained else "acme/mix@1", abstained=abstained, reason="Because.", cooked_at=None,
-        recipe=recipe, mixing=None, evidence=found, names=named(found),
+        recipe=recipe, mixing=None, evidence=found, names=names_by_digest(found),
     )  # fmt: skip
 
 
 def drawn(one: SoupReport) -> str:
     template = environment().get_template("report.html")
-    return template.render(report=one, place="/soups/acme/mix@1", which="", **report_values(one))
+    return template.render(report=one, page_path="/soups/acme/mix@1", page_query="", **report_context(one))
 
 
 def test_an_answer_is_said_in_words_and_numbers() -> None:
@@ -61,23 +68,23 @@ def test_an_abstention_is_as_readable() -> None:
 
 
 def test_what_was_taken_is_not_said_to_be_left_out() -> None:
-    found = {table.name: table for table in tables(report())}
+    found = {table.name: table for table in report_tables(report())}
     assert [row[0] for row in found["weights"].rows] == ["acme/law@1", "acme/food@1"]
     assert [row[0] for row in found["candidates"].rows] == ["acme/law@1", "acme/food@1", "acme/news@1"]
     assert [row[0] for row in found["left-out"].rows] == ["acme/poems@1", "7 more"]
 
 
 def test_weights_by_layer_are_what_is_added_there() -> None:
-    (table,) = [one for one in tables(report()) if one.name == "layers"]
+    (table,) = [one for one in report_tables(report()) if one.name == "layers"]
     assert [column.name for column in table.columns] == ["Site", "acme/law@1", "acme/food@1"]
     assert table.rows[0] == ("layers.0.ffn", 0.4, 0.05)
-    assert report_values(report())["plots"] == ["differences", "layers"]
-    assert report_values(report(sites=MAX_SEGMENTS))["plots"] == ["differences"]  # the table has them
+    assert report_context(report())["plots"] == ["differences", "layers"]
+    assert report_context(report(sites=MAX_SEGMENTS))["plots"] == ["differences"]  # the table has them
 
 
 def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
     """The verification's interval of ±.01 is two of its standard errors wide, and so are the others."""
-    rows = {one.label: one for one in measured(report())}
+    rows = {one.label: one for one in measured_differences(report())}
     assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(2 * 0.005)
     assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
     assert "Adapters of noise (control)" in rows
@@ -88,8 +95,8 @@ def test_nothing_in_a_report_is_markup_or_a_formula() -> None:
     page = drawn(report(hostile=HOSTILE))
     assert active(page) == []
     assert HOSTILE in unescape(page)
-    (table,) = [one for one in tables(report(hostile=HOSTILE)) if one.name == "left-out"]
-    text = bytes(csv_of([table], "left-out").body).decode()
+    (table,) = [one for one in report_tables(report(hostile=HOSTILE)) if one.name == "left-out"]
+    text = bytes(csv_response([table], "left-out").body).decode()
     assert list(csv.reader(io.StringIO(text)))[1][3] == f"'{HOSTILE}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.http.pages.addresses import place_of
+from service.http.pages.paths import path_after_sign_in
 from service.settings import Settings
 from tests.service.http.pages.signed import TOKEN, Signed, active, read
 from tests.service.servers import World, open_world, write_bases
@@ -236,12 +236,12 @@ def test_what_is_no_form_is_refused_before_it_is_gathered(world: World) -> None:
     ],
 )
 def test_signing_in_leads_to_pages_of_ours_alone(text: str) -> None:
-    assert place_of(text) == "/"
+    assert path_after_sign_in(text) == "/"
 
 
 @pytest.mark.parametrize("text", ["/models", "/models?q=a%20b&tag=x", "/models/acme/law@2"])
 def test_signing_in_leads_to_pages(text: str) -> None:
-    assert place_of(text) == text
+    assert path_after_sign_in(text) == text
 
 
 def test_pages_can_be_left_out(world: World, tmp_path: Any, served: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from registry.base_model import LoadedBase
 from registry.names import parse_ref, sha256_digest
-from service.http.pages.losses import TABLED, losses_table, of_record, of_tuning
+from service.http.pages.losses import MAX_ROWS, losses_table, training_losses, tuning_losses
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import look_at, signed_in
 from tests.service.http.pages.signed import Signed, active, read
@@ -215,34 +215,34 @@ def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, 
      [[0, 1e300]], [[-1, 1.0]], [[2**60, 1.0]], [[0, 1.0], [0, 2.0]]],
 )  # fmt: skip
 def test_a_record_that_is_not_as_our_trainer_writes_it_is_not_drawn(history: Any) -> None:
-    assert of_record({"valid_history": history, "train_history": history, "best_step": HOSTILE}) is None
-    half = of_record({"valid_history": history, "train_history": [[1, 2.0]], "best_step": history})
+    assert training_losses({"valid_history": history, "train_history": history, "best_step": HOSTILE}) is None
+    half = training_losses({"valid_history": history, "train_history": [[1, 2.0]], "best_step": history})
     assert half is not None
     assert (half.held_out, half.best) == ([], None)
 
 
 def test_a_best_step_that_is_true_is_no_step() -> None:
-    found = of_record({"valid_history": [[0, 2.0], [1, 1.0]], "best_step": True})
+    found = training_losses({"valid_history": [[0, 2.0], [1, 1.0]], "best_step": True})
     assert found is not None
     assert found.best is None
 
 
 def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -> None:
     history = [[step, 5.0 - step / 1000] for step in range(0, 1000, 2)]
-    found = of_record({"valid_history": history, "best_step": 734})
+    found = training_losses({"valid_history": history, "best_step": 734})
     assert found is not None
-    steps = [row[0] for row in losses_table(found, most=TABLED).rows]
-    assert len(steps) <= TABLED + 2
+    steps = [row[0] for row in losses_table(found, max_rows=MAX_ROWS).rows]
+    assert len(steps) <= MAX_ROWS + 2
     assert {0, 734, 998} <= set(steps)
     assert len(losses_table(found).rows) == 500
 
 
 def test_evidence_of_before_says_what_it_knows() -> None:
     report = {"passes": 1, "kept": 0, "rate": "0.005", "losses": [3.5, 3.6], "trainings": 1}
-    found = of_tuning([{"search": {"tuning": report}}, {"search": None}, {}])
+    found = tuning_losses([{"search": {"tuning": report}}, {"search": None}, {}])
     assert found is not None
     assert (found.training, found.held_out, found.best) == ([], [(0, 3.5), (1, 3.6)], 0)
-    assert of_tuning([{"search": {}}]) is None
+    assert tuning_losses([{"search": {}}]) is None
 
 
 # --- selectors --------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""Authentication of browsers: the principal of a session, and what a browser gets that has none. Used by Gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from registry.errors import SoupError, Unauthenticated
+from service.access.keys import Principal
+from service.access.sessions import Sessions
+from service.http import problems
+from service.http.pages import paths
+from service.http.pages.cookies import SESSION, cookie_name, is_secure, page_cookies, read_cookie
+from service.settings import Settings
+
+HTMX_HEADER = "hx-request"
+"""Header of a request that htmx sends to replace a part of a page."""
+
+
+def accepts_page(scope: Scope) -> bool:
+    """Return True if a request accepts HTML and has no key, as browsers' requests do."""
+    headers = Headers(scope=scope)
+    accepts_html = "text/html" in headers.get("accept", "") and "authorization" not in headers
+    return accepts_html and scope["method"] in {"GET", "HEAD"}
+
+
+class SessionAuth:
+    """Authenticates the requests of browsers by their session cookie."""
+
+    def __init__(self, sessions: Sessions, settings: Settings, routes: Sequence[BaseRoute]) -> None:
+        self._sessions = sessions
+        self._settings = settings
+        self._routes = routes
+
+    def handles(self, scope: Scope) -> bool:
+        """Return True for a request without a key that is for a page, or a browser's for a path that does not exist."""
+        if paths.is_page(scope["path"]):
+            return "authorization" not in Headers(scope=scope)
+        return accepts_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in self._routes)
+
+    def is_public(self, scope: Scope) -> bool:
+        """Return True if a request needs no session; that a path does not exist is no secret."""
+        if paths.is_public(scope["method"], scope["path"]):
+            return True
+        return not paths.is_page(scope["path"]) and read_cookie(scope, SESSION, self._settings) is None
+
+    def cookie_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Request headers with the cookies of the pages only."""
+        return [(b"cookie", f"{name}={value}".encode()) for name, value in page_cookies(scope)]
+
+    def principal(self, scope: Scope) -> Principal:
+        """The principal of the session, whose token is put into the request's state; raises Unauthenticated."""
+        token = read_cookie(scope, SESSION, self._settings)
+        if token is None:
+            raise Unauthenticated("Sign in with a key of this server, or send 'Authorization: Bearer sk-soup-...'.")
+        principal = self._sessions.principal(token)
+        scope.setdefault("state", {})["session"] = token
+        return principal
+
+    def rejection(self, scope: Scope, error: SoupError) -> Response:
+        """The response to a request that was refused: without a session a redirect to the sign-in page."""
+        path: str = scope["path"]
+        if not isinstance(error, Unauthenticated) or paths.has_json_errors(path):
+            return problems.response_of(error)
+        query = scope.get("query_string", b"").decode("latin-1")
+        target = path + (f"?{query}" if query else "") if scope["method"] == "GET" else ""
+        if path in paths.REFILLED:
+            target = path
+        location = paths.SIGN_IN + (f"?next={quote(target, safe='')}" if target not in {"", paths.HOME} else "")
+        if HTMX_HEADER in Headers(scope=scope):
+            return problems.response_of(error, {"hx-redirect": location})
+        response = RedirectResponse(location, status_code=303, headers={"cache-control": "no-store"})
+        if read_cookie(scope, SESSION, self._settings) is not None:
+            secure = is_secure(scope, self._settings)
+            name = cookie_name(SESSION, secure=secure)
+            response.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="strict")
+        return response
