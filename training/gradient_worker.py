@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import load_tensors, passing, save_tensors
+from registry.adapters.weights import load_tensors, save_unique, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.blobs import open_blobs
 from registry.names import sha256_digest
@@ -96,7 +96,7 @@ class _GradientTasks:
         return load_tensors(self._blobs.read(stored.blob))
 
     def _keep(self, tensors: Mapping[str, Tensor]) -> str:
-        return self._blobs.put_bytes(passing(tensors))
+        return self._blobs.put_bytes(save_unique(tensors))
 
 
 def begin(setup: Json) -> Handle:

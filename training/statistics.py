@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
-from registry.adapters.moments import packed, read_by
+from registry.adapters.moments import measured_weights, packed
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
 from registry.errors import InvalidSample
@@ -101,7 +101,7 @@ def drawn(base: LoadedBase, states: Tensor, generator: torch.Generator) -> Tenso
 def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], _seed: int) -> dict[str, Tensor]:
     """Second moments of inputs, packed, by the name of the projection's weight; without a LoRA's B (never used)."""
     tensors = dict(adapter.named_parameters())
-    watch = _Watch({name: tensors[name] for name in read_by(adapter.config, tensors)})
+    watch = _Watch({name: tensors[name] for name in measured_weights(adapter.config, tensors)})
     with torch.inference_mode(), watch:
         for row in rows:
             ids = torch.tensor([row], device=base.model.device)

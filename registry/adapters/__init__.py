@@ -1,7 +1,7 @@
 """The structures of adapters: what tensors they have, how they start, and how they are built from tensors.
 
-`STRUCTURES` is the only list of them; everybody else goes through the functions here and asks configurations what
-they need to know. Nothing here reads files: bytes become tensors in `weights`.
+`STRUCTURES` is the only list of them; other modules go through the functions here and the configurations' own methods.
+Nothing here reads files: bytes become tensors in `weights`.
 
 Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.down.bias` (m), `.up.weight` (d, m),
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
@@ -60,15 +60,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StructureEntry:
-    """What a structure does with tensors. What its configuration alone can say is asked of that (`spec.structures`).
+    """The functions of one structure that need tensors; `spec.structures` has those that need the configuration alone.
 
-    `build` makes its module on the meta device and `initial` draws its first tensors for names and shapes. `join` puts
-    several side by side as one, `narrow` makes what comes of it narrower (configuration, tensors, widths, seed,
-    second moments of what is read by site, if they are to count),
-    `align` puts the neurons of one into the order of another's, `mixture` is their exact mixture: None where its
-    configurations say that there is none (`joinable`, `no_exact_mixture`), or where it has no neurons. Only a bank of
-    experts has a `merge`, and `routes`: the adapters whose mean output
-    is that of all routes through it.
+    - `build` makes the module on the meta device.
+    - `initial` draws its first tensors for names and shapes.
+    - `join` puts several adapters side by side as one.
+    - `narrow` makes a joined adapter narrower: configuration, tensors, widths, seed, and second moments of the inputs
+      of each module, or None.
+    - `align` puts the neurons of one adapter into the order of another's.
+    - `mixture` makes the exact mixture of such adapters, without any at first.
+    - `merge` and `routes` are of banks of experts: the mean of the experts, and the adapters whose mean output is that
+      of all routes through the bank.
+
+    None where the structure has no such function, which its configurations say too (`joinable`, `no_exact_mixture`).
     """
 
     name: str
@@ -92,7 +96,7 @@ def _initial(config: AdapterConfig, shapes: Shapes, **start: object) -> dict[str
 
 
 def mixture_of(config: AdapterConfig, shape: BaseShape) -> Mixture:
-    """The exact mixture of adapters like this one, before any of them."""
+    """The exact mixture of adapters of this configuration, without any at first."""
     make = entry_of(config).mixture
     return Constant(None) if make is None else make(config, shape)
 
@@ -128,9 +132,11 @@ STRUCTURES: dict[str, StructureEntry] = {
     "union": StructureEntry(
         name="union",
         paper="MAM: He et al., ICLR 2022",
-        build=lambda config, shape: UnionAdapter(config, [_build(one, shape) for one in config.members]),
+        build=lambda config, shape: UnionAdapter(config, [_build(member, shape) for member in config.members]),
         initial=partial(initial_union, initial=_initial),
-        mixture=lambda config, shape: UnionMixture({one.method: mixture_of(one, shape) for one in config.members}),
+        mixture=lambda config, shape: UnionMixture(
+            {member.method: mixture_of(member, shape) for member in config.members}
+        ),
     ),
     "fusion": StructureEntry(
         name="fusion", paper="Pfeiffer et al., EACL 2021", build=FusionAdapter, initial=initial_fusion
@@ -165,13 +171,13 @@ def entry_of(config: AdapterConfig) -> StructureEntry:
     """The entry of a configuration's structure; raises UnknownMethod."""
     entry = STRUCTURES.get(config.method)
     if entry is None:
-        known = ", ".join(sorted(STRUCTURES))
-        raise UnknownMethod(f"Method {config.method!r} is not one of {known}.", param="config")
+        methods = ", ".join(sorted(STRUCTURES))
+        raise UnknownMethod(f"Method {config.method!r} is not one of {methods}.", param="config")
     return entry
 
 
 def _built(config: AdapterConfig, shape: BaseShape) -> AdapterModule:
-    """The module of a configuration, without values, with masks where it is pruned."""
+    """The module of a configuration on the meta device, with masks where it is pruned."""
     module = _build(config, shape)
     add_masks(module)
     return module
@@ -187,17 +193,19 @@ def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple
 
 
 def sites_of(config: AdapterConfig, shape: BaseShape) -> frozenset[str]:
-    """Where an adapter's updates are added: `layers.3.ffn` of a bottleneck, of a LoRA the paths of its modules.
+    """The sites of an adapter's updates: `layers.3.ffn` of a bottleneck, of a LoRA the paths of its modules.
 
     Empty for structures that are not put side by side.
     """
-    ends = {".up.weight": "", LORA_B: PREFIX}
-    found = set()
-    for name in expected_tensors(config, shape) if config.joinable else ():
-        for end, prefix in ends.items():
-            if name.endswith(end):
-                found.add(name.removesuffix(end).removeprefix(prefix))
-    return frozenset(found)
+    if not config.joinable:
+        return frozenset()
+    prefixes = {".up.weight": "", LORA_B: PREFIX}
+    return frozenset(
+        name.removesuffix(suffix).removeprefix(prefix)
+        for name in expected_tensors(config, shape)
+        for suffix, prefix in prefixes.items()
+        if name.endswith(suffix)
+    )
 
 
 def create(
@@ -232,12 +240,12 @@ def from_tensors(config: AdapterConfig, shape: BaseShape, tensors: Mapping[str, 
     return module
 
 
-def tensor_problems(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
+def tensor_problems(expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """One sentence for every tensor that is missing, of another shape, or not expected."""
-    problems = [f"Tensor {name} {list(expected[name])} is missing." for name in expected if name not in found]
+    problems = [f"Tensor {name} {list(expected[name])} is missing." for name in expected if name not in shapes]
     problems += [
-        f"Tensor {name} has shape {list(found[name])}, and {list(shape)} is needed."
+        f"Tensor {name} has shape {list(shapes[name])}, and {list(shape)} is needed."
         for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
+        if name in shapes and tuple(shapes[name]) != tuple(shape)
     ]
-    return problems + [f"Tensor {name[:80]!r} is not expected." for name in found if name not in expected]
+    return problems + [f"Tensor {name[:80]!r} is not expected." for name in shapes if name not in expected]

@@ -1,9 +1,9 @@
-"""Putting an adapter on a frozen base model for one forward pass, and taking it off again.
+"""Attach an adapter to a frozen base model for one forward pass, and detach it.
 
 Hooks only: no parameter, buffer or attribute of the base changes, and the hooks leave with the context,
 whatever happens inside. Called by the trainer (the hooks are differentiable) and by evaluation; the engine, which has
-many adapters in one pass, has `together` for it. A hook changes what everybody who runs that model gets, so the
-caller must be the only one who runs it.
+many adapters in one pass, uses `batched`. A hook changes every pass of that model, so the caller must be the only one
+that runs it.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from registry.errors import Internal
 from registry.spec import AdapterConfig
 
 Edit = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""(hooked module, its argument (batch, time, hidden), its output (batch, time, hidden)) -> the output to use."""
+"""(hooked module, its argument (batch, time, hidden), its output (batch, time, hidden)) -> the edited output."""
 InputEdit = Callable[[nn.Module, dict[str, Any]], dict[str, Any]]
-"""(hooked module, the arguments of its forward pass by name) -> those to use."""
+"""(hooked module, the arguments of its forward pass by name) -> the edited arguments."""
 
 
 class AdapterModule(nn.Module, ABC):
-    """An adapter's tensors: `state_dict()` has the canonical names, `edits` says what it does to which module.
+    """An adapter's tensors and their effect: `state_dict()` has the canonical names, `edits` the edits of modules.
 
     It computes in the dtype of its own parameters (fp32 as built, also on bf16 and fp16 base models, where that
-    costs little and keeps near-identity updates from rounding away); what it returns is cast to the dtype of the
-    hidden state. `.to(torch.bfloat16)` makes it compute in the base's dtype instead.
+    costs little and keeps near-identity updates from rounding away); its results are cast to the dtype of the hidden
+    state. `.to(torch.bfloat16)` makes it compute in the base's dtype instead.
     """
 
     config: AdapterConfig
 
     @abstractmethod
     def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the adapter cannot be put on `model`."""
+        """Raises Incompatible, with every reason, where the adapter cannot be attached to `model`."""
 
     @abstractmethod
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a module of `model` and the edit of its output.
 
-        Called after `check_fit`: for each forward pass here, once by `together`. Edits of one module follow each other
-        in this order; an edit may also only look at what passes, and give the output back as it came.
+        Called after `check_fit`: for each forward pass here, once by `batched`. Edits of one module follow each other
+        in this order; an edit may also only read its arguments, and return the output unchanged.
         """
 
     def stackable(self) -> AdapterModule | None:
-        """What this adapter computes, in the form in which it is stacked with others (`stacked`).
+        """An adapter that computes the same and can be stacked with others (`stacked`), perhaps this one.
 
-        It may be the adapter itself. None where there is no such form: it then runs by itself.
+        None where there is none: the adapter then runs by itself.
         """
         return None
 
     def settings(self) -> Hashable:
-        """What besides the shapes of their tensors two stackable adapters of this type have to have alike."""
+        """The settings that two stackable adapters of this type must share, besides the shapes of their tensors."""
         return None
 
-    def states_before(self) -> Tensor | None:
-        """Keys and values (layers, 2, heads, length, size) that stand before every text, in the adapter's dtype."""
+    def prefix_states(self) -> Tensor | None:
+        """Keys and values (layers, 2, heads, length, size) of a prefix, in the adapter's dtype, or None."""
         return None
 
     def inputs(self, _model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
-        """Pairs of a module of `model` and the edit of what its forward pass is given; most adapters have none."""
+        """Pairs of a module of `model` and the edit of its arguments; most adapters have none."""
         return iter(())
 
 
@@ -80,7 +80,7 @@ def _output_hook(edit: Edit) -> Callable[..., Any]:
 
 
 def _input_hook(edit: InputEdit) -> Callable[..., Any]:
-    """A forward pre-hook that edits a module's arguments, and gives them all by name."""
+    """A forward pre-hook that edits a module's arguments and passes them all by name."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) if args else {}
@@ -89,24 +89,24 @@ def _input_hook(edit: InputEdit) -> Callable[..., Any]:
     return hook
 
 
-def _in_use(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-    """A forward pre-hook that does nothing: on a model, it says that an adapter is attached."""
+def _is_attached(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+    """A forward pre-hook that does nothing: it marks a model that has an adapter attached."""
 
 
 @contextmanager
 def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
     """While open, `model`'s forward passes run with `adapter`.
 
-    Raises Incompatible where the two do not fit, and Internal where an adapter is attached already: two at once
-    would silently give a model nobody asked for.
+    Raises Incompatible where the two do not fit, and Internal where an adapter is attached already: the two would
+    silently run together.
     """
     adapter.check_fit(model)
-    if _in_use in model._forward_pre_hooks.values():
+    if _is_attached in model._forward_pre_hooks.values():
         raise Internal("An adapter is attached to this base model already.")
-    handles = [model.register_forward_pre_hook(_in_use)]
+    handles = [model.register_forward_pre_hook(_is_attached)]
     try:
-        for module, change in adapter.inputs(model):
-            handles.append(module.register_forward_pre_hook(_input_hook(change), with_kwargs=True))
+        for module, input_edit in adapter.inputs(model):
+            handles.append(module.register_forward_pre_hook(_input_hook(input_edit), with_kwargs=True))
         for module, edit in adapter.edits(model):
             handles.append(module.register_forward_hook(_output_hook(edit), with_kwargs=True))
         yield

@@ -53,7 +53,7 @@ class Bottleneck(nn.Module):
         self._scale = config.scale
 
     def update(self, source: Tensor) -> Tensor:
-        """A(source): what is added, (batch, time, hidden) as `source`, in the dtype of the adapter."""
+        """A(source), the update (batch, time, hidden) of a `source` of that shape, in the dtype of the adapter."""
         x = source.to(self.down.weight.dtype)
         if self.norm is not None:
             x = layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
@@ -66,14 +66,14 @@ class Bottleneck(nn.Module):
 
 
 Update = Callable[[Tensor], Tensor]
-"""What is read (batch, time, hidden) -> what is added, of the same shape."""
+"""Source (batch, time, hidden) -> its update, of the same shape."""
 
 
 def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> Iterator[tuple[nn.Module, Edit]]:
-    """Pairs of a base module and the edit of its output that put `update` where adapters of `config` act, in one layer.
+    """Pairs of a base module and the edit of its output that add `update` at the site of `config` in one layer.
 
-    Of Houlsby's two places it is the one after the feed-forward module. Whatever computes the update (one
-    bottleneck, or a fusion of several): what it reads and where its result is added are the structure's.
+    Of Houlsby's two sites it is the one after the feed-forward module. The structure decides what `update` (of one
+    bottleneck, or of a fusion of several) reads and where its result is added.
     """
 
     def on_output(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
@@ -86,19 +86,19 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
 
     residual = config.input == "residual"
     if config.structure == "parallel":
-        arguments: list[Tensor] = []  # that of the module that is read, until the feed-forward module has run
+        arguments: list[Tensor] = []  # of the module that is read, until the feed-forward module has run
 
-        def keep(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        def store(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
             arguments[:] = [source]
             return hidden
 
-        def beside(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+        def add_stored(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
             if not arguments:
                 raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
             return (hidden + update(arguments.pop())).to(hidden.dtype)
 
-        yield sites.norms[-1] if residual else sites.ffn_input, keep
-        yield sites.ffn, beside
+        yield sites.norms[-1] if residual else sites.ffn_input, store
+        yield sites.ffn, add_stored
     elif residual and sites.post_norm and config.structure == "pfeiffer":
         yield sites.norms[-1], around_norm
     else:
@@ -114,8 +114,8 @@ class TrainedNorm(nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None if rms else nn.Parameter(torch.empty(hidden_size, device="meta")))
 
-    def instead(self, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of a norm: its argument normalised with these parameters instead.
+    def normalise(self, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        """The edit of a norm: its argument normalised with these parameters.
 
         RMSNorm is computed as transformers does, in fp32 at least, the weight last.
         """
@@ -128,7 +128,7 @@ class TrainedNorm(nn.Module):
 
 
 class BottleneckLayer(nn.Module):
-    """What is put on one layer of the base."""
+    """The bottlenecks, and trained norms, of one layer of the base."""
 
     def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class BottleneckLayer(nn.Module):
             if self._config.trained_norms:
                 for norm, trained in zip(sites.norms, self.base_norm, strict=True):
                     assert isinstance(trained, TrainedNorm)
-                    yield norm, trained.instead
+                    yield norm, trained.normalise
 
     def _on_attention(self, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
         out: Tensor = self.attention(hidden, hidden)
@@ -178,11 +178,11 @@ class BottleneckAdapter(AdapterModule):
         """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
         layers = layer_sites(model)
         check_family(model, self.model_type, "adapter")
-        found = len(layers), int(getattr(model.config, "hidden_size", 0))
-        if found != (self.num_layers, self.hidden_size):
+        sizes = len(layers), int(getattr(model.config, "hidden_size", 0))
+        if sizes != (self.num_layers, self.hidden_size):
             raise Incompatible(
                 f"The adapter is for {self.num_layers} layers of hidden size {self.hidden_size}; this base model "
-                f"has {found[0]} of {found[1]}.",
+                f"has {sizes[0]} of {sizes[1]}.",
                 param="base_model",
             )
         if _acts_on_norms(self.config, layers[0].post_norm if layers else False):
@@ -194,7 +194,7 @@ class BottleneckAdapter(AdapterModule):
         return self
 
     def settings(self) -> Hashable:
-        """Where it acts and what it computes; sizes are those of the tensors, and a mask's zeros are in the weights."""
+        """Its configuration without masks, whose zeros are in the weights."""
         return self.config.model_copy(update={"pruned": None}).model_dump_json()
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:

@@ -1,11 +1,11 @@
-"""Bottlenecks mixed exactly: several side by side as one, the mean of what they add, and neurons put into one order.
+"""Join, mix and align bottlenecks: side by side as one, the mean of their updates, neurons in one order.
 
 Side by side: D = [D_i diag(gamma_i)], c = [D_i beta_i + c_i], U = [f_i U_i], u = sum f_i u_i, with Bapna-Firat's
 LayerNorms folded into the projections (gamma 1, beta 0); f_i is an ingredient's factor times its scale. Used through
 the structure's entry in `STRUCTURES`. Bit-identical on every machine: element-wise products and sums in fixed order in
 double precision, no BLAS.
 
-Aligned: a permutation of neurons changes nothing that a bottleneck does. For site and ingredient, neurons are matched
+Aligned: a permutation of neurons leaves a bottleneck's output unchanged. By site and ingredient, neurons are matched
 to those of a reference so that the sum of <D_j, D'_k> + c_j c'_k + <U_j, U'_k> is largest (Hungarian matching; weight
 matching of Git Re-Basin: Ainsworth et al., ICLR 2023, https://arxiv.org/abs/2209.04836). LayerNorms are folded in
 before, and of ReLU's neurons, which may be scaled by a > 0 if U is divided by it, both sides are made equally large.
@@ -32,9 +32,9 @@ SEED = 0
 def join_bottlenecks(
     configs: Sequence[BottleneckConfig], loaded: Sequence[Tensors], factors: Sequence[Factor]
 ) -> dict[str, Tensor]:
-    """The tensors, in double precision, of the bottleneck whose output is the sum of `factors` times the others'.
+    """The tensors, in double precision, of the bottleneck whose output is the sum of `factors` times the ingredients'.
 
-    Every site of every layer; Houlsby's trained LayerNorms, which are the same in all, as they are.
+    Houlsby's trained LayerNorms, which are the same in all, are unchanged.
     """
     mixed: dict[str, Tensor] = {}
     for name, tensor in loaded[0].items():
@@ -43,12 +43,13 @@ def join_bottlenecks(
         elif name.endswith(".up.weight"):
             site = name.removesuffix("up.weight")
             scaled = [factor(site[:-1]) * config.scale for factor, config in zip(factors, configs, strict=True)]
-            mixed |= _site([{n: t for n, t in one.items() if n.startswith(site)} for one in loaded], scaled, site)
+            at_site = [{n: t for n, t in tensors.items() if n.startswith(site)} for tensors in loaded]
+            mixed |= _join_site(at_site, scaled, site)
     return mixed
 
 
-def _site(loaded: Sequence[Tensors], factors: Sequence[float], site: str) -> dict[str, Tensor]:
-    """One bottleneck from those of the ingredients."""
+def _join_site(loaded: Sequence[Tensors], factors: Sequence[float], site: str) -> dict[str, Tensor]:
+    """The bottleneck of one site from those of the ingredients."""
     down, bias, up, out = [], [], [], torch.zeros(())
     for number, (tensors, factor) in enumerate(zip(loaded, factors, strict=True)):
         values = {name.removeprefix(site): tensor.to(torch.float64) for name, tensor in tensors.items()}
@@ -72,14 +73,14 @@ def _site(loaded: Sequence[Tensors], factors: Sequence[float], site: str) -> dic
 
 
 def _dot(rows: Tensor, vector: Tensor) -> Tensor:
-    """rows (m, d) times vector (d), added up from first to last: `cumsum` has no other order on any machine."""
+    """rows (m, d) times vector (d), summed by `cumsum`, whose order is the same on every machine."""
     return torch.from_numpy(np.cumsum((rows * vector).numpy(), axis=1)[:, -1].copy())
 
 
 class BottleneckMixture(Measured):
-    """What bottlenecks add to standard normal probes, the same for all, at every site.
+    """The updates of bottlenecks for standard normal probes, the same for all, at every site.
 
-    Houlsby's trained LayerNorms are linear in their tensors: their average is exact, and they are left out.
+    Houlsby's trained LayerNorms are linear in their tensors: their average is exact, and they are not measured.
     """
 
     def __init__(self, _config: BottleneckConfig, shape: BaseShape) -> None:
@@ -91,11 +92,11 @@ class BottleneckMixture(Measured):
     def add(self, config: BottleneckConfig, tensors: Tensors, factor: Factor) -> None:
         """Add the updates, each (probes, hidden)."""
         for site, update in self._updates(config, tensors).items():
-            own = factor(site) * update
-            self._exact[site] = self._exact[site] + own if site in self._exact else own
+            weighted = factor(site) * update
+            self._exact[site] = self._exact[site] + weighted if site in self._exact else weighted
 
     def squares(self, config: BottleneckConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
-        """Over all probes."""
+        """Squared norms over all probes, as `Measured.squares` returns them."""
         soup = self._updates(config, tensors)
         return {
             site: (float((soup[site] - exact).square().sum()), float(exact.square().sum()))
@@ -116,9 +117,9 @@ class BottleneckMixture(Measured):
 
 
 def align_bottlenecks(config: BottleneckConfig, tensors: Tensors, reference: Tensors | None) -> dict[str, Tensor]:
-    """The same bottleneck in double precision with folded scale and norms, neurons in the order of `reference`.
+    """An equal bottleneck in double precision with folded scale and norms, neurons in the order of `reference`.
 
-    `reference` is one that has been through this function itself; None for the one that others are to follow.
+    `reference` is another result of this function; None for the first.
     """
     aligned = {
         name: tensor.double() for name, tensor in join_bottlenecks([config], [tensors], [everywhere(1.0)]).items()
@@ -137,17 +138,18 @@ def align_bottlenecks(config: BottleneckConfig, tensors: Tensors, reference: Ten
 
 
 def _neurons(down: Tensor, bias: Tensor, up: Tensor) -> Tensor:
-    """(width, 2 hidden + 1): what each reads, its bias, and what it adds."""
+    """(width, 2 hidden + 1): each neuron's row of D, its bias, and its column of U."""
     return torch.cat([down, bias[:, None], up.T], 1)
 
 
 def _balanced(neurons: Tensor, inputs: int) -> Tensor:
-    """Neurons whose first `inputs` entries and whose others are of one length each; those without one are unchanged."""
-    before, after = neurons[:, :inputs].norm(dim=1), neurons[:, inputs:].norm(dim=1)
-    grown = torch.where((before > 0) & (after > 0), (after / before).sqrt(), 1.0)[:, None]
-    return torch.cat([neurons[:, :inputs] * grown, neurons[:, inputs:] / grown], 1)
+    """The neurons, rescaled so that their first `inputs` entries and the rest have equal norms, unless one is 0."""
+    down, up = neurons[:, :inputs], neurons[:, inputs:]
+    down_norms, up_norms = down.norm(dim=1), up.norm(dim=1)
+    factors = torch.where((down_norms > 0) & (up_norms > 0), (up_norms / down_norms).sqrt(), 1.0)[:, None]
+    return torch.cat([down * factors, up / factors], 1)
 
 
 def _order(neurons: Tensor, reference: Tensor) -> Tensor:
-    """For each neuron of the reference the one that goes with it."""
+    """The index of the neuron matched to each neuron of the reference."""
     return torch.from_numpy(linear_sum_assignment(reference @ neurons.T, maximize=True)[1])

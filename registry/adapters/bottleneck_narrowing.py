@@ -1,10 +1,10 @@
-"""Bottlenecks made narrower: of the neurons of a wide one those that say most, and an up-projection made for them.
+"""Narrow a bottleneck: keep the neurons that explain most of its output, and fit an up-projection to them.
 
 Of z = g(D x + c) on probes x that are drawn by a seed the neurons are picked one after the other, each the one that
-explains most of what is left of y = U z + u (orthogonal matching pursuit with many outputs: Tropp et al., Signal
-Processing 86, 2006). Then [U', u'] is the ridge regression of y on theirs. No text and no base model is looked at.
-Probes have mean 0 and variance 1 over the hidden size, as what a LayerNorm gives. One half of their variance lies where
-the down-projections look: what training put there says which inputs there are.
+explains most of the rest of y = U z + u (orthogonal matching pursuit with many outputs: Tropp et al., Signal Processing
+86, 2006). Then [U', u'] is the ridge regression of y on theirs. Reads no text and no base model. Probes have mean 0 and
+variance 1 over the hidden size, like the outputs of a LayerNorm. One half of their variance lies in the row space of
+the down-projections, because training has shaped it by the real inputs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from registry.spec import BottleneckConfig
 
 PROBES = 4096
 STEPS = 2**15
-"""Probes are drawn as whole numbers of this size at most, evenly."""
+"""Probes are drawn uniformly from the whole numbers up to this absolute value."""
 VARIANCE = STEPS * (STEPS + 1) / 3
-"""Of such a number."""
+"""Variance of such a number."""
 RIDGE = 1e-3
-"""Of the neurons' mean variance."""
-ALIKE = 1e-9
-"""Of the largest gain: gains that differ by less are the same but for rounding."""
-SILENT = 1e-9
-"""Of the neurons' mean variance: what varies less is not picked for what it explains."""
+"""Ridge of the regression, as a share of the neurons' mean variance."""
+EQUAL_GAIN = 1e-9
+"""Share of the largest gain within which gains count as equal: they differ by rounding."""
+CONSTANT = 1e-9
+"""Share of the neurons' mean variance below which a neuron counts as constant and has no gain."""
 
 
 def narrow_bottlenecks(
-    config: BottleneckConfig, tensors: Tensors, widths: Mapping[str, int], seed: int, _read: object = None
+    config: BottleneckConfig, tensors: Tensors, widths: Mapping[str, int], seed: int, _input_moments: object = None
 ) -> dict[str, Tensor]:
-    """The tensors of `config`, in double precision, with each site's bottleneck as wide as `widths` says at most.
+    """The tensors of `config`, in double precision, with each site's bottleneck at most as wide as `widths`.
 
     Bapna-Firat's LayerNorms have to be folded (gamma 1, beta 0), as `join_bottlenecks` leaves them; other norms stay.
     """
@@ -56,51 +56,51 @@ def narrow_bottlenecks(
 
 
 def _probes(draw: np.random.Generator, down: Tensor) -> Tensor:
-    """(probes, hidden), each of mean 0 and variance 1."""
+    """The probes (probes, hidden), each of mean 0 and variance 1."""
     wide, hidden = down.shape
-    probes = _drawn(draw, hidden) / VARIANCE**0.5
-    read = _drawn(draw, wide) @ down
-    read -= read.mean(1, keepdim=True)
-    size = read.square().mean().sqrt()
+    probes = _uniform(draw, hidden) / VARIANCE**0.5
+    in_row_space = _uniform(draw, wide) @ down
+    in_row_space -= in_row_space.mean(1, keepdim=True)
+    size = in_row_space.square().mean().sqrt()
     if size > 0:
-        probes += read / size
+        probes += in_row_space / size
     probes -= probes.mean(1, keepdim=True)
     scaled: Tensor = probes / probes.square().mean(1, keepdim=True).sqrt()
     return scaled
 
 
-def _drawn(draw: np.random.Generator, columns: int) -> Tensor:
+def _uniform(draw: np.random.Generator, columns: int) -> Tensor:
     return torch.from_numpy(draw.integers(-STEPS, STEPS, (PROBES, columns), endpoint=True)).to(torch.float64)
 
 
 def _fit(neurons: Tensor, up: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which neurons stay, in their order; their up-projection (hidden, width); what is added to the bias (hidden)."""
+    """The indices of the kept neurons, their up-projection (hidden, width), the change of the bias (hidden,)."""
     means = neurons.mean(0)
-    spread = torch.cov(neurons.T, correction=0)  # (wide, wide)
-    wanted = spread @ up.T  # (wide, hidden): how each neuron goes with each output
-    picked = _picked(spread.clone(), wanted.clone(), width)
-    own = spread[picked][:, picked]
-    ridge = RIDGE * own.trace() / width
-    shrunk = own + torch.eye(width, dtype=torch.float64) * (ridge if ridge > 0 else 1.0)
-    fitted = torch.linalg.solve(shrunk, wanted[picked]).T
+    covariance = torch.cov(neurons.T, correction=0)  # (wide, wide)
+    with_outputs = covariance @ up.T  # (wide, hidden): covariance of each neuron with each output
+    picked = _pick(covariance.clone(), with_outputs.clone(), width)
+    among_picked = covariance[picked][:, picked]
+    ridge = RIDGE * among_picked.trace() / width
+    shrunk = among_picked + torch.eye(width, dtype=torch.float64) * (ridge if ridge > 0 else 1.0)
+    fitted = torch.linalg.solve(shrunk, with_outputs[picked]).T
     return picked, fitted, up @ means - fitted @ means[picked]
 
 
-def _picked(spread: Tensor, wanted: Tensor, width: int) -> Tensor:
-    """The neurons of which each explains most of the outputs after those before it; overwrites its arguments.
+def _pick(covariance: Tensor, with_outputs: Tensor, width: int) -> Tensor:
+    """The ascending indices of the picked neurons; overwrites its arguments.
 
-    Of neurons that are alike but for rounding it is the first.
+    Each explains most of the outputs beyond those picked before it; of equal gains the first is picked.
     """
-    least = SILENT * spread.trace() / len(spread)
+    least = CONSTANT * covariance.trace() / len(covariance)
     picked: list[int] = []
     for _ in range(width):
-        own = spread.diagonal()
-        gains = torch.where(own > least, wanted.square().sum(1) / own, 0.0)
+        variances = covariance.diagonal()
+        gains = torch.where(variances > least, with_outputs.square().sum(1) / variances, 0.0)
         gains[picked] = -1.0
-        best = int((gains >= gains.max() * (1 - ALIKE)).nonzero()[0])
+        best = int((gains >= gains.max() * (1 - EQUAL_GAIN)).nonzero()[0])
         picked.append(best)
-        if own[best] > least:
-            share = spread[:, best] / own[best]
-            wanted -= share[:, None] * wanted[best]
-            spread -= share[:, None] * spread[best]
+        if variances[best] > least:
+            share = covariance[:, best] / variances[best]
+            with_outputs -= share[:, None] * with_outputs[best]
+            covariance -= share[:, None] * covariance[best]
     return torch.tensor(sorted(picked))

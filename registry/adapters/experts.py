@@ -1,15 +1,15 @@
 """Banks of experts (AdaMix, Wang et al., EMNLP 2022): copies of an adapter's projections, routed at random in training.
 
 Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy of what
-`BankConfig.share` names; norms are shared always. `draw` says which copy serves each projection of a forward pass
-(section 3.1), `routed` puts that into effect, and without a route a bank computes its merge, the mean of the copies
-(section 3.3), which is what is served in its place. Used by the trainer, and by `soup.merge` for stored banks.
+`BankConfig.share` names; norms are shared always. `draw` chooses a copy for each projection of a forward pass
+(section 3.1), `routed` applies the choice, and without a route a bank computes its merge, the mean of the copies
+(section 3.3), which is served in its place. Used by the trainer, and by `mixing.merge` for stored banks.
 
 Knows no list of structures: its maker hands it the adapter of one expert, which may have a head, shared too. Tensor
-names are that adapter's own; the weight and bias of a projection with copies have a leading dimension of
-them. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
+names are those of that adapter; the weight and bias of a projection with copies have a leading dimension, one entry a
+copy. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
 merge of a bank's start is the start of a plain adapter of the same seed, bit for bit, and the bank carries that
-adapter's `init_hash`. What trains apart merges well only because it began together (AdapterSoup, appendix A.1).
+adapter's `init_hash`. Experts merge well only because they started alike (AdapterSoup, appendix A.1).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from registry.errors import Internal
 from registry.spec import BankConfig
 
 Routes = Mapping[str, int]
-"""Which copy serves, by the path of a projection that has copies (`layers.0.ffn.down`)."""
+"""The number of the copy in use, by the path of a projection that has copies (`layers.0.ffn.down`)."""
 
 
 class Experts(nn.Module):
-    """The copies of one linear projection; `weight` and `bias` are what the present route makes of them.
+    """The copies of one linear projection; `weight` and `bias` are those of the current route.
 
-    What it stores under these names has a leading dimension (experts, ...): it can stand wherever the adapter has a
-    plain projection, which is only ever asked for its weight, its bias and its output.
+    The stored parameters have a leading dimension (experts, ...). It replaces a plain projection, whose weight, bias
+    and output are all that adapters use.
     """
 
     def __init__(self, plain: nn.Linear, experts: int) -> None:
@@ -47,9 +47,9 @@ class Experts(nn.Module):
     @property
     def weight(self) -> Tensor:
         """(outputs, inputs): of the chosen copy, or of the merge."""
-        found = self._routed("weight")
-        assert found is not None  # a projection without a bias still has a weight
-        return found
+        weight = self._routed("weight")
+        assert weight is not None  # a projection without a bias still has a weight
+        return weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -70,12 +70,12 @@ class Experts(nn.Module):
 def mean_of(copies: Tensor) -> Tensor:
     """The mean over the first dimension in fp32: x_0 + sum_i (x_i - x_0) / M, term by term in order.
 
-    Bit-identical on every machine (docs/explanation/averaging.md), and exactly the copy where all are the same one.
+    Bit-identical on every machine (docs/explanation/averaging.md), and exactly the copy where all are equal.
     """
     share = torch.tensor(1.0 / len(copies), dtype=torch.float32)
-    first, *others = copies.to(torch.float32).unbind()
+    first, *rest = copies.to(torch.float32).unbind()
     mean = first
-    for copy in others:
+    for copy in rest:
         mean = mean + share * (copy - first)
     return mean
 
@@ -109,24 +109,24 @@ class BankAdapter(AdapterModule):
         return tuple(self._experts)
 
     def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the experts cannot be put on `model`."""
+        """Raises Incompatible, with every reason, where the experts cannot be attached to `model`."""
         self._expert.check_fit(model)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
-        """What the expert does to `model`, with the projections of the present route."""
+        """The edits of the expert, with the projections of the current route."""
         yield from self._expert.edits(model)
 
     def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
-        """What the expert does to what modules of `model` are given."""
+        """The input edits of the expert."""
         yield from self._expert.inputs(model)
 
     def draw(self, avoiding: Routes | None = None) -> Routes:
         """A copy for every projection that has several, drawn uniformly from torch's global generator.
 
-        With `avoiding` each is drawn from the others than the one named there, as the paper's second pass is.
+        With `avoiding` each is another copy than in those routes, as in the paper's second pass.
         """
         count = self.config.experts
-        least = 0 if avoiding is None else 1  # that many copies further than the one to avoid
+        least = 0 if avoiding is None else 1  # steps from the copy to avoid
         steps = torch.randint(least, count, (len(self._experts),)).tolist()
         return {
             path: (step + (0 if avoiding is None else avoiding[path])) % count
@@ -135,15 +135,17 @@ class BankAdapter(AdapterModule):
 
     @contextmanager
     def routed(self, routes: Routes) -> Iterator[None]:
-        """While open, forward passes go through these copies; afterwards as before. Raises Internal for others'."""
-        if routes.keys() != self._experts.keys() or not all(0 <= one < self.config.experts for one in routes.values()):
+        """While open, forward passes go through these copies. Raises Internal for routes of another bank."""
+        if routes.keys() != self._experts.keys() or not all(
+            0 <= expert < self.config.experts for expert in routes.values()
+        ):
             raise Internal("These routes are of another bank.")
-        before = {path: experts.chosen for path, experts in self._experts.items()}
+        previous = {path: experts.chosen for path, experts in self._experts.items()}
         self._choose(routes)
         try:
             yield
         finally:
-            self._choose(before)
+            self._choose(previous)
 
     def _choose(self, routes: Mapping[str, int | None]) -> None:
         for path, experts in self._experts.items():
@@ -151,12 +153,12 @@ class BankAdapter(AdapterModule):
 
 
 def _has_copies(path: str, config: BankConfig) -> bool:
-    """Whether the module at this path is a projection of the experts that has copies in the bank."""
+    """Return True if the module at this path is a projection that has copies in the bank."""
     return path.rpartition(".")[2] in config.copied
 
 
 def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter of a bank (AdaMix, section 3.3): the mean of each projection's copies, all else as it is, in fp32."""
+    """The adapter of a bank (AdaMix, section 3.3): the mean of each projection's copies, in fp32."""
     return {
         name: mean_of(tensor) if _has_copies(name.rpartition(".")[0], config) else tensor.to(torch.float32)
         for name, tensor in tensors.items()
@@ -166,28 +168,29 @@ def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, T
 def mean_routes(config: BankConfig, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """The adapters whose mean output is that of all routes through a bank, in fp32: one for each down-projection.
 
-    What an adapter adds is linear in its up-projections, so for the mean over routes theirs can be averaged first.
+    An adapter's update is linear in its up-projections, so that these can be averaged before the mean over routes.
     """
     merged = merge_bank(config, tensors)
-    differ = [name for name, tensor in tensors.items() if tensor.shape != merged[name].shape]
-    several = [name for name in differ if name.split(".")[-2] == config.sides[0]]
-    if not several:
+    copied = [name for name, tensor in tensors.items() if tensor.shape != merged[name].shape]
+    down = [name for name in copied if name.split(".")[-2] == config.sides[0]]
+    if not down:
         return [merged]
     return [
-        {**merged, **{name: tensors[name][one].to(torch.float32) for name in several}} for one in range(config.experts)
+        {**merged, **{name: tensors[name][expert].to(torch.float32) for name in down}}
+        for expert in range(config.experts)
     ]
 
 
 def initial_bank(
     config: BankConfig, shapes: Shapes, *, initial: Callable[..., dict[str, Tensor]], **start: object
 ) -> dict[str, Tensor]:
-    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter starts with, drawn by `initial`.
+    """fp32 tensors for `shapes`: every copy of a projection starts as a plain adapter's, drawn by `initial`.
 
     Raises what that does.
     """
-    several = {name: size[0] for name, size in shapes.items() if _has_copies(name.rpartition(".")[0], config)}
-    plain = {name: size[1:] if name in several else size for name, size in shapes.items()}
+    copies = {name: size[0] for name, size in shapes.items() if _has_copies(name.rpartition(".")[0], config)}
+    plain = {name: size[1:] if name in copies else size for name, size in shapes.items()}
     return {
-        name: tensor.repeat(several[name], *(1 for _ in tensor.shape)) if name in several else tensor
+        name: tensor.repeat(copies[name], *(1 for _ in tensor.shape)) if name in copies else tensor
         for name, tensor in initial(config.expert, plain, **start).items()
     }

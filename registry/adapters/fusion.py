@@ -2,9 +2,9 @@
 
 For the state x that the members read, u_k = member k's update of it, y = h + sum_k p_k V u_k with
 p = softmax_k((Q x + b_Q) . (K u_k + b_K)): what AdapterHub 1.3 computes (`BertFusion` with its default, dynamic
-configuration), whose keys and values are the members' outputs without their residual. Where the members act, which
-state they read and what is added to are those of their structure. Members are part of the adapter, so that it needs
-nothing else, and never require gradients; only Q, K and V train.
+configuration), whose keys and values are the members' outputs without their residual. The members'
+structure defines where they act, which state they read and where updates are added. Members are part of the adapter,
+so that it needs nothing else, and never require gradients; only Q, K and V train.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from registry.adapters.sites import Family, family_of, layer_sites
 from registry.spec import BaseShape, FusionConfig
 
 ATTENTION = ".fusion."
-"""In the names of the tensors that train."""
+"""Infix of the names of the tensors that are trained."""
 
 
 class Attention(nn.Module):
-    """One query, over keys and values that the members give."""
+    """One query, over keys and values of the members' updates."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Attention(nn.Module):
         query: Tensor = self.query(source)
         scores = (self.key(updates) * query.unsqueeze(-2)).sum(-1)  # (..., members)
         mixed = (torch.softmax(scores, dim=-1).unsqueeze(-1) * updates).sum(-2)
-        found: Tensor = self.value(mixed)  # linear, so that V of the mixture is the mixture of V
-        return found
+        values: Tensor = self.value(mixed)  # linear, so that V of the mixture is the mixture of V
+        return values
 
 
 class FusionLayer(nn.Module):
@@ -55,11 +55,11 @@ class FusionLayer(nn.Module):
             self.add_module(name, BottleneckLayer(config.member, shape, family).requires_grad_(False))
 
     def update(self, source: Tensor) -> Tensor:
-        """What is added, (..., hidden), for the `source` of that shape that the members read."""
+        """The update (..., hidden) for the `source` of that shape that the members read."""
         members = [cast(BottleneckLayer, self.get_submodule(name)) for name in self._members]
         updates = torch.stack([member.ffn.update(source) for member in members], dim=-2)
-        found: Tensor = self.fusion(source.to(updates.dtype), updates)
-        return found
+        update: Tensor = self.fusion(source.to(updates.dtype), updates)
+        return update
 
 
 class FusionAdapter(AdapterModule):
@@ -73,13 +73,13 @@ class FusionAdapter(AdapterModule):
     def __init__(self, config: FusionConfig, shape: BaseShape) -> None:
         super().__init__()
         self.config = config
-        self._one = (BottleneckAdapter(config.member, shape),)  # in a tuple, so that it is no part of the fusion
+        self._example = (BottleneckAdapter(config.member, shape),)  # in a tuple, so that it is no submodule
         family = family_of(shape.model_type)
         self.layers = nn.ModuleList(FusionLayer(config, shape, family) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible where the members cannot be put on `model`."""
-        self._one[0].check_fit(model)
+        """Raises Incompatible where the members cannot be attached to `model`."""
+        self._example[0].check_fit(model)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output, over all layers."""

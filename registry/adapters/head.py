@@ -1,6 +1,6 @@
 """Heads of task adapters: a linear layer on the base's last hidden states, whose outputs are labels or span scores.
 
-A head changes nothing in the base model's own forward pass: whoever trains or evaluates a task asks it for its logits
+A head edits nothing in the base model: training and evaluation compute its logits after the forward pass
 (Devlin et al., NAACL 2019, section 4: [CLS] for sequences, a start and an end vector for spans; a causal model has
 read the whole sequence at its last token, Radford et al., 2018). Called by the tasks of `training`.
 """
@@ -20,7 +20,7 @@ from registry.errors import Incompatible
 from registry.spec import BaseShape, HeadConfig
 
 HEAD_STD = 0.02
-"""Spread of the weights at the start, as BERT's (`initializer_range`); a head has no state to be close to."""
+"""Standard deviation of the initial weights, BERT's `initializer_range`."""
 
 
 class HeadModule(AdapterModule):
@@ -38,10 +38,10 @@ class HeadModule(AdapterModule):
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another hidden size."""
         config: Any = model.config
-        found = int(getattr(config, "hidden_size", 0))
-        if found != self.hidden_size:
+        size = int(getattr(config, "hidden_size", 0))
+        if size != self.hidden_size:
             raise Incompatible(
-                f"The head reads hidden states of size {self.hidden_size}; this base model's are of size {found}.",
+                f"The head reads hidden states of size {self.hidden_size}; this base model's are of size {size}.",
                 param="base_model",
             )
 
@@ -50,34 +50,32 @@ class HeadModule(AdapterModule):
         return iter(())
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """What the head says of last hidden states (batch, time, hidden), whose tokens `mask` (batch, time) marks.
+        """The logits of last hidden states (batch, time, hidden), whose tokens `mask` (batch, time) marks.
 
         Classification: (batch, labels), of the first token of an encoder and the last of a causal model, wherever the
         padding is. Question answering: (batch, time, 2), the scores of a span's start and end; the caller leaves
         out positions where no answer can be. In the head's own dtype (fp32 as built).
         """
         states = hidden if self.config.task == "question_answering" else self._read(hidden, mask)
-        found: Tensor = self.out(states.to(self.out.weight.dtype))
-        return found
+        logits: Tensor = self.out(states.to(self.out.weight.dtype))
+        return logits
 
     def _read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """(batch, hidden): the states of the token that stands for its sequence."""
         tokens = mask.to(torch.int64)
-        place = mask.shape[1] - 1 - tokens.flip(1).argmax(1) if self.reads_last else tokens.argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), place]
+        position = mask.shape[1] - 1 - tokens.flip(1).argmax(1) if self.reads_last else tokens.argmax(1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), position]
 
 
 def head_module(adapter: AdapterModule) -> HeadModule | None:
     """The head of an adapter: itself, or a member of a union; None where it has none."""
-    return next((part for part in adapter.modules() if isinstance(part, HeadModule)), None)
+    return next((module for module in adapter.modules() if isinstance(module, HeadModule)), None)
 
 
-def initial_head(
-    _config: HeadConfig, shapes: Shapes, *, seed: int, init: Init, **_not_needed: object
-) -> dict[str, Tensor]:
+def initial_head(_config: HeadConfig, shapes: Shapes, *, seed: int, init: Init, **_unused: object) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: weights N(0, 0.02) truncated at two standard deviations, biases zero.
 
-    Whatever `init` says, which is about adapters inside of the base. Drawn with NumPy's PCG64, like
+    `init`, which is of adapters inside the base, changes nothing. Drawn with NumPy's PCG64, like
     `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
     """
     rng = seeded(seed, init)

@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Sizes of tensors by their canonical names, in canonical order."""
 Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 INITS: tuple[Init, ...] = ("near_identity", "linear", "zero_up")
-"""Those of bottlenecks; `small_b` is a start of LoRAs (`lora.initial_lora`)."""
+"""Initialisations of bottlenecks; `small_b` is one of LoRAs (`lora.initial_lora`)."""
 NEAR_IDENTITY_STD = 1e-2  # robust below, harmful above (Houlsby et al., section 3.6)
 TRUNCATION = 2.0
 
@@ -57,9 +57,9 @@ def initial_tensors(
 
 def seeded(seed: int, init: Init) -> np.random.Generator:
     """NumPy's PCG64, from which every start is drawn; raises InvalidParameter for an unknown `init` or a bad seed."""
-    known = get_args(Init)
-    if init not in known:
-        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(known)}.", param="init")
+    inits = get_args(Init)
+    if init not in inits:
+        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(inits)}.", param="init")
     if seed < 0:
         raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
     return np.random.Generator(np.random.PCG64(seed))
@@ -79,15 +79,15 @@ def _projection(rng: np.random.Generator, name: str, shapes: Shapes, init: Init)
 
 
 def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal draws; those beyond two standard deviations are drawn again."""
+    """Standard normal draws; draws beyond two standard deviations are repeated."""
     values = rng.standard_normal(math.prod(shape))
-    while (beyond := np.flatnonzero(np.abs(values) > TRUNCATION)).size:
-        values[beyond] = rng.standard_normal(beyond.size)
+    while (outliers := np.flatnonzero(np.abs(values) > TRUNCATION)).size:
+        values[outliers] = rng.standard_normal(outliers.size)
     return values.reshape(shape)
 
 
 def _base_norms(shapes: Shapes, base: nn.Module | None) -> dict[str, Tensor]:
-    """Copies of the base's norms under the canonical names of those that `shapes` asks for."""
+    """Copies of the base's norms by their canonical names; empty where `shapes` has none."""
     if not any(".base_norm." in name for name in shapes):
         return {}
     if base is None:
@@ -96,7 +96,7 @@ def _base_norms(shapes: Shapes, base: nn.Module | None) -> dict[str, Tensor]:
     for i, sites in enumerate(layer_sites(base)):
         sites.check_norms()
         for j, norm in enumerate(sites.norms):
-            for part in ("weight",) if sites.rms_norms else ("weight", "bias"):
-                value = getattr(norm, part).detach().to("cpu", torch.float32, copy=True)
-                norms[f"layers.{i}.base_norm.{j}.{part}"] = value
+            for parameter in ("weight",) if sites.rms_norms else ("weight", "bias"):
+                value = getattr(norm, parameter).detach().to("cpu", torch.float32, copy=True)
+                norms[f"layers.{i}.base_norm.{j}.{parameter}"] = value
     return norms

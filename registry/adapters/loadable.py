@@ -1,7 +1,7 @@
-"""An adapter that can be loaded: what it is, and how its tensors are read when they are wanted.
+"""An adapter that can be loaded: its digest, its configuration, and a function that reads its tensors.
 
-The one record for it: verbs score one, mixing methods read them as ingredients, the engine keeps their tensors ready.
-Knows no database and no files: `registry.stored_files` makes them of what is stored.
+Verbs score one, mixing methods read them as ingredients, the engine caches their tensors. Knows no database and no
+files: `registry.stored_files` makes them of stored adapters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Load = Callable[[], Tensors]
 
 @dataclass(frozen=True)
 class Stored:
-    """Where an adapter lies in a store: the blob of its weights, and the base model's fingerprint in its digest."""
+    """The location of an adapter in a store: the blob of its weights, and its base model's fingerprint."""
 
     blob: str
     fingerprint: str
@@ -29,8 +29,8 @@ class Stored:
 class LoadableAdapter:
     """An adapter by its digest; two of one digest and configuration are equal, however they are read.
 
-    `size_bytes` is the size of its tensors, for which a memory budget keeps room; 0 where nobody knows it before.
-    `stored` is where other processes over the same store find it, None for what is in this one's memory alone.
+    `size_bytes` is the size of its tensors, which a memory budget reserves; 0 where it is unknown before loading.
+    `stored` is its location for other processes over the same store, None where it is in this one's memory alone.
     """
 
     digest: str

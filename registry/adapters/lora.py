@@ -2,7 +2,7 @@
 
 y = W x + b + s B A x with A (rank, inputs), B (outputs, rank), s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
 (Kalajdzievski, 2023). Needs no table of families: modules are named by their full paths, and `BaseShape.linears`
-says which there are. A module the LoRA does not name is left alone.
+says which there are. Modules the LoRA does not name are not edited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig, LoraModule
 
 PREFIX = "base_model.model."
-"""What PEFT puts before a module's path in the names of tensors."""
+"""PEFT's prefix of a module's path in the names of tensors."""
 LORA_A = ".lora_A.weight"
 LORA_B = ".lora_B.weight"
 SHOWN = 20
@@ -41,7 +41,7 @@ class LoraUpdate(nn.Module):
     def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
         """`hidden` (..., outputs) plus the update of `source` (..., inputs), in the dtype of `hidden`."""
         dtype = self.lora_A.weight.dtype
-        if not torch.is_autocast_enabled(source.device.type):  # which brings both to its own dtype
+        if not torch.is_autocast_enabled(source.device.type):  # autocast casts both to its own dtype
             source = source.to(dtype)
         narrow = linear(source, self.lora_A)
         narrow = narrow if self.scaling == 1 else narrow * self.scaling
@@ -74,13 +74,13 @@ class LoraAdapter(AdapterModule):
         """Raises Incompatible naming every module that `model` lacks, or that has other sizes there."""
         problems = []
         for path, update in self._updates.items():
-            wanted = (update.lora_A.in_features, update.lora_B.out_features)
-            found = _sizes(model, path)
-            if found is None:
+            expected = (update.lora_A.in_features, update.lora_B.out_features)
+            actual = _sizes(model, path)
+            if actual is None:
                 problems.append(f"The base model has no linear module {path!r}.")
-            elif found != wanted:
+            elif actual != expected:
                 problems.append(
-                    f"Module {path!r} is {found[0]} -> {found[1]}; the LoRA is for {wanted[0]} -> {wanted[1]}."
+                    f"Module {path!r} is {actual[0]} -> {actual[1]}; the LoRA is for {expected[0]} -> {expected[1]}."
                 )
         if problems:
             more = more_problems(len(problems))
@@ -92,18 +92,18 @@ class LoraAdapter(AdapterModule):
 
     def stackable(self) -> AdapterModule:
         """A LoRA that computes the same with ranks that are powers of two and a scale of 1."""
-        widened = {path: _power_of_two(module.rank) for path, module in self.config.modules().items()}
-        config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in widened.items()})
-        found = LoraAdapter(config, self._shape)
+        ranks = {path: _power_of_two(module.rank) for path, module in self.config.modules().items()}
+        config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
+        padded = LoraAdapter(config, self._shape)
         for path, update in self._updates.items():
-            other, more = found._updates[path], widened[path] - update.lora_A.out_features
+            padding = ranks[path] - update.lora_A.out_features
             a, b = update.lora_A.weight.detach() * update.scaling, update.lora_B.weight.detach()
-            other.lora_A.weight = nn.Parameter(F.pad(a, (0, 0, 0, more)))
-            other.lora_B.weight = nn.Parameter(F.pad(b, (0, more)))
-        return found.eval().requires_grad_(False)
+            padded._updates[path].lora_A.weight = nn.Parameter(F.pad(a, (0, 0, 0, padding)))
+            padded._updates[path].lora_B.weight = nn.Parameter(F.pad(b, (0, padding)))
+        return padded.eval().requires_grad_(False)
 
     def settings(self) -> Hashable:
-        """Its scales; which modules it names, and how wide it is there, show in the names and shapes of its tensors."""
+        """Its scales; modules and ranks are in the names and shapes of its tensors."""
         return tuple(update.scaling for update in self._updates.values())
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
@@ -119,7 +119,7 @@ def _power_of_two(rank: int) -> int:
 
 
 def _branch(root: nn.Module, names: list[str]) -> nn.Module:
-    """The module at a path below `root`, made where it is not there yet."""
+    """The module at a path below `root`, created where it is missing."""
     for name in names:
         if not hasattr(root, name):
             root.add_module(name, nn.Module())
@@ -141,17 +141,17 @@ def _refuse_unknown(paths: list[str], shape: BaseShape) -> None:
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path; several times quicker than `get_submodule`, which counts in every step of a training."""
-    found: nn.Module | None = model
+    """The module at a path; several times faster than `get_submodule`, which matters in every training step."""
+    module: nn.Module | None = model
     for name in path.split("."):
-        if found is None:
+        if module is None:
             break
-        found = found._modules.get(name)
-    return found
+        module = module._modules.get(name)
+    return module
 
 
 def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
-    """(inputs, outputs) of a linear module: nn.Linear, or Conv1D, which stores its weight the other way round."""
+    """(inputs, outputs) of a linear module: nn.Linear, or Conv1D, which stores its weight transposed."""
     module = _module_at(model, path)
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
@@ -161,9 +161,7 @@ def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
     return None
 
 
-def initial_lora(
-    _config: LoraConfig, shapes: Shapes, *, seed: int, init: Init, **_not_needed: object
-) -> dict[str, Tensor]:
+def initial_lora(_config: LoraConfig, shapes: Shapes, *, seed: int, init: Init, **_unused: object) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: A uniform as PEFT's Kaiming with a = sqrt(5), B zero, so exactly the base at step 0.
 
     With `small_b` B is N(0, 1e-2) truncated at two standard deviations: near the base, with gradients in A from the

@@ -1,8 +1,8 @@
-"""A LoRA as a GGUF file, as llama.cpp loads adapters: its metadata, its names of tensors and its order of rows.
+"""Write a LoRA as a GGUF file for llama.cpp: its metadata, its names of tensors and its order of rows.
 
-Called by `soup export --llamacpp`; needs the extra `gguf`, whose tables say how llama.cpp calls a module. llama.cpp
-adds (alpha / rank) B A x with one alpha for the file and the rank of each tensor, so that LoRAs whose modules differ in
-alpha have the difference in B.
+Called by `soup export --llamacpp`; needs the extra `gguf`, whose tables map modules to llama.cpp's names. llama.cpp
+adds (alpha / rank) B A x with one alpha for the file and the rank of each tensor; where modules differ in alpha, the
+difference goes into B.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""llama.cpp's architecture by transformers' `model_type`, of the families whose modules the two cut alike.
+"""llama.cpp's architecture by transformers' `model_type`, of families with the same modules in both.
 
-GPT-NeoX is not among them: llama.cpp orders the rows of its fused queries, keys and values by part, not by head.
+GPT-NeoX is not among them: llama.cpp orders the rows of its fused projection by query, key and value, not by head.
 """
 INTERLEAVED = frozenset({gguf.MODEL_ARCH.LLAMA})
-"""Where llama.cpp turns neighbouring numbers of a head by one angle; transformers turns those half a head apart."""
-TURNED = (".q_proj", ".k_proj")
+"""Architectures whose rotary embedding rotates neighbouring rows of a head in llama.cpp.
+
+transformers rotates rows that are half a head apart.
+"""
+ROTATED = (".q_proj", ".k_proj")
 OUTPUT = "output"
-"""llama.cpp's name of the output layer, which it does not have where it is the embedding."""
+"""llama.cpp's name of the output layer, which is missing where it is tied to the embedding."""
 
 
 @dataclass(frozen=True)
 class GgufBase:
-    """What has to be known of a base model to write its LoRAs."""
+    """The figures of a base model that its LoRAs' files need."""
 
     model_type: str
     layers: int
     head: int | None
-    """The size of a head of queries and keys; None where they have no one size."""
+    """The size of a head of queries and keys; None where heads differ in size."""
 
 
 def gguf_file(config: LoraConfig, tensors: Tensors, base: GgufBase, *, name: str) -> bytes:
-    """The GGUF file of a LoRA in fp32, called `name` in it.
+    """The GGUF file of a LoRA in fp32, with `name` in its metadata.
 
-    Raises Incompatible for a family or a module that llama.cpp does not have, or has otherwise.
+    Raises Incompatible for a family or a module that llama.cpp does not have, or not in the same form.
     """
     arch = _architecture(base)
     if arch in INTERLEAVED and base.head is None:
@@ -90,32 +93,32 @@ def _architecture(base: GgufBase) -> gguf.MODEL_ARCH:
 def _llama_names(config: LoraConfig, base: GgufBase, arch: gguf.MODEL_ARCH) -> dict[str, str]:
     """llama.cpp's name of each module of the LoRA by its path."""
     table = gguf.get_tensor_name_map(arch, base.layers)
-    found = {path: table.get_name(path) for path in config.modules()}
-    without = sorted(path for path, name in found.items() if name is None or name == OUTPUT)
+    names = {path: table.get_name(path) for path in config.modules()}
+    without = sorted(path for path, name in names.items() if name is None or name == OUTPUT)
     if without:
         raise Incompatible(
             f"llama.cpp loads LoRAs on the modules of layers that it has a name for, and this one has a LoRA on "
             f"{', '.join(without[:3])}{f' and {len(without) - 3} more' if len(without) > 3 else ''}."
         )
-    return {path: name for path, name in found.items() if name is not None}
+    return {path: name for path, name in names.items() if name is not None}
 
 
 def _one_alpha(config: LoraConfig) -> tuple[float, dict[str, float]]:
-    """An alpha for all modules, and what B of each has to be multiplied with for it: 1 where all have the same."""
-    own = {  # as the file keeps them
+    """One alpha for all modules, and the factor of each module's B that makes up for it."""
+    alphas = {  # in the file's precision
         path: float(np.float32(config.scaling(module) * module.rank)) for path, module in config.modules().items()
     }
-    alpha = max(own.values())
-    return alpha, {path: one / alpha for path, one in own.items()}
+    largest = max(alphas.values())
+    return largest, {path: alpha / largest for path, alpha in alphas.items()}
 
 
 def _factors(
     tensors: Tensors, named: Mapping[str, str], factors: Mapping[str, float], *, head: int | None
 ) -> Iterator[tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]]:
-    """Names and values of A (rank, inputs) and B (outputs, rank) as llama.cpp has them."""
+    """llama.cpp's names and values of A (rank, inputs) and B (outputs, rank)."""
     for path, name in named.items():
         a, b = (tensors[f"{PREFIX}{path}{end}"].to(torch.float32) for end in (LORA_A, LORA_B))
-        if head is not None and path.endswith(TURNED):
+        if head is not None and path.endswith(ROTATED):
             b = _interleaved(b, head)
         if factors[path] != 1:
             b = b * factors[path]

@@ -1,7 +1,7 @@
-"""LoRAs mixed exactly: several side by side as one, and the mean of their updates.
+"""Join and mix LoRAs exactly: several side by side as one, and the mean of their updates.
 
 Side by side: A = [A_i], B = [f_i s_i B_i] with an ingredient's factor f_i and s_i = alpha_i / rank_i (rsLoRA:
-/ sqrt(rank_i)); a module that an ingredient leaves alone is one to which it adds nothing. Used through the structure's
+/ sqrt(rank_i)); an ingredient adds nothing to modules it does not name. Used through the structure's
 entry in `STRUCTURES`.
 """
 
@@ -28,15 +28,15 @@ def join_loras(
     for config, tensors, factor in zip(configs, loaded, factors, strict=True):
         for path, module in config.modules().items():
             down.setdefault(path, []).append(tensors[PREFIX + path + LORA_A].to(torch.float32))
-            grown = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor(path) * config.scaling(module))
-            up.setdefault(path, []).append(grown)
-    return {PREFIX + path + LORA_A: torch.cat(some) for path, some in down.items()} | {
-        PREFIX + path + LORA_B: torch.cat(some, 1) for path, some in up.items()
-    }
+            scaled = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor(path) * config.scaling(module))
+            up.setdefault(path, []).append(scaled)
+    a = {PREFIX + path + LORA_A: torch.cat(matrices) for path, matrices in down.items()}
+    b = {PREFIX + path + LORA_B: torch.cat(matrices, 1) for path, matrices in up.items()}
+    return a | b
 
 
 class LoraMixture(Measured):
-    """The updates s B A themselves, by the Frobenius norm, through the QR of their stacked factors.
+    """The updates s B A, compared by the Frobenius norm through the QR of their stacked factors.
 
     ||B A||_F = ||R_B R_A^T||_F for B = Q_B R_B and A^T = Q_A R_A: the full matrix is never made, and nothing
     cancels before the norm is taken.
@@ -46,21 +46,21 @@ class LoraMixture(Measured):
         self._updates: dict[str, list[_Update]] = {}
 
     def add(self, config: LoraConfig, tensors: Tensors, factor: Factor) -> None:
-        """Keep the factors of every module, as they are stored."""
+        """Add the update of every module, as its stored factors."""
         for path, update in _updates(config, tensors, factor).items():
             self._updates.setdefault(path, []).append(update)
 
     def squares(self, config: LoraConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
-        """By the paths of modules."""
+        """Squared norms by the paths of modules, as `Measured.squares` returns them."""
         squares = {}
         soup = _updates(config, tensors, everywhere(1.0))
         for path, updates in self._updates.items():
             up, down = _stacked(updates)
-            found, its_down = _stacked([soup[path]])
-            if torch.equal(its_down, down):  # concatenated: half the work, and what is equal cancels to 0
-                difference = _squared_norm(up - found, down)
+            soup_up, soup_down = _stacked([soup[path]])
+            if torch.equal(soup_down, down):  # concatenated: half the work, and equal factors cancel to 0
+                difference = _squared_norm(up - soup_up, down)
             else:
-                difference = _squared_norm(torch.cat([up, -found], 1), torch.cat([down, its_down]))
+                difference = _squared_norm(torch.cat([up, -soup_up], 1), torch.cat([down, soup_down]))
             squares[path] = difference, _squared_norm(up, down)
         return squares
 
@@ -74,7 +74,7 @@ class _Update(NamedTuple):
 
 
 def _updates(config: LoraConfig, tensors: Tensors, factor: Factor) -> dict[str, _Update]:
-    """`factor` times what a LoRA adds to each module's weights."""
+    """`factor` times a LoRA's update of each module, by path."""
     return {
         path: _Update(
             factor(path) * config.scaling(module), tensors[PREFIX + path + LORA_B], tensors[PREFIX + path + LORA_A]
@@ -85,9 +85,8 @@ def _updates(config: LoraConfig, tensors: Tensors, factor: Factor) -> dict[str, 
 
 def _stacked(updates: Sequence[_Update]) -> tuple[Tensor, Tensor]:
     """The factors (outputs, ranks) and (ranks, inputs) of a sum, in double precision."""
-    return torch.cat([one.up.double() * one.factor for one in updates], 1), torch.cat(
-        [one.down.double() for one in updates]
-    )
+    up = torch.cat([update.up.double() * update.factor for update in updates], 1)
+    return up, torch.cat([update.down.double() for update in updates])
 
 
 def _squared_norm(up: Tensor, down: Tensor) -> float:

@@ -1,16 +1,16 @@
-"""LoRAs of other ranks: narrower ones for `recompress`, and one rank and scale everywhere for `soup export`.
+"""Change the ranks of LoRAs: lower ones for `recompress`, and one rank and scale everywhere for `soup export`.
 
-Narrower is of every module's update the nearest one of smaller rank (Eckart and Young, 1936).
+`narrow_loras` replaces every module's update by the nearest one of lower rank (Eckart and Young, 1936).
 
-The update B A (outputs, inputs) of a wide LoRA is never made: its squared singular values are the eigenvalues of
-L^T (B^T B) L with A A^T = L L^T, which is as small as the rank.
+The update B A (outputs, inputs) of a wide LoRA is never computed: its squared singular values are the eigenvalues of
+L^T (B^T B) L with A A^T = L L^T, a matrix as small as the rank.
 
-Nearest on what the module reads, whose second moments are C = E[x x^T], is the one whose E|B A x - B' A' x|^2 is
-smallest: that of B A C^1/2, so A C A^T stands where A A^T stood. The singular vectors kept are those of the outputs,
-onto which B A is projected, and nothing has to be divided by C^1/2 again.
+With second moments C = E[x x^T] of the module's inputs, the nearest update minimises E|B A x - B' A' x|^2: that of
+B A C^1/2, so that A C A^T replaces A A^T. The singular vectors kept are those of the outputs, onto which B A is
+projected, so that nothing has to be divided by C^1/2 again.
 
-Uniform is what engines want that read no pattern of modules. It computes the same: smaller ranks are filled up with
-zeros, and scales go into B.
+`uniform` is for engines that read no pattern of modules. It computes the same: smaller ranks are padded with zeros, and
+scales go into B.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.spec import LoraConfig, LoraModule
 
-NOTHING = 1e-12
-"""Of the largest squared singular value: what is smaller is rounding, and left out."""
+ROUNDING = 1e-12
+"""Share of the largest squared singular value below which one counts as rounding, and as 0."""
 Moments = Callable[[str], Tensor]
-"""By the path of a module: (inputs, inputs). Made when asked for, since all together may take gigabytes."""
+"""Path of a module -> second moments of its inputs (inputs, inputs), which for all modules may take gigabytes."""
 
 
 def narrow_loras(
-    config: LoraConfig, tensors: Tensors, widths: Mapping[str, int], _seed: int, read: Moments | None = None
+    config: LoraConfig, tensors: Tensors, widths: Mapping[str, int], _seed: int, input_moments: Moments | None = None
 ) -> dict[str, Tensor]:
-    """The tensors in double precision with each module's rank as `widths` says at most.
+    """The tensors in double precision with each module's rank at most as in `widths`.
 
-    `config` has every alpha equal to its rank, so that the update is B A, before and after. With what modules `read`,
-    the updates are the nearest on that.
+    `config` has every alpha equal to its rank, so that the update is B A, before and after. With `input_moments` the
+    updates are the nearest on such inputs.
     """
     narrow = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
     for path, module in config.modules().items():
         if module.rank > widths[path]:
             a, b = PREFIX + path + LORA_A, PREFIX + path + LORA_B
-            moments = None if read is None else read(path)
+            moments = None if input_moments is None else input_moments(path)
             narrow[a], narrow[b] = _nearest(narrow[a], narrow[b], widths[path], moments)
     return narrow
 
 
 def _nearest(a: Tensor, b: Tensor, rank: int, moments: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A (rank, inputs) and B (outputs, rank) of the nearest update of this rank to B A, both of the same size.
+    """A (rank, inputs) and B (outputs, rank), of equal size, of the update of this rank that is nearest to B A.
 
     With V the leading eigenvectors and s the singular values they are s^-3/2 V^T L^T B^T B A and B L V s^-1/2. The
     largest entry of each column of the new B is positive: eigenvectors leave the sign open.
@@ -58,7 +58,7 @@ def _nearest(a: Tensor, b: Tensor, rank: int, moments: Tensor | None) -> tuple[T
     root = vectors * values.clamp(min=0).sqrt()  # L
     squares, vectors = torch.linalg.eigh(root.T @ (b.T @ b) @ root)  # smallest first
     squares, vectors = squares.flip(0)[:rank], vectors.flip(1)[:, :rank]
-    sizes = torch.where(squares > NOTHING * squares[0], squares, 0.0).sqrt()
+    sizes = torch.where(squares > ROUNDING * squares[0], squares, 0.0).sqrt()
     shares = torch.where(sizes > 0, 1 / sizes, 0.0)
     outputs = b @ root @ vectors * shares.sqrt()
     outputs *= outputs.gather(0, outputs.abs().argmax(0, keepdim=True)).sign()
@@ -78,7 +78,7 @@ def uniform(config: LoraConfig, tensors: Tensors) -> tuple[LoraConfig, dict[str,
     wide: dict[str, Tensor] = {}
     for path, module in modules.items():
         a, b = (tensors[f"{PREFIX}{path}{end}"].to(torch.float32) for end in (LORA_A, LORA_B))
-        missing = rank - module.rank
-        wide[f"{PREFIX}{path}{LORA_A}"] = pad(a, (0, 0, 0, missing))  # (rank, inputs)
-        wide[f"{PREFIX}{path}{LORA_B}"] = pad(b * config.scaling(module), (0, missing))  # (outputs, rank)
+        padding = rank - module.rank
+        wide[f"{PREFIX}{path}{LORA_A}"] = pad(a, (0, 0, 0, padding))  # (rank, inputs)
+        wide[f"{PREFIX}{path}{LORA_B}"] = pad(b * config.scaling(module), (0, padding))  # (outputs, rank)
     return LoraConfig.of(dict.fromkeys(modules, LoraModule(rank, rank))), wide

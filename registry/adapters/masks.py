@@ -1,9 +1,9 @@
-"""Masks of pruned adapters: which entries of the projections are held at zero (SparseAdapter, section 2).
+"""Masks of pruned adapters, which hold entries of the projections at zero (SparseAdapter, section 2).
 
-Called by what builds, checks and stores adapters, by averaging, and by pruning. A mask is one bit an entry, 1 where
-it is kept, row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside
-`<projection>.weight`; an adapter has them where its configuration says `pruned`. Only the `projections` that its
-structure names are masked, never a bias, a norm, a head or a prefix.
+Used to build, check, store, average and prune adapters. A mask is one bit an entry, 1 where it is kept,
+row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside `<projection>.weight`; adapters
+with `pruned` in their configuration have them. Only the `projections` that the structure names are masked, never a
+bias, a norm, a head or a prefix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WEIGHT = ".weight"
 
 
 def is_mask(name: str) -> bool:
-    """Whether a tensor of this name is a mask."""
+    """Return True if a tensor of this name is a mask."""
     return name.endswith(MASK)
 
 
@@ -39,7 +39,7 @@ def values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def packed_bytes(entries: int) -> int:
-    """Length of the mask of so many entries."""
+    """Bytes of a mask of that many entries."""
     return -(-entries // 8)
 
 
@@ -55,11 +55,11 @@ def unpack(packed: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def projections(config: AdapterConfig, names: Iterable[str]) -> dict[str, list[str]]:
-    """Weights that may be masked among `names`, in canonical order, by the prefix of the part they belong to."""
+    """Weights that may be masked among `names`, in canonical order, by the prefix of their union's member."""
     weights = [(name, name.removesuffix(_WEIGHT)) for name in canonical_order(names) if name.endswith(_WEIGHT)]
     return {
-        prefix: [name for name, path in weights if name.startswith(prefix) and _leaf(path) in one.projections]
-        for prefix, one in config.prunable().items()
+        prefix: [name for name, path in weights if name.startswith(prefix) and _leaf(path) in member.projections]
+        for prefix, member in config.prunable().items()
     }
 
 
@@ -76,26 +76,23 @@ def _leaf(path: str) -> str:
 
 
 def add_masks(module: nn.Module) -> None:
-    """Give the projections of every pruned part of an adapter, a union's members included, a buffer `mask`.
-
-    It has no values yet: as the parameters beside it, it is filled by its maker.
-    """
+    """Give the projections of pruned adapters, a union's members included, a buffer `mask`, whose values follow."""
     for linear in _masked_linears(module):
         size = packed_bytes(linear.weight.numel())
         linear.register_buffer("mask", torch.zeros(size, dtype=torch.uint8, device=linear.weight.device))
 
 
 def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
-    for part in module.modules():
-        if not isinstance(part, AdapterModule) or "" not in part.config.pruned_parts():
+    for adapter in module.modules():
+        if not isinstance(adapter, AdapterModule) or "" not in adapter.config.pruned_parts():
             continue
-        for name, linear in part.named_modules():
-            if isinstance(linear, nn.Linear) and _leaf(name) in part.config.projections:
+        for name, linear in adapter.named_modules():
+            if isinstance(linear, nn.Linear) and _leaf(name) in adapter.config.projections:
                 yield linear
 
 
 def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with the masks of tensors whose names and shapes are those of `config`, a sentence each."""
+    """One sentence for every fault of the masks of tensors whose names and shapes are those of `config`."""
     problems = []
     for prefix, pruned in config.pruned_parts().items():
         names = projections(config, tensors)[prefix]
@@ -110,9 +107,9 @@ def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[
 
 def _one_mask_problems(name: str, weight: Tensor, packed: Tensor) -> list[str]:
     problems = []
-    beyond = np.unpackbits(packed.numpy())[weight.numel() :]
-    if beyond.any():
-        problems.append(f"Tensor {mask_of(name)!r} has {int(beyond.sum())} bits set beyond the last entry.")
+    padding = np.unpackbits(packed.numpy())[weight.numel() :]
+    if padding.any():
+        problems.append(f"Tensor {mask_of(name)!r} has {int(padding.sum())} bits set beyond the last entry.")
     wrong = int((weight[~unpack(packed, weight.shape)] != 0).sum())
     if wrong:
         problems.append(f"Tensor {name!r} holds {wrong} entries that are masked and not zero.")
@@ -120,12 +117,12 @@ def _one_mask_problems(name: str, weight: Tensor, packed: Tensor) -> list[str]:
 
 
 def _count_problems(prefix: str, pruned: Pruned, masked: int, entries: int, *, projections: int) -> list[str]:
-    """The count is exact; the share is the one asked for, up to rounding once, or once a projection."""
-    of = f" of {prefix.removesuffix('.')}" if prefix else ""
+    """One sentence where the count is not exact, or the sparsity is off by more than rounding, once a projection."""
+    member = f" of {prefix.removesuffix('.')}" if prefix else ""
     if masked != pruned.masked:
-        return [f"The masks{of} leave out {masked} entries, and the configuration says {pruned.masked}."]
+        return [f"The masks{member} leave out {masked} entries, and the configuration says {pruned.masked}."]
     if abs(masked - pruned.sparsity * entries) > max(1, projections):
-        return [f"The masks{of} leave out {masked} of {entries} entries, no share of {pruned.sparsity:g}."]
+        return [f"The masks{member} leave out {masked} of {entries} entries, no share of {pruned.sparsity:g}."]
     return []
 
 
@@ -133,16 +130,16 @@ def _count_problems(prefix: str, pruned: Pruned, masked: int, entries: int, *, p
 
 
 def highest(scores: Mapping[str, Tensor], masked: int) -> dict[str, Tensor]:
-    """Masks, bool of each score's shape, that leave out exactly the `masked` lowest scores over all of them.
+    """Masks, bool of each score's shape, that are false at exactly the `masked` lowest scores over all of them.
 
-    Of equal scores that of the lower index goes first: by the order of `scores`, then row-major.
+    Of equal scores the lower index is masked first: by the order of `scores`, then row-major.
     """
     flat = np.concatenate([score.detach().cpu().reshape(-1).numpy() for score in scores.values()])
     keep = np.ones(flat.size, dtype=bool)
     keep[np.argsort(flat, kind="stable")[:masked]] = False
     ends = np.cumsum([score.numel() for score in scores.values()])
-    parts = np.split(keep, ends[:-1])
+    masks = np.split(keep, ends[:-1])
     return {
-        name: torch.from_numpy(part).reshape(score.shape)
-        for (name, score), part in zip(scores.items(), parts, strict=True)
+        name: torch.from_numpy(mask).reshape(score.shape)
+        for (name, score), mask in zip(scores.items(), masks, strict=True)
     }

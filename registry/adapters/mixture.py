@@ -1,7 +1,7 @@
-"""Exact mixtures: the weighted mean of what adapters of one structure add, to hold a soup of them against.
+"""Exact mixtures: the weighted sum of the updates of adapters of one structure, to compare a soup with.
 
-A structure's entry in `STRUCTURES` makes its own; `soup.report` fills it while a mixing method reads the
-ingredients. In double precision and through BLAS: a figure of the report, no byte of a soup depends on it.
+Made by a structure's entry in `STRUCTURES`; `mixing.report` adds ingredients while a mixing method reads them. In
+double precision and through BLAS, since no byte of a soup depends on it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from registry.adapters.loadable import Tensors
 
 Factor = Callable[[str], float]
-"""What an ingredient is multiplied by at a site: `layers.3.ffn` of a bottleneck, of a LoRA a module's path."""
+"""Site (`layers.3.ffn` of a bottleneck, of a LoRA a module's path) -> factor of an ingredient's update there."""
 
 
 def everywhere(value: float) -> Factor:
-    """The same factor at every site."""
+    """A factor that is `value` at every site."""
     return lambda _site: value
 
 
 class Mixture(ABC):
-    """What adapters add together, each times a factor. Configurations are those of the structure it is of."""
+    """The sum of adapters' updates, each times a factor; all configurations are of one structure."""
 
-    def residuals(self, config: Any, tensors: Tensors) -> dict[str, float] | None:  # noqa: ARG002
-        """The relative error of a soup at each site; None where it has no size at a site."""
+    def residuals(self, _config: Any, _tensors: Tensors) -> dict[str, float] | None:
+        """The relative error of a soup at each site; None for structures that are not compared by site."""
         return None
 
     @abstractmethod
     def add(self, config: Any, tensors: Tensors, factor: Factor) -> None:
-        """Take `factor` times what an adapter adds into account."""
+        """Add `factor` times an adapter's update."""
 
     @abstractmethod
     def residual(self, config: Any, tensors: Tensors) -> float | None:
@@ -40,21 +40,21 @@ class Mixture(ABC):
 
 
 class Measured(Mixture):
-    """A mixture from which a soup's difference has a size, at each site."""
+    """A mixture that is compared with a soup at each site."""
 
     @abstractmethod
     def squares(self, config: Any, tensors: Tensors) -> dict[str, tuple[float, float]]:
         """Squared norms of the soup's difference from the exact mixture, and of the exact mixture, by site."""
 
     def residual(self, config: Any, tensors: Tensors) -> float | None:
-        """The relative error of a soup; None where the ingredients cancel out and nothing is left to compare with."""
-        found = self.squares(config, tensors).values()
-        return _relative(sum(difference for difference, _ in found), sum(size for _, size in found))
+        """The relative error of a soup; None where the ingredients cancel out."""
+        squares = self.squares(config, tensors).values()
+        return _relative(sum(difference for difference, _ in squares), sum(size for _, size in squares))
 
     def residuals(self, config: Any, tensors: Tensors) -> dict[str, float]:
-        """At each site; without those where the ingredients cancel out."""
-        found = {site: _relative(*squares) for site, squares in self.squares(config, tensors).items()}
-        return {site: error for site, error in found.items() if error is not None}
+        """The relative error of a soup at each site, without sites where the ingredients cancel out."""
+        errors = {site: _relative(*squares) for site, squares in self.squares(config, tensors).items()}
+        return {site: error for site, error in errors.items() if error is not None}
 
 
 def _relative(difference: float, size: float) -> float | None:
@@ -64,7 +64,7 @@ def _relative(difference: float, size: float) -> float | None:
 
 
 class Constant(Mixture):
-    """That of adapters whose soup has the same residual whatever they are, so that nothing has to be kept.
+    """The mixture of adapters whose soups all have one residual, so that nothing is stored.
 
     0.0 where they are linear in their tensors (heads), whose average is exact; None where their updates have no
     weighted mean (`Structure.no_exact_mixture`).
@@ -74,8 +74,8 @@ class Constant(Mixture):
         self._residual = residual
 
     def add(self, config: Any, tensors: Tensors, factor: Factor) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def residual(self, _config: Any, _tensors: Tensors) -> float | None:
-        """The same for all."""
+        """The residual of all soups."""
         return self._residual

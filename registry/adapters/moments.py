@@ -1,7 +1,7 @@
-"""Second moments of what projections read, as they are stored: the upper triangles of symmetric matrices.
+"""Second moments of projections' inputs, stored as the upper triangles of symmetric matrices.
 
-Made by `training.statistics`, read by the mixing methods that need them (`registry.mixing.regmean`, and `recompress` by
-inputs). float32 on disk, float64 where it is computed with.
+Computed by `training.statistics`, read by the mixing methods that need them (`registry.mixing.regmean`, and
+`recompress` by inputs). float32 on disk, float64 in computations.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from registry.adapters.lora import LORA_B
-from registry.adapters.masks import projections
+from registry.adapters.masks import projection_names
 from registry.spec import AdapterConfig
 
 
-def read_by(config: AdapterConfig, names: Iterable[str]) -> list[str]:
-    """Of the tensors of an adapter the weights of projections whose inputs are looked at: all but a LoRA's B."""
-    found = (name for some in projections(config, names).values() for name in some)
-    return [name for name in found if not name.endswith(LORA_B)]
+def measured_weights(config: AdapterConfig, names: Iterable[str]) -> list[str]:
+    """The weights, among `names`, of projections whose inputs have second moments: all but a LoRA's B."""
+    return [name for name in projection_names(config, names) if not name.endswith(LORA_B)]
 
 
 def packed(moments: Tensor) -> Tensor:
-    """Of a symmetric matrix (n, n) the upper triangle, row after row: (n (n + 1) / 2,) fp32."""
+    """The upper triangle of a symmetric matrix (n, n), row after row: (n (n + 1) / 2,) fp32."""
     rows, columns = torch.triu_indices(*moments.shape)
     return moments[rows, columns].to(torch.float32)
 
@@ -40,10 +39,10 @@ def unpacked(values: Tensor, size: int) -> Tensor:
 
 
 def matrix_size(entries: int) -> int:
-    """The size of the matrix that so many values are of."""
+    """The size n of the matrix whose `packed` has that many values."""
     return (math.isqrt(8 * entries + 1) - 1) // 2
 
 
 def packed_entries(size: int) -> int:
-    """How many values `packed` has of a matrix (size, size)."""
+    """The number of values of `packed` of a matrix (size, size)."""
     return size * (size + 1) // 2

@@ -27,13 +27,13 @@ PROMPT = "prompt_embeddings"
 
 
 class OnePassCache(DynamicCache):
-    """Brings the prefix into a pass whose caller wants no cache; some models give it back all the same."""
+    """A cache that holds the prefix in a pass without caching; some models return it all the same."""
 
 
 class PrefixAdapter(AdapterModule):
     """A prefix without values: built on torch's meta device and filled by its maker.
 
-    Raises Incompatible for a base model without one size of keys and values, or with no room for text after it.
+    Raises Incompatible for a base model without one size of keys and values, or whose context it would fill.
     """
 
     config: PrefixConfig
@@ -66,12 +66,12 @@ class PrefixAdapter(AdapterModule):
         """Raises Incompatible for another family, other sizes, or other keys and values."""
         check_family(model, self.model_type, "prefix")
         config: Any = model.config
-        found = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
+        layers, hidden_size = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
         heads = getattr(config, "num_key_value_heads", None) or self.kv[0]
-        if (*found, heads) != (self.num_layers, self.hidden_size, self.kv[0]):
+        if (layers, hidden_size, heads) != (self.num_layers, self.hidden_size, self.kv[0]):
             raise Incompatible(
                 f"The prefix is for {self.num_layers} layers of hidden size {self.hidden_size} with {self.kv[0]} heads "
-                f"of keys and values; this base model has {found[0]} of {found[1]} with {heads}.",
+                f"of keys and values; this base model has {layers} of {hidden_size} with {heads}.",
                 param="base_model",
             )
 
@@ -80,14 +80,14 @@ class PrefixAdapter(AdapterModule):
         return iter(())
 
     def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
-        """The module that every pass over the layers goes through, and what it is given instead.
+        """The module that every pass over the layers goes through, and the edit that adds the prefix to its arguments.
 
-        That is where the model takes its cache: `base_model`, or what that hands everything on to (OPT's decoder, which
-        the language model calls directly). `BaseShape.kv` is None where passes do not go through it.
+        That module takes the cache: `base_model`, or the decoder that it calls (OPT's, which the language model calls
+        directly). `BaseShape.kv` is None where passes do not go through it.
         """
-        yield cast(Callable[[], nn.Module], model.get_decoder)(), self.before
+        yield cast(Callable[[], nn.Module], model.get_decoder)(), self.add_prefix
 
-    def states_before(self) -> Tensor:
+    def prefix_states(self) -> Tensor:
         """Keys and values (layers, 2, heads, length, size) of the virtual tokens."""
         heads, size = self.kv
         states = self.prompt_embeddings.reshape(self.config.length, self.num_layers, 2, heads, size)
@@ -95,35 +95,34 @@ class PrefixAdapter(AdapterModule):
 
     def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, each (rows, heads, length, size), for `rows` texts."""
-        states = self.states_before().to(dtype).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
+        states = self.prefix_states().to(dtype).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
         return [(layer[0], layer[1]) for layer in states]
 
-    def before(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    def add_prefix(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a forward pass with the prefix in its cache, its mask, and before its positions.
 
-        A cache that is empty, or none, gets the prefix; one that holds states was filled in a pass with the prefix and
-        has it. The mask, as the caller knows it, covers what is cached and what is new, without the prefix. Raises
-        Internal where it does not, which means that the cache was filled without; and InvalidParameter for more
-        text than fits.
+        A missing or empty cache gets the prefix; one that holds states was filled in a pass with the prefix and has it.
+        The caller's mask covers cached and new tokens without the prefix. Raises Internal where it does not, because
+        the cache was then filled without the prefix; and InvalidParameter for more text than fits.
         """
-        source = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+        source = arguments["input_ids"] if arguments.get("input_ids") is not None else arguments["inputs_embeds"]
         rows, new = int(source.shape[0]), int(source.shape[1])
-        cache: Cache | None = given.get("past_key_values")
+        cache: Cache | None = arguments.get("past_key_values")
         if cache is None or isinstance(cache, OnePassCache):
-            cache = OnePassCache() if given.get("use_cache") is False else DynamicCache()
+            cache = OnePassCache() if arguments.get("use_cache") is False else DynamicCache()
         if cache.get_seq_length() == 0:
             for number, (keys, values) in enumerate(self.layers(rows, dtype=cast(torch.dtype, module.dtype))):
                 cache.update(keys, values, number)
-        self._check_room(cache.get_seq_length() + new)
-        changed = {**given, "past_key_values": cache}
-        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        self._check_context(cache.get_seq_length() + new)
+        changed = {**arguments, "past_key_values": cache}
+        mask, positions = arguments.get("attention_mask"), arguments.get("position_ids")
         if mask is not None:
             changed["attention_mask"] = self._covering(mask, cached=cache.get_seq_length(), new=new)
         if positions is not None:
             changed["position_ids"] = positions + self.config.length
         return changed
 
-    def _check_room(self, tokens: int) -> None:
+    def _check_context(self, tokens: int) -> None:
         if tokens > self.context:
             length = self.config.length
             raise InvalidParameter(
@@ -133,7 +132,7 @@ class PrefixAdapter(AdapterModule):
             )
 
     def _covering(self, mask: object, *, cached: int, new: int) -> Tensor:
-        """The mask with the prefix's columns in front: everybody sees them."""
+        """The mask with the prefix's columns in front, visible to every token."""
         length = self.config.length
         if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
             raise Internal("A prefix needs an attention mask that is one tensor (rows, time) or (rows, 1, new, time).")
@@ -142,8 +141,8 @@ class PrefixAdapter(AdapterModule):
                 f"An attention mask of {mask.shape[-1]} columns does not go with {cached} cached and {new} new tokens, "
                 f"{length} of them the prefix: the cache was filled without it."
             )
-        seen = 0.0 if mask.is_floating_point() and mask.ndim == 4 else 1.0  # such a mask is added to the scores
-        return F.pad(mask, (length, 0), value=seen)
+        visible = 0.0 if mask.is_floating_point() and mask.ndim == 4 else 1.0  # such a mask is added to the scores
+        return F.pad(mask, (length, 0), value=visible)
 
 
 def initial_prefix(
@@ -151,12 +150,11 @@ def initial_prefix(
 ) -> dict[str, Tensor]:
     """fp32 `prompt_embeddings`, seeded by NumPy's PCG64.
 
-    - `near_identity`, `zero_up`: what `base` has for keys and values of tokens drawn from its vocabulary (Li & Liang,
-      section 7.4: the activations of words, whatever they are, are a far better start than numbers of no model). The
-      base has read other text before a BOS all its life, so it begins about where it is; zeros would draw attention off
-      the text. They are computed by the base on one thread: their last bits are the machine's, and not those of how
-      many threads it had to spare.
-    - `linear`: N(0, 1), the default of the embedding in which PEFT keeps it. Starts far from the base.
+    - `near_identity`, `zero_up`: keys and values that `base` computes for tokens drawn from its vocabulary (Li & Liang,
+      section 7.4: activations of any words are a far better start than random numbers). The base was trained with
+      other text before a BOS, so that its output hardly changes; zeros would draw attention off the text. The base
+      computes them on one thread, so that their last bits depend on the machine but not on the number of threads.
+    - `linear`: N(0, 1), PEFT's default. Starts far from the base.
 
     Raises InvalidParameter for an unknown `init`, a negative seed, or activations without `base`.
     """

@@ -1,6 +1,6 @@
-"""Where a base model's layers, sub-layers and norms are, by its family (`model_type`).
+"""Find a base model's layers, sub-layers and norms by its family (`model_type`).
 
-The only place that knows module paths of base models: another family is another entry of `FAMILIES`.
+The only module that knows module paths of base models: another family is another entry of `FAMILIES`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from registry.errors import Incompatible
 
 @dataclass(frozen=True)
 class Family:
-    """A family of base models by the paths of its sub-modules: `layers` from the model, the others from one layer.
+    """The module paths of a family of base models: `layers` from the model, the others from one layer.
 
-    The outputs of `attention` and `ffn` (or the first items of their output tuples) are what the layer adds to
-    its residual stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
+    The layer adds the outputs of `attention` and `ffn` (or the first items of their output tuples) to its residual
+    stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
     where the two are not in one. `norms` names the layer's norms in order, the last the one before the feed-forward
     module, or with `post_norm` (BERT) the one after it: there each norm takes the sum of a sub-module's output and
     the residual stream. With `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
@@ -101,8 +101,8 @@ class LayerSites:
         """Raises Incompatible where a norm is not of the family's kind, with a weight (and a bias) to train."""
         for norm in self.norms:
             bias = getattr(norm, "bias", None) is not None
-            known = hasattr(norm, "variance_epsilon") if self.rms_norms else isinstance(norm, nn.LayerNorm)
-            if not known or getattr(norm, "weight", None) is None or bias == self.rms_norms:
+            is_kind = hasattr(norm, "variance_epsilon") if self.rms_norms else isinstance(norm, nn.LayerNorm)
+            if not is_kind or getattr(norm, "weight", None) is None or bias == self.rms_norms:
                 kind = "RMSNorms with a weight" if self.rms_norms else "LayerNorms with weight and bias"
                 raise Incompatible(
                     f"Adapters that act on this family's norms need {kind}; one of this base model is "
@@ -112,7 +112,7 @@ class LayerSites:
 
 
 def family_of(model_type: str) -> Family:
-    """The family's entry; raises Incompatible naming the known ones."""
+    """The family's entry; raises Incompatible, which lists the known families."""
     family = FAMILIES.get(model_type)
     if family is None:
         raise Incompatible(
@@ -128,12 +128,12 @@ def model_type_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "model_type", ""))
 
 
-def check_family(model: nn.Module, model_type: str, what: str) -> None:
-    """Raises Incompatible where `model` is not of the family that an adapter, called `what`, was made for."""
-    found = model_type_of(model)
-    if found != model_type:
+def check_family(model: nn.Module, model_type: str, noun: str) -> None:
+    """Raises Incompatible where `model` is not of the family `model_type` of an adapter, described by `noun`."""
+    actual = model_type_of(model)
+    if actual != model_type:
         raise Incompatible(
-            f"The {what} is for base models of family {model_type!r}; this one is of family {found!r}.",
+            f"The {noun} is for base models of family {model_type!r}; this one is of family {actual!r}.",
             param="base_model",
         )
 

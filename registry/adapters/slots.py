@@ -1,6 +1,6 @@
-"""What an adapter computes with its parameters, whether they are one adapter's or have a slot for each of several.
+"""Linear layers and norms of adapters, with parameters of one adapter or stacked with a slot for each of several.
 
-A stacked parameter has the slots in front of its own dimensions, and meets states (slots, tokens, hidden).
+A stacked parameter has the slots in front of its own dimensions, and is applied to states (slots, tokens, hidden).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_linear(hidden: Tensor, x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def per_slot(parameter: Tensor) -> Tensor:
-    """A vector (hidden,) as it is, a stacked one (slots, hidden) so that it meets (slots, tokens, hidden)."""
+    """A vector (hidden,) unchanged; a stacked one (slots, hidden) shaped to broadcast over (slots, tokens, hidden)."""
     return parameter.unsqueeze(1) if parameter.ndim == 2 else parameter
 
 

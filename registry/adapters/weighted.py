@@ -1,6 +1,6 @@
 """Several adapters of one structure side by side on a base model, each with a coefficient at every site.
 
-What is added at site l is sum_i w_li f_i(x): the exact mixture of `soup.concat`, whose weights are still to be found.
+The update at site l is sum_i w_li f_i(x): the exact mixture of `mixing.concat` with trainable weights.
 Each site is one pair of products for all adapters, and one backward pass gives the gradient of every coefficient.
 """
 
@@ -33,11 +33,11 @@ class _Site:
 
 
 class WeightedAdapter(AdapterModule):
-    """The adapters of `configs` with tensors `loaded`, fp32; `coefficients` (sites, adapters) is all that is learnt.
+    """The adapters of `configs` with tensors `loaded`, fp32; only `coefficients` (sites, adapters) is trained.
 
-    `sites` are in the order of its rows; all coefficients are 0 at first, which is the base model. After a change of
-    them `apply_coefficients` has to be called before the next forward pass. Raises Internal for structures that are not
-    put side by side; that adapters go together is for the caller to check (`soup.concat.check`).
+    `sites` names its rows; all coefficients are 0 at first, which is the base model. After a change of them
+    `apply_coefficients` has to be called before the next forward pass. Raises Internal for structures that are not
+    put side by side; the caller checks that the adapters can be (`mixing.concat.check`).
     """
 
     def __init__(
@@ -55,34 +55,34 @@ class WeightedAdapter(AdapterModule):
         widths: Counter[str] = Counter()
         for config in configs:
             widths.update(config.widths())
-        one = everywhere(1.0)
+        factor = everywhere(1.0)
         self.config = configs[0].joined(widths)
-        self.joined = from_tensors(self.config, shape, join(configs, loaded, [one] * len(configs)))
+        self.joined = from_tensors(self.config, shape, join(configs, loaded, [factor] * len(configs)))
         self.joined.to(device).eval().requires_grad_(False)
-        alone = [join([config], [tensors], [one]) for config, tensors in zip(configs, loaded, strict=True)]
+        alone = [join([config], [tensors], [factor]) for config, tensors in zip(configs, loaded, strict=True)]
         self.sites = tuple(sorted(sites_of(self.config, shape)))
-        self._at = [_site_of(self.joined, site, alone) for site in self.sites]
+        self._sites = [_site_of(self.joined, site, alone) for site in self.sites]
         self.coefficients = nn.Parameter(torch.zeros(len(self.sites), len(configs), device=device))
         self.apply_coefficients()
 
     def apply_coefficients(self) -> None:
-        """Put the coefficients of now into the up-projections, differentiably."""
-        for weights, at in zip(self.coefficients, self._at, strict=True):
-            at.layer.weight = at.up * weights.repeat_interleave(at.widths)
-            if at.biases is not None:
-                at.layer.bias = weights @ at.biases
+        """Multiply the up-projections by the current coefficients, differentiably."""
+        for weights, site in zip(self.coefficients, self._sites, strict=True):
+            site.layer.weight = site.up * weights.repeat_interleave(site.widths)
+            if site.biases is not None:
+                site.layer.bias = weights @ site.biases
 
     def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the adapters cannot be put on `model`."""
+        """Raises Incompatible, with every reason, where the adapters cannot be attached to `model`."""
         self.joined.check_fit(model)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
-        """Those of the adapters joined."""
+        """The edits of the joined adapter."""
         yield from self.joined.edits(model)
 
 
 def _site_of(joined: AdapterModule, site: str, alone: Sequence[dict[str, Tensor]]) -> _Site:
-    """The parts of a site, whose up-projection gives up its parameters: they are made of coefficients from now on."""
+    """One site; removes the parameters of its up-projection, which are computed from coefficients from now on."""
     bottleneck = f"{site}.up.weight" in joined.state_dict(keep_vars=True)
     name = f"{site}.up" if bottleneck else (PREFIX + site + LORA_B).removesuffix(".weight")
     narrow = f"{site}.down.weight" if bottleneck else PREFIX + site + LORA_A
@@ -90,8 +90,8 @@ def _site_of(joined: AdapterModule, site: str, alone: Sequence[dict[str, Tensor]
     assert isinstance(layer, nn.Linear)
     up, biases = layer.weight.detach(), None
     if layer.bias is not None:
-        biases = torch.stack([one[f"{name}.bias"] for one in alone]).to(up)
+        biases = torch.stack([tensors[f"{name}.bias"] for tensors in alone]).to(up)
         del layer.bias
     del layer.weight
-    widths = torch.tensor([len(one[narrow]) if narrow in one else 0 for one in alone], device=up.device)
+    widths = torch.tensor([len(tensors[narrow]) if narrow in tensors else 0 for tensors in alone], device=up.device)
     return _Site(layer, up, biases, widths)

@@ -1,8 +1,7 @@
 """Adapter tensors as bytes: checked, read, written, hashed and scaled.
 
-Called by `push` (bytes that people sent), `cook` and the trainer (bytes of ours). Two digests differ on purpose: a
-blob's digest covers the file's bytes, an adapter's digest its meaning (base, configuration, tensors), whatever the
-file's layout and metadata.
+Called by `push` (files of clients), `cook` and the trainer (files of the server). A blob's digest covers the file's
+bytes, an adapter's digest its content (base, configuration, tensors), whatever the file's layout and metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MASK_DTYPE = "U8"
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """What a checked file holds: the adapter's digest, `dtype_of` it, `count_parameters` of it, length in bytes."""
+    """The content of a checked file: the adapter's digest, dtype, number of parameters, and length in bytes."""
 
     digest: str
     dtype: str
@@ -39,12 +38,12 @@ class CheckedWeights:
 
 
 def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> CheckedWeights:
-    """Everything about a weights file that can be wrong, against its configuration and base.
+    """Check a weights file against its configuration and base.
 
     Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
     finite values, or whose masks are not what `config` says; Incompatible where only names and shapes are not those
     of `config` on this base. `problems` has all of them either way; where names and shapes alone fill it, no value is
-    looked at.
+    read.
     """
     header = parse(data, max_bytes=max_bytes)
     fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})
@@ -72,7 +71,7 @@ def dtype_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def count_parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
-    """How many values the tensors of an adapter hold, without masks and without entries that are pruned."""
+    """The number of values of an adapter's tensors, without masks and without entries that are pruned."""
     stored = sum(tensor.numel() for tensor in values(tensors).values())
     return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
 
@@ -124,16 +123,18 @@ def save_tensors(tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | No
     Raises InvalidWeights for a dtype other than fp32, fp16 and bf16, and for masks other than uint8.
     """
     return write(
-        ((name, _dtype_name(name, tensors[name]), tuple(tensors[name].shape), _bytes(tensors[name]))
-         for name in canonical_order(tensors)),
+        (
+            (name, _dtype_name(name, tensors[name]), tuple(tensors[name].shape), _bytes(tensors[name]))
+            for name in canonical_order(tensors)
+        ),
         metadata,
-    )  # fmt: skip
+    )
 
 
-def passing(tensors: Mapping[str, Tensor]) -> bytes:
-    """A file of tensors that only passes from one process to another: no other file has these bytes.
+def save_unique(tensors: Mapping[str, Tensor]) -> bytes:
+    """A file of tensors with bytes of its own, to hand from one process to another.
 
-    Whoever is done with it can delete its blob, and takes away nobody else's.
+    Its blob can be deleted afterwards, because no other file has the same digest.
     """
     return save_tensors(tensors, metadata={"passing": uuid.uuid4().hex})
 
@@ -143,10 +144,10 @@ def _dtype_name(name: str, tensor: Tensor) -> str:
         if tensor.dtype != torch.uint8:
             raise InvalidWeights(f"Masks are stored as uint8, not {tensor.dtype}.", param="weights")
         return _MASK_DTYPE
-    found = _DTYPE_NAMES.get(tensor.dtype)
-    if found is None:
+    dtype = _DTYPE_NAMES.get(tensor.dtype)
+    if dtype is None:
         raise InvalidWeights(f"Adapters are stored as fp32, fp16 or bf16, not {tensor.dtype}.", param="weights")
-    return found
+    return dtype
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -168,9 +169,9 @@ def adapter_digest(base_fingerprint: str, config: AdapterConfig, tensors: Mappin
 def init_hash(tensors: Mapping[str, Tensor]) -> str:
     """Hash of all trainable tensors at step 0 as fp32, in canonical order, LayerNorms and biases included.
 
-    Adapters whose hashes are equal started from the same point and may be averaged (AdapterSoup, appendix A.1). It is
-    taken before pruning, so that a sparse adapter has its dense twin's; raises Internal where it would be of what
-    pruning has left.
+    Adapters whose hashes are equal started from the same point and may be averaged (AdapterSoup, appendix A.1).
+    Computed before pruning, so that a sparse adapter has the hash of the dense one; raises Internal for pruned
+    tensors.
     """
     if any(map(is_mask, tensors)):
         raise Internal("An initialisation was hashed after pruning.")
@@ -188,7 +189,7 @@ def _hash(about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
 
 
 def scale_output(tensors: Mapping[str, Tensor], config: AdapterConfig, scale: float) -> dict[str, Tensor]:
-    """The adapter whose output is `scale` times as large: U and b_U, or B, are multiplied, in fp32, no other."""
+    """The adapter whose output is `scale` times as large: U and b_U, or B, are multiplied in fp32."""
     factor = torch.tensor(scale, dtype=torch.float32)
     return {
         name: (tensor.to(torch.float32) * factor).to(tensor.dtype) if name.endswith(config.scaled_tensors) else tensor

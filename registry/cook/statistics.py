@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from registry.adapters import expected_tensors
-from registry.adapters.moments import packed_entries, read_by
+from registry.adapters.moments import measured_weights, packed_entries
 from registry.adapters.weights import load_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
@@ -202,7 +202,7 @@ def _some(texts: Sequence[str]) -> tuple[str, ...]:
 def _read(part: SoupIngredient, shape: BaseShape) -> list[int]:
     """How many values each of its projections reads."""
     expected = expected_tensors(part.config, shape)
-    return [expected[name][1] for name in read_by(part.config, expected)]
+    return [expected[name][1] for name in measured_weights(part.config, expected)]
 
 
 def _size_of(part: SoupIngredient, shape: BaseShape, kind: StatisticKind) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique
 from registry.context import BaseModel, Caller, Registry
 from registry.cook.mix import Mixed
 from registry.cook.plan import cut_training, default_passes, folds_of, passes_within
@@ -139,7 +139,7 @@ def _trained(
 
     The start and what is kept travel as blobs that nothing else names: they are deleted again.
     """
-    sent = registry.blobs.put_bytes(passing(start.tensors))
+    sent = registry.blobs.put_bytes(save_unique(start.tensors))
     try:
         asked = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
         stored = StoredAdapter(config=start.config, blob=sent)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from registry.adapters import AdapterModule, from_tensors
+from registry.adapters.batched import ReadyAdapter
 from registry.adapters.loadable import LoadableAdapter
-from registry.adapters.together import ReadyAdapter
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter, SoupError, Unavailable
 from registry.spec import BaseShape
@@ -88,7 +88,7 @@ class AdapterCache:
         if key not in self._held:
             load = self._loading.pop(key, None)
             module = _load(runner.base, handle) if load is None else load.result()
-            self._hold(key, runner.together.ready(module), pinned)
+            self._hold(key, runner.batched.prepare(module), pinned)
         self._held.move_to_end(key)
         return self._held[key]
 

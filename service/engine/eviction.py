@@ -42,7 +42,7 @@ class Evictor:
         """A base model was loaded: what its runner holds is bounded from here on. Called by the loading thread."""
         base_id = runner.base.entry.id
         runner.may_spare(lambda positions: self._may_spare(positions * self._bytes_of(base_id)))
-        runner.together.room = lambda needed: self._room_for_stacks(runner, needed)
+        runner.batched.stack_budget = lambda needed: self._room_for_stacks(runner, needed)
 
     def tidy(self, alive: Mapping[str, Iterable[object]]) -> None:
         """Give up the rows of all but these sequences, by base model; what is kept of those that ended stays."""
@@ -95,11 +95,11 @@ class Evictor:
     @property
     def stacked(self) -> int:
         """Bytes of stacked copies."""
-        return sum(runner.together.bytes for runner in self._runners())
+        return sum(runner.batched.bytes for runner in self._runners())
 
     def _forget_stacks(self, runners: Iterable[Runner]) -> None:
         for runner in runners:
-            runner.together.forget_stacks()
+            runner.batched.clear_stacks()
 
     def _runners(self) -> list[Runner]:
         return [self._residence.peek(base_id) for base_id in self._residence.held]
@@ -121,6 +121,6 @@ class Evictor:
         if left is not None:
             most = min(most, left - held)
         others = [one for one in self._runners() if one is not runner]
-        if sum(one.together.bytes for one in others) + needed > most:
+        if sum(one.batched.bytes for one in others) + needed > most:
             self._forget_stacks(others)
-        return most - sum(one.together.bytes for one in others)
+        return most - sum(one.batched.bytes for one in others)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from registry.adapters.together import ReadyAdapter
+from registry.adapters.batched import ReadyAdapter
 from registry.errors import InvalidWeights, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
 from service.engine.adapter_metrics import AdapterMetrics

@@ -1,7 +1,7 @@
 """The forward passes: segments of sequences in, logits, likelihoods and mean states out. Knows no queues.
 
 Used by the engine thread only. A pass runs over one row of tokens, ordered by adapter: newest tokens of sequences that
-generate, pieces of prompts and of texts, each sequence with its own adapter or none (`registry.adapters.together`),
+generate, pieces of prompts and of texts, each sequence with its own adapter or none (`registry.adapters.batched`),
 kept apart by `packing`, with their keys and values in `kv`. A sequence computes what it computes alone. A base model
 whose attention does not go through transformers' interface is run sequence by sequence instead.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from registry.adapters.together import FEW, ReadyAdapter, Run, Together
+from registry.adapters.batched import FEW, BatchedAdapters, ReadyAdapter, Run
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
 from service.engine.kv_cache import KVCache, KVCopy, Row, Slab, SlabDecodes
@@ -55,7 +55,7 @@ class ForwardTask:
     @property
     def before(self) -> int:
         """Positions that its adapter puts before its first token."""
-        return 0 if self.adapter is None else self.adapter.length_before
+        return 0 if self.adapter is None else self.adapter.prefix_length
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Runner:
 
     def __init__(self, base: LoadedBase, *, packed: bool = True) -> None:
         self.base = base
-        self.together = Together(base.model)
+        self.batched = BatchedAdapters(base.model)
         self.packed = packed
         self._memory = KVCache()
         self._kept: dict[object, KVCopy] = {}
@@ -133,7 +133,7 @@ class Runner:
         placed = [tasks[number] for number in order]
         runs, starts = self._runs(placed), _starts(placed)
         hidden = self._packed(placed, runs, starts) if self.packed else self._one_by_one(placed)
-        answers = _Answers(self.base, self.together, placed, starts, hidden).of_all()
+        answers = _Answers(self.base, self.batched, placed, starts, hidden).of_all()
         found: list[ForwardResult] = [ForwardResult()] * len(tasks)
         for number, answer in zip(order, answers, strict=True):
             found[number] = answer
@@ -160,7 +160,7 @@ class Runner:
                 many += numbers
         stacked: list[int] = []
         for (_, count), adapters in few.items():
-            for adapter in self.together.order(adapters, count):
+            for adapter in self.batched.slot_order(adapters, count):
                 stacked += by_adapter[adapter]
         return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
 
@@ -172,7 +172,11 @@ class Runner:
             count = sum(len(task.ids) for task in group)
             if adapter is not None:
                 last = runs[-1] if runs else None
-                if last is not None and last.count == count and self.together.stacks(last.adapters[0], adapter, count):
+                if (
+                    last is not None
+                    and last.count == count
+                    and self.batched.are_stacked(last.adapters[0], adapter, count)
+                ):
                     runs[-1] = Run(last.start, count, (*last.adapters, adapter))
                 else:
                     runs.append(Run(at, count, (adapter,)))
@@ -203,7 +207,7 @@ class Runner:
         ]
         packing = Packing(pieces, groups, causal=self.base.shape.kind == "causal")
         ids = torch.tensor([token for task in tasks for token in task.ids], device=device)
-        with self.together.using(runs):
+        with self.batched.applied(runs):
             hidden = packed_states(self.base.model, ids, torch.tensor(positions, device=device), packing)
         for row, length in kept:
             row.length += length
@@ -212,7 +216,7 @@ class Runner:
     def _row(self, task: ForwardTask) -> Row:
         """The row of a task's sequence, with what stands before its tokens."""
         owner, before = task.owner, task.before
-        states = None if task.adapter is None else task.adapter.before
+        states = None if task.adapter is None else task.adapter.prefix
         kept = self._kept.get(task.copied)
         if kept is not None:
             self._memory.copy_in(kept, owner, before + task.start, room=before + task.reserve)
@@ -235,7 +239,7 @@ class Runner:
         if self.base.shape.kind == "encoder":
             row = torch.tensor([list(task.ids)], device=self.base.model.device)
             return hidden_states(self.base.model, row, torch.ones_like(row))[0]
-        states = None if task.adapter is None else task.adapter.before
+        states = None if task.adapter is None else task.adapter.prefix
         cache = DynamicCache() if task.owner is None else self._cache(task)
         if states is not None and cache.get_seq_length() == 0:
             for layer, (keys, values) in enumerate(states.to(self.base.model.dtype)):
@@ -244,7 +248,7 @@ class Runner:
         ids = torch.tensor([list(task.ids)], device=self.base.model.device)
         positions = torch.arange(cached, cached + len(task.ids), device=ids.device)[None]
         runs = [] if task.adapter is None else [Run(0, None, (task.adapter,))]
-        with self.together.using(runs):
+        with self.batched.applied(runs):
             out = self.base.model.base_model(
                 input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
                 attention_mask=ids.new_ones((1, cached + len(task.ids))),
@@ -294,10 +298,15 @@ class _Answers:
     """What the tasks of a pass want of its hidden states (tokens, hidden)."""
 
     def __init__(
-        self, base: LoadedBase, together: Together, tasks: Sequence[ForwardTask], starts: Sequence[int], hidden: Tensor
+        self,
+        base: LoadedBase,
+        batched: BatchedAdapters,
+        tasks: Sequence[ForwardTask],
+        starts: Sequence[int],
+        hidden: Tensor,
     ) -> None:
         self._base = base
-        self._together = together
+        self._batched = batched
         self._tasks = tasks
         self._starts = starts
         self._hidden = hidden
@@ -318,14 +327,14 @@ class _Answers:
         editing: dict[ReadyAdapter, list[int]] = {}
         for number in numbers:
             adapter = self._tasks[number].adapter
-            if adapter is not None and self._together.edits_outputs(adapter):
+            if adapter is not None and self._batched.edits_output_layer(adapter):
                 editing.setdefault(adapter, []).append(number)
             else:
                 plain.append(number)
         if plain:
             compute(plain)
         for adapter, of in editing.items():
-            with self._together.using([Run(0, None, (adapter,))]):
+            with self._batched.applied([Run(0, None, (adapter,))]):
                 compute(of)
 
     def _logits(self, numbers: list[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 from registry.adapters import Init, create, expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.adapters.moments import packed, read_by
+from registry.adapters.moments import measured_weights, packed
 from registry.adapters.weights import init_hash
 from registry.mixing import MIXINGS
 from registry.mixing.compat import SoupIngredient, Statistic
@@ -116,7 +116,9 @@ def known(one: SoupIngredient, kind: str) -> SoupIngredient:
     if kind == "fisher":
         found = {name: torch.from_numpy(draw.normal(size=size) ** 2).float() for name, size in sizes.items()}
     else:
-        read = {name: draw.normal(size=(2 * sizes[name][1], sizes[name][1])) for name in read_by(one.config, sizes)}
+        read = {
+            name: draw.normal(size=(2 * sizes[name][1], sizes[name][1])) for name in measured_weights(one.config, sizes)
+        }
         found = {name: packed(torch.from_numpy(values.T @ values / len(values))) for name, values in read.items()}
     return replace(one, statistic=Statistic(BASE, lambda: found))
 

@@ -18,8 +18,8 @@ import torch
 
 from registry.adapters import Init, create, sites_of
 from registry.adapters.loadable import LoadableAdapter
-from registry.adapters.moments import packed, read_by
-from registry.adapters.weights import load_tensors, passing, save_tensors
+from registry.adapters.moments import measured_weights, packed
+from registry.adapters.weights import load_tensors, save_tensors, save_unique
 from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
@@ -323,7 +323,7 @@ class ToyRegistry:
             base_nll=tuple(30.0 + number % 3 for number in held),
             nll=nll,
             kept=kept,
-            blob=self.blobs.put_bytes(passing(moved)) if kept else None,
+            blob=self.blobs.put_bytes(save_unique(moved)) if kept else None,
             trained_tokens=100,
         )
 
@@ -336,7 +336,7 @@ class ToyRegistry:
         if request.kind == "fisher":
             found = {name: torch.from_numpy(draw.random(one.shape)).float() for name, one in tensors.items()}
         else:
-            read = {name: tensors[name].shape[1] for name in read_by(request.adapter.config, tensors)}
+            read = {name: tensors[name].shape[1] for name in measured_weights(request.adapter.config, tensors)}
             drawn = {name: torch.from_numpy(draw.normal(size=(2 * size, size))) for name, size in read.items()}
             found = {name: packed(one.T @ one / len(one)) for name, one in drawn.items()}
         return MeasuredStatistic(blob=self.blobs.put_bytes(save_tensors(found)), passages=len(request.texts), tokens=99)

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 import migrations
 from registry.adapters import create, paper_config
-from registry.adapters.together import ReadyAdapter
+from registry.adapters.batched import ReadyAdapter
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase
 from registry.catalogue.database import Database

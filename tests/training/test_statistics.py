@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters import AdapterModule, attached, create, from_tensors, paper_config
-from registry.adapters.moments import matrix_size, packed, packed_entries, read_by, unpacked
+from registry.adapters.moments import matrix_size, measured_weights, packed, packed_entries, unpacked
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits
@@ -136,7 +136,7 @@ def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase
     config = configs(base)[structure]
     found, kept = measured(base, config, "inputs")
     adapter = attach(base, config)
-    names = read_by(config, dict(adapter.named_parameters()))
+    names = measured_weights(config, dict(adapter.named_parameters()))
     assert list(kept) == names
     assert all(name.endswith((".down.weight", ".up.weight", ".lora_A.weight")) for name in names)
     read: dict[str, list[Tensor]] = {name: [] for name in names}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from registry.adapters.moments import packed, read_by, unpacked
+from registry.adapters.moments import measured_weights, packed, unpacked
 from registry.errors import Incompatible, Internal
 from registry.mixing import MIXINGS
 from registry.mixing.auto import choose_mixing
@@ -101,7 +101,7 @@ def test_a_value_is_that_of_the_one_ingredient_it_matters_to() -> None:
 def test_regmean_is_the_papers_formula(off: str) -> None:
     parts = measured([PLAIN] * 3, [1, 2, 5], "inputs", provenance=INIT)
     found, average = ours(parts, RegMeanMixing(off_diagonal=off)), ours(parts, AverageMixing())
-    fitted = read_by(PLAIN, found)
+    fitted = measured_weights(PLAIN, found)
     assert len(fitted) == 4
     for name, tensor in found.items():
         if name not in fitted:

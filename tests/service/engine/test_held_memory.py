@@ -77,7 +77,7 @@ def test_adapters_and_their_stacks_take_what_bases_leave(base: LoadedBase, adapt
         tickets.append(engine.submit(asked(handles[number % 6])))
         for _ in range(number % 4):
             engine.step()
-            together = runner_of(engine).together.bytes
+            together = runner_of(engine).batched.bytes
             stacked = max(stacked, together)
             assert WEIGHTS + engine.counters()["adapter_bytes"] + together <= budget
     run(engine)
@@ -93,9 +93,9 @@ def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase) -> None:
         engine.submit(asked(handles[number % 6], length=1 + number % 7))
         for _ in range(number % 4):
             engine.step()
-            assert runner_of(engine).together.bytes <= bank
+            assert runner_of(engine).batched.bytes <= bank
     run(engine)
-    assert runner_of(engine).together.bytes > 0
+    assert runner_of(engine).batched.bytes > 0
 
 
 def asked(adapter: LoadableAdapter, length: int = 3) -> GenerateRequest:

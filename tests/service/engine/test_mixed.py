@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from registry.adapters import AdapterModule, attached, expected_tensors, from_tensors, paper_config
+from registry.adapters.batched import FEW, STACKS, ReadyAdapter
 from registry.adapters.stacked import Stack
-from registry.adapters.together import FEW, STACKS, ReadyAdapter
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.spec import (
@@ -83,7 +83,7 @@ class World:
 def world_of(base: LoadedBase) -> World:
     modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
     runner = Runner(base)
-    return World(base, runner, [None, *modules], [None, *map(runner.together.ready, modules)])
+    return World(base, runner, [None, *modules], [None, *map(runner.batched.prepare, modules)])
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -196,7 +196,7 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     broken = module_of(world.base, PARALLEL, 3)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
-    ready = world.runner.together.ready(broken)
+    ready = world.runner.batched.prepare(broken)
     others = [Text(0, list(range(1, 20))) for _ in range(3)]
     bad = object()
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
 
 def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
     runner = Runner(world.base, packed=False)
-    ready = [None if one is None else runner.together.ready(one) for one in world.modules]
+    ready = [None if one is None else runner.batched.prepare(one) for one in world.modules]
     other = World(world.base, runner, world.modules, ready)
     texts = [Text(number, list(range(1, 14))) for number in range(len(ready))]
     step(other, [(text, 5, True) for text in texts])
@@ -227,9 +227,9 @@ def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
 def test_a_pass_that_failed_half_way_leaves_nothing_behind(world: World, packed: bool) -> None:
     """The first layers have written their keys and values, the last one has not."""
     runner = Runner(world.base, packed=packed)
-    ready = [None if one is None else runner.together.ready(one) for one in world.modules]
+    ready = [None if one is None else runner.batched.prepare(one) for one in world.modules]
     other = World(world.base, runner, world.modules, ready)
-    prefixed = next(n for n, one in enumerate(ready) if one is not None and one.before is not None)
+    prefixed = next(n for n, one in enumerate(ready) if one is not None and one.prefix is not None)
     texts = [Text(number, list(range(1, 14))) for number in (0, prefixed)]
     step(other, [(text, 5, True) for text in texts])
     layers = max((one for one in world.base.model.modules() if isinstance(one, nn.ModuleList)), key=len)
@@ -245,16 +245,16 @@ def test_a_pass_that_failed_half_way_leaves_nothing_behind(world: World, packed:
 
 
 def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: World) -> None:
-    together = world.runner.together
-    editing = [n for n, one in enumerate(world.ready) if one is not None and together.edits_outputs(one)]
+    batched = world.runner.batched
+    editing = [n for n, one in enumerate(world.ready) if one is not None and batched.edits_output_layer(one)]
     texts = [Text(number, list(range(1, 20))) for number in (0, 1, *editing)]
     assert len(editing) > 1
     step(world, [(text, 4, True) for text in texts])
     step(world, [(text, 1, True) for text in texts])
-    plan = together._last
+    plan = batched._last
     for _ in range(3):
         step(world, [(text, 1, True) for text in texts])
-        assert together._last is plan
+        assert batched._last is plan
     for text in texts:
         text.check(world)
     world.runner.retain(())
@@ -265,23 +265,23 @@ class TestStacks:
     @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
     def test_every_slot_holds_its_adapter(self, one_world: World, script: list[list[int]]) -> None:
         config = paper_config("bapna_firat", bottleneck=4)
-        ready = [one_world.runner.together.ready(module_of(one_world.base, config, seed)) for seed in range(10)]
+        ready = [one_world.runner.batched.prepare(module_of(one_world.base, config, seed)) for seed in range(10)]
         for wanted in script:
-            found = one_world.runner.together.order([ready[number] for number in wanted], 1)
+            found = one_world.runner.batched.slot_order([ready[number] for number in wanted], 1)
             assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
-            (stack,) = [one for key, one in one_world.runner.together._stacks.items() if key == (ready[0].form, 1)]
+            (stack,) = [one for key, one in one_world.runner.batched._stacks.items() if key == (ready[0].form, 1)]
             shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
             for name, tensor in shown.items():
                 assert len(tensor) == len(wanted)
                 for slot, one in enumerate(found):
                     assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
-        one_world.runner.together.forget_stacks()
-        assert one_world.runner.together.bytes == 0
+        one_world.runner.batched.clear_stacks()
+        assert one_world.runner.batched.bytes == 0
 
     def test_a_stack_is_made_once(self, one_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """Making one copies a whole adapter, which is nothing for every pass."""
-        together = one_world.runner.together
-        together.forget_stacks()
+        batched = one_world.runner.batched
+        batched.clear_stacks()
         made: list[Stack] = []
 
         class Counted(Stack):
@@ -289,23 +289,23 @@ class TestStacks:
                 super().__init__(example)
                 made.append(self)
 
-        monkeypatch.setattr("registry.adapters.together.Stack", Counted)
+        monkeypatch.setattr("registry.adapters.batched.Stack", Counted)
         pair = [one for one in one_world.ready[1:3] if one is not None]
         for _ in range(3):
-            together.order(pair, 1)
-            with together.using([]):
+            batched.slot_order(pair, 1)
+            with batched.applied([]):
                 pass
         assert len(made) == 1
-        together.forget_stacks()
+        batched.clear_stacks()
 
     def test_few_stacks_are_kept(self, one_world: World) -> None:
-        together = one_world.runner.together
+        batched = one_world.runner.batched
         pair = [one for one in one_world.ready[1:3] if one is not None]
         for count in range(1, FEW):
-            together.order(pair, count)
-            with together.using([]):
+            batched.slot_order(pair, count)
+            with batched.applied([]):
                 pass
-        assert len(together._stacks) == STACKS
+        assert len(batched._stacks) == STACKS
 
 
 class TestMemory:
