@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import load_tensors, save_unique, save_tensors
+from registry.adapters.weights import load_tensors, save_tensors, save_unique
 from registry.base_model import LoadedBase, load_base
 from registry.blobs import open_blobs
 from registry.names import sha256_digest

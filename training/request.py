@@ -90,7 +90,7 @@ class TrainingRun(Frozen):
         `how` says what else can be done than choose another place.
         """
         try:
-            check_place(self.bank, replace=False, how=how)
+            check_place(self.bank, replace=False, advice=how)
         except Conflict:
             with suppress(SoupError):
                 folder = read_directory(self.bank)

@@ -1,6 +1,6 @@
 """Adapters as directories on disk: ours, PEFT's (`peft`) and AdapterHub's (`adapterhub`).
 
-What this package exports is imported without torch, which `adapterhub` alone needs.
+The exports need no torch; `adapterhub` alone does.
 """
 
 from registry.formats.atomic_directory import (
@@ -25,7 +25,7 @@ from registry.formats.directory import (
     read_directory,
     write_directory,
 )
-from registry.formats.sent import SentDirectory
+from registry.formats.uploaded import UploadedDirectory
 
 __all__ = [
     "CARD_FILE",
@@ -39,7 +39,7 @@ __all__ = [
     "AdapterDirectory",
     "DirectoryNotes",
     "EmbeddingsNote",
-    "SentDirectory",
+    "UploadedDirectory",
     "check_place",
     "directory_files",
     "format_card",

@@ -1,6 +1,6 @@
-"""Adapter directories written atomically: built under a hidden name beside their path, synced, then renamed.
+"""Write adapter directories atomically: under a hidden name beside their path, synced, then renamed.
 
-Called by whatever writes one: `write_directory`, a pull and `soup convert`. Knows nothing of the files' contents.
+Called by `write_directory`, a pull and `soup convert`. Knows nothing of the files' contents.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from registry.files import make_directory, sync_directory
 
 CONFIG_FILE = "adapter_config.json"
 GGUF_FILE = "adapter_model.gguf"
-"""Where an adapter was exported for llama.cpp, in the place of configuration and weights."""
-OF_ADAPTERS = frozenset(
-    (CONFIG_FILE, GGUF_FILE, "README.md", ".gitattributes",
-     "adapter_model.safetensors", "soup.json", "samples.jsonl", "embeddings.safetensors",
-     "adapter_model.bin",
-     "pytorch_adapter.bin", "adapter.safetensors", "head_config.json", "pytorch_model_head.bin",
-     "model_head.safetensors")
-)  # fmt: skip
-"""Names of files in adapters' directories: any, ours, those of older PEFT, and of AdapterHub. What has another name is
-somebody's own, and goes with no adapter."""
+"""The one file of an adapter that was exported for llama.cpp."""
+_OWN_FILES = {"adapter_model.safetensors", "soup.json", "samples.jsonl", "embeddings.safetensors"}
+_OLD_PEFT_FILES = {"adapter_model.bin"}
+_ADAPTERHUB_FILES = {
+    "pytorch_adapter.bin",
+    "adapter.safetensors",
+    "head_config.json",
+    "pytorch_model_head.bin",
+    "model_head.safetensors",
+}
+ADAPTER_FILES = frozenset(
+    {CONFIG_FILE, GGUF_FILE, "README.md", ".gitattributes"} | _OWN_FILES | _OLD_PEFT_FILES | _ADAPTERHUB_FILES
+)
+"""Names of files in adapters' directories. Files of other names are a user's own, and are never deleted."""
 
 
 def place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
@@ -50,22 +54,22 @@ def new_directory_beside(path: Path) -> Path:
     return beside
 
 
-def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
+def check_place(path: Path, *, replace: bool, advice: str = "ask to replace it") -> None:
     """Raises Conflict where no adapter's directory can be made at `path`.
 
-    One that is not empty is in the way unless `replace`, and then too where it is no adapter's, or holds folders or
-    files that adapters do not have: texts, a project, a base model beside an adapter are not deleted. `how` is the way
-    to ask.
+    A directory that is not empty is refused unless `replace`, and with `replace` too where it holds no adapter, or
+    folders or files that adapters do not have: texts, a project, a base model beside an adapter are not deleted.
+    `advice` tells the user how to ask for `replace`.
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise Conflict(f"{path} exists and is not a directory.")
-    found = list(path.iterdir()) if path.is_dir() else []
-    if found and not replace:
-        raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
-    of_one = any((path / name).is_file() for name in (CONFIG_FILE, GGUF_FILE))
-    others = sorted(entry.name for entry in found if entry.name not in OF_ADAPTERS or not entry.is_file())
-    if found and (not of_one or others):
-        besides = f" ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''})" if others else ""
+    entries = list(path.iterdir()) if path.is_dir() else []
+    if entries and not replace:
+        raise Conflict(f"{path} exists and is not empty: choose another directory, or {advice}.")
+    has_adapter = any((path / name).is_file() for name in (CONFIG_FILE, GGUF_FILE))
+    foreign = sorted(entry.name for entry in entries if entry.name not in ADAPTER_FILES or not entry.is_file())
+    if entries and (not has_adapter or foreign):
+        besides = f" ({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''})" if foreign else ""
         raise Conflict(
             f"{path} holds something else than one adapter{besides}, and is never replaced: choose another directory."
         )
@@ -74,8 +78,8 @@ def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") ->
 def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
     """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
 
-    A directory that is replaced is renamed before: a crash in between leaves it under a hidden name `.NAME.*.old`
-    beside the whole new one. Whoever made it may then forget what it was made from: a training its checkpoint.
+    A directory that is replaced is renamed first: a crash in between leaves it under a hidden name `.NAME.*.old`
+    beside the complete new one. Afterwards the caller may delete its sources, as a training does its checkpoint.
     """
     check_place(path, replace=replace)
     sync_directory(beside)

@@ -1,7 +1,7 @@
-"""The card of an adapter directory: README.md, whose front matter is the fields of a `Card` and whose text describes.
+"""Read and write the card of an adapter directory: README.md, with the fields of a `Card` as front matter.
 
-The front matter is written as YAML whose values are JSON, so that any reader takes it, and read with PyYAML, so that
-what people and hubs write is taken too. Called by `directory`, by the files route and by `soup convert`.
+The front matter is written as YAML whose values are JSON, for any reader, and read with PyYAML, which also reads the
+files of people and hubs. Called by `directory`, by the files route and by `soup convert`.
 """
 
 from __future__ import annotations
@@ -24,52 +24,65 @@ from registry.spec import Card
 
 CARD_FILE = "README.md"
 MOST = 20_000
-"""Characters of a description, as `Card` has it, and of the YAML of one of its fields."""
+"""Most characters of a description, as in `Card`, and of the YAML of one of its fields."""
 DEEPEST = 16
-"""Lists and mappings in each other; parsing deeper ones takes time that grows with the square."""
+"""Deepest nesting of lists and mappings: the time to parse them grows with its square."""
 FIELDS = ("license", "tags", "metadata")
 BELOW = " \t\r-#]}"
-"""What a line begins with that goes on with the value of the key above it, or says nothing."""
+"""First characters of a line that continues the value of the key above it, or is a comment."""
 UNFILLED = "# Model Card for Model ID"
-"""How the text begins that PEFT writes for its users to fill in."""
+"""Start of the template that PEFT writes for its users to fill in."""
 Relation = Literal["adapter", "merge"]
 
 
 @dataclass(frozen=True)
-class Use:
-    """How an adapter is loaded: the library, and what to write."""
+class Usage:
+    """Instructions to load an adapter: the library and the text."""
 
     library: str
     text: str
 
 
 USE = "<!-- what follows is the registry's, and no part of the card -->"
-"""The line under which a registry says how an adapter is loaded: its own text, and none of the card."""
+"""The line before a registry's own instructions, which are no part of the card."""
 USE_END = "<!-- here ends what is the registry's -->"
-"""The line that ends it; what people write below is the card's."""
+"""The line after them; text below is part of the card."""
 USES = re.compile(rf"\r?\n{USE}\r?\n(?:(?!{USE}).)*?\r?\n{USE_END}(?:\r?\n|\Z)", re.DOTALL)
-"""What a registry says of the use, from line to line."""
+"""A registry's instructions with these two lines."""
 
 
-def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None,
-                relation: Relation = "adapter", use: Use | None = None) -> str:  # fmt: skip
-    """A card as README.md, the same text for the same values; `relation` is how it came from its base model.
+def format_card(
+    card: Card,
+    *,
+    base_model: str | None = None,
+    domain: str | None = None,
+    relation: Relation = "adapter",
+    usage: Usage | None = None,
+) -> str:
+    """The README.md of a card, the same text for the same values; `relation` is that to its base model.
 
-    `use` says below the card how the adapter is loaded.
+    `usage` is written below the card.
     """
-    library = None if use is None else use.library
+    library = None if usage is None else usage.library
     fields = card_fields(card, base_model=base_model, domain=domain, relation=relation, library=library)
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     body = f"\n{card.description}\n" if card.description else ""
-    below = "" if use is None else f"\n{USE}\n## Use\n\n{use.text}\n{USE_END}\n"
+    below = "" if usage is None else f"\n{USE}\n## Use\n\n{usage.text}\n{USE_END}\n"
     return "\n".join(["---", *lines, "---", body + below])
 
 
-def card_fields(card: Card, *, base_model: str | None = None, domain: str | None = None, owner: str | None = None,
-                relation: Relation = "adapter", library: str | None = None) -> dict[str, Any]:  # fmt: skip
-    """The fields of a README's front matter: what is said of a card, without what is not.
+def card_fields(
+    card: Card,
+    *,
+    base_model: str | None = None,
+    domain: str | None = None,
+    owner: str | None = None,
+    relation: Relation = "adapter",
+    library: str | None = None,
+) -> dict[str, Any]:
+    """The fields of a README's front matter that have a value.
 
-    The `owner` is told by the hub's API alone: it is of the name, and a file that is pinned may not change with it.
+    Only the hub's API has an `owner`, which belongs to the name: a pinned file may not change with it.
     """
     fields: dict[str, Any] = {
         "base_model": base_model,
@@ -85,13 +98,13 @@ def card_fields(card: Card, *, base_model: str | None = None, domain: str | None
 
 
 def parse_card(text: str, *, foreign: bool = False) -> Card:
-    """The card of a README.md; unknown front matter is left alone.
+    """The card of a README.md; unknown front matter is ignored.
 
-    Of a `foreign` one, written by PEFT or for a hub, tags that are none here (`base_model:adapter:...`) are left out,
-    and so are metadata in metadata and a text that nobody filled in. Raises InvalidManifest for values that a card
-    cannot hold, and for a field that is no YAML, has aliases, or is longer or deeper than is parsed.
+    Of a `foreign` one, written by PEFT or for a hub, tags that are invalid here (`base_model:adapter:...`), nested
+    metadata and an unfilled template are dropped. Raises InvalidManifest for values that a card cannot hold, and for a
+    field that is no YAML, has aliases, or is too long or too deep.
     """
-    matter, body = _split_front_matter(_without_use(text))
+    matter, body = _split_front_matter(_without_usage(text))
     if len(body) > MOST:
         raise InvalidManifest(
             f"{CARD_FILE} has {len(body)} characters of text, and a description has at most {MOST}: shorten it."
@@ -100,9 +113,9 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     if isinstance(values.get("tags"), str):
         values["tags"] = [values["tags"]]
     if foreign:
-        listed = values.get("tags")
-        tags = listed if isinstance(listed, list) else []
-        values["tags"] = [tag for tag in tags if isinstance(tag, str) and re.fullmatch(PART_PATTERN, tag)]
+        tags = values.get("tags")
+        candidates = tags if isinstance(tags, list) else []
+        values["tags"] = [tag for tag in candidates if isinstance(tag, str) and re.fullmatch(PART_PATTERN, tag)]
         if isinstance(metadata := values.get("metadata"), dict):
             values["metadata"] = {key: value for key, value in metadata.items() if not isinstance(value, dict | list)}
         body = "" if body.lstrip().startswith(UNFILLED) else body
@@ -114,15 +127,15 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
         raise refusal(error, Path(CARD_FILE)) from None
 
 
-def _without_use(text: str) -> str:
-    """A README without what a registry said of its use, the last time that it did; where its end is missing, all of it.
+def _without_usage(text: str) -> str:
+    """A README without the last instructions of a registry; unchanged where their end is missing.
 
-    Lines end as they did when the registry wrote them, where an editor has changed them all.
+    Line ends that an editor changed throughout are changed back.
     """
     if "\r\n" in text and text.count("\r\n") == text.count("\n"):
         text = text.replace("\r\n", "\n")
-    found = list(USES.finditer(text))
-    return text[: found[-1].start()] + text[found[-1].end() :] if found else text
+    usages = list(USES.finditer(text))
+    return text[: usages[-1].start()] + text[usages[-1].end() :] if usages else text
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
@@ -135,14 +148,14 @@ def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _front_matter(lines: Sequence[str]) -> dict[str, Any]:
-    """The fields of a card by key; what stands under other keys is not parsed, however long, deep or broken it is."""
-    found: dict[str, list[str]] = {}
-    below: list[str] = []  # lines of the newest key
+    """The fields of a card by key; the values of other keys are not parsed, so that they may be broken."""
+    lines_by_key: dict[str, list[str]] = {}
+    current: list[str] = []  # lines of the newest key
     for line in lines:
         if line[:1].strip(BELOW):
-            found[line.partition(":")[0].strip(" '\"")] = below = []
-        below.append(line)
-    return {key: _value(key, found[key]) for key in FIELDS if key in found}
+            current = lines_by_key[line.partition(":")[0].strip(" '\"")] = []
+        current.append(line)
+    return {key: _value(key, lines_by_key[key]) for key in FIELDS if key in lines_by_key}
 
 
 def _value(key: str, lines: Sequence[str]) -> Any:
@@ -153,12 +166,12 @@ def _value(key: str, lines: Sequence[str]) -> Any:
     try:
         return _yaml("\n".join(lines))
     except yaml.YAMLError as error:
-        why = str(getattr(error, "problem", None) or error).split("\n")[0]
-        raise InvalidManifest(f"{CARD_FILE}: {key} cannot be read: {why}.", param=key) from None
+        reason = str(getattr(error, "problem", None) or error).split("\n")[0]
+        raise InvalidManifest(f"{CARD_FILE}: {key} cannot be read: {reason}.", param=key) from None
 
 
 def _yaml(text: str) -> Any:
-    """The first value of a YAML mapping; raises YAMLError, also for aliases and for what is too long or too deep."""
+    """The first value of a YAML mapping; raises YAMLError, also for aliases, and for long or deep values."""
     if len(text) > MOST:
         raise yaml.YAMLError(f"it has {len(text)} characters, and {MOST} are the most")
     depth = 0
@@ -173,9 +186,9 @@ def _yaml(text: str) -> Any:
 
 
 def _plain(node: Any) -> Any:
-    """A YAML node as lists, dicts by text, and scalars: a bare one is what JSON makes of it, else a word.
+    """A YAML node as lists, dicts with text keys, and scalars, of which plain ones are read as JSON, else as text.
 
-    YAML's own rules would make a truth of `no`, a date of 2026-11-22 and a text of 1e-5. Tags (`!!set`) are ignored.
+    YAML's own rules would read `no` as false, 2026-11-22 as a date and 1e-5 as text. Tags (`!!set`) are ignored.
     """
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]

@@ -1,9 +1,9 @@
-"""An adapter as a directory on disk: read and checked, and written in one step.
+"""Read, check and write an adapter directory.
 
 It holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or `embeddings.safetensors`, and
-`README.md`, the card. The directory of a LoRA or a prefix is PEFT's own: what its `adapter_config.json` has no field
-for stands beside it in `soup.json`, which may be missing. No file is opened but these six. Called by the client (push,
-pull), by the trainer and by converters; knows nothing of tensors or HTTP.
+`README.md`, the card. The directory of a LoRA or a prefix is PEFT's own: values for which its `adapter_config.json` has
+no field are in `soup.json`, which may be missing. Only these six files are opened. Called by the client (push, pull),
+by the trainer and by converters; knows nothing of tensors or HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from registry.files import encode_lines, loads_strict
 from registry.formats.atomic_directory import CONFIG_FILE, place_files
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
-from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
+from registry.formats.peft.writing import PeftConfig, is_peft_config, peft_config
 from registry.formats.refusal import refusal
 from registry.names import Digest
 from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit
@@ -35,14 +35,14 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 
 
 class EmbeddingsNote(Frozen):
-    """How the vectors of `embeddings.safetensors` were made: the encoder's digest, and the unit a row stands for."""
+    """The origin of `embeddings.safetensors`: the encoder's digest, and the unit of text of one row."""
 
     encoder: Digest
     unit: Unit
 
 
 class DirectoryNotes(Frozen):
-    """The values of `soup.json`: what PEFT's configuration has no field for."""
+    """The values of `soup.json`, for which PEFT's configuration has no field."""
 
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
@@ -63,7 +63,7 @@ Notes = TypeVar("Notes", bound=DirectoryNotes)
 
 @dataclass(frozen=True)
 class AdapterDirectory:
-    """An adapter directory as it was read; weights, sample and embeddings are paths of files that were not opened."""
+    """An adapter directory that was read; weights, sample and embeddings are paths of files that were not opened."""
 
     path: Path
     config: AdapterConfig
@@ -71,7 +71,7 @@ class AdapterDirectory:
     base_model: str | None
     base_fingerprint: str | None
     recorded_base: str | None
-    """The base model as PEFT's configuration names it: a hub repository, or a folder of where it was trained."""
+    """The base model in PEFT's configuration: a hub repository, or a folder of the machine that trained it."""
     domain: str | None
     weights: Path
     sample: Path | None
@@ -88,12 +88,12 @@ def read_directory(path: Path) -> AdapterDirectory:
     """
     if not path.is_dir():
         raise NotFound(f"{path} is not a directory: give a directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
-    said = _read_json(path, CONFIG_FILE)
+    fields = _read_json(path, CONFIG_FILE)
     if not (path / WEIGHTS_FILE).is_file():
         raise NotFound(f"{path} has no {WEIGHTS_FILE}{_other_weights(path)}.")
-    is_peft = isinstance(said, dict) and "peft_type" in said
-    config, notes = _peft(said, path) if is_peft else _ours(said, path)
-    sample, embeddings = _if_there(path / SAMPLES_FILE), _if_there(path / EMBEDDINGS_FILE)
+    is_peft = isinstance(fields, dict) and "peft_type" in fields
+    config, notes = _read_peft(fields, path) if is_peft else _read_own(fields, path)
+    sample, embeddings = _existing(path / SAMPLES_FILE), _existing(path / EMBEDDINGS_FILE)
     if sample and embeddings:
         raise InvalidManifest(f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep the one that may be handed over.")
     if embeddings and notes.embeddings is None:
@@ -101,8 +101,8 @@ def read_directory(path: Path) -> AdapterDirectory:
             f"{path / (SOUP_FILE if is_peft else CONFIG_FILE)} does not say what made {EMBEDDINGS_FILE}: add "
             '"embeddings": {"encoder": "sha256:...", "unit": "passage" or "sentence"}.'
         )
-    card = _if_there(path / CARD_FILE)
-    recorded = said.get("base_model_name_or_path") if is_peft else None
+    card = _existing(path / CARD_FILE)
+    recorded = fields.get("base_model_name_or_path") if is_peft else None
     return AdapterDirectory(
         path=path,
         config=config,
@@ -119,37 +119,37 @@ def read_directory(path: Path) -> AdapterDirectory:
     )
 
 
-def _ours(said: Any, path: Path) -> tuple[AdapterConfig, DirectoryNotes]:
-    described = validated(DirectoryConfig, said, path / CONFIG_FILE)
-    return described.config, described
+def _read_own(fields: Any, path: Path) -> tuple[AdapterConfig, DirectoryNotes]:
+    directory = validated(DirectoryConfig, fields, path / CONFIG_FILE)
+    return directory.config, directory
 
 
-def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNotes]:
-    """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
+def _read_peft(fields: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNotes]:
+    """The configuration of a PEFT directory, and its notes; the directory is in every error message."""
     try:
         shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
-        config = adapter_config(said, shapes)
+        config = adapter_config(fields, shapes)
     except Invalid as error:
         raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
-    beside = path / SOUP_FILE
-    if not beside.is_file():
+    soup_file = path / SOUP_FILE
+    if not soup_file.is_file():
         return config, DirectoryNotes()
-    return config, validated(DirectoryNotes, _read_json(path, SOUP_FILE), beside)
+    return config, validated(DirectoryNotes, _read_json(path, SOUP_FILE), soup_file)
 
 
-def _if_there(path: Path) -> Path | None:
+def _existing(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
 def _other_weights(path: Path) -> str:
     if (path / "adapter_model.bin").is_file():
-        how = "load it with peft and write it with save_pretrained(directory, safe_serialization=True)"
-        return f" (weights are safetensors only, and adapter_model.bin is a pickle: {how})"
+        advice = "load it with peft and write it with save_pretrained(directory, safe_serialization=True)"
+        return f" (weights are safetensors only, and adapter_model.bin is a pickle: {advice})"
     for name in ("pytorch_adapter.bin", "adapter.safetensors"):
         if (path / name).is_file():
             return f" ({name} is AdapterHub's: `soup convert {path} TARGET` makes an adapter directory of it)"
-    found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-    return f" (weights are safetensors only; {found[0]!r} must be converted first)" if found else ""
+    pickles = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+    return f" (weights are safetensors only; {pickles[0]!r} must be converted first)" if pickles else ""
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -176,7 +176,7 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def validated(kind: type[Notes], value: Any, file: PurePath) -> Notes:
-    """The values of a directory's JSON file; raises InvalidManifest or UnknownMethod, as `refusal` tells them apart."""
+    """The values of a directory's JSON file; raises InvalidManifest or UnknownMethod (`refusal`)."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -188,14 +188,14 @@ def directory_files(
 ) -> dict[str, bytes]:
     """The JSON files of a directory by name: the same bytes for the same values.
 
-    A LoRA or a prefix has PEFT's configuration (`shape` and `base_name` as of `peft_config`) and `soup.json`; every
-    other adapter, a pruned LoRA too, a configuration of ours.
+    A LoRA or a prefix has PEFT's configuration (`shape` and `base_name` as in `peft_config`) and `soup.json`; every
+    other adapter, a pruned LoRA too, has `DirectoryConfig`.
     """
-    about = notes.model_dump(mode="json", exclude_none=True)
-    if not is_pefts(config):
-        return {CONFIG_FILE: config_json({**about, "config": config.model_dump(mode="json")})}
+    values = notes.model_dump(mode="json", exclude_none=True)
+    if not is_peft_config(config):
+        return {CONFIG_FILE: config_json({**values, "config": config.model_dump(mode="json")})}
     peft = peft_config(config, shape=shape, base_name=base_name)
-    return {CONFIG_FILE: config_json(peft), SOUP_FILE: config_json(about)}
+    return {CONFIG_FILE: config_json(peft), SOUP_FILE: config_json(values)}
 
 
 def config_json(value: Mapping[str, Any]) -> bytes:
@@ -205,10 +205,10 @@ def config_json(value: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterContents:
-    """What an adapter directory is written from; `weights` and `embeddings` are safetensors bytes.
+    """The contents of an adapter directory; `weights` and `embeddings` are safetensors bytes.
 
-    A pruned adapter and a bottleneck need their `domain`. `shape` is the base model's: with it the configuration of a
-    LoRA names its modules shortly and that of a prefix has its sizes.
+    A pruned adapter and a bottleneck need their `domain`. With the base model's `shape` the configuration of a LoRA
+    has short names of modules, and that of a prefix has its sizes.
     """
 
     config: AdapterConfig
@@ -224,10 +224,10 @@ class AdapterContents:
     relation: Relation = "adapter"
 
     def files(self) -> dict[str, bytes]:
-        """The directory's files by name; raises InvalidManifest or InvalidSample for what no directory can hold."""
+        """The directory's files by name; raises InvalidManifest or InvalidSample for contents no directory can hold."""
         if self.texts is not None and self.embeddings is not None:
             raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
-        if self.domain is None and not is_pefts(self.config):
+        if self.domain is None and not is_peft_config(self.config):
             raise InvalidManifest(f"The directory of a {self.config.method} adapter needs its domain.", param="domain")
         notes = DirectoryNotes(
             base_model=self.base_model,
@@ -237,8 +237,8 @@ class AdapterContents:
             embeddings=None if self.embeddings is None else self.embeddings[1],
         )
         readme = format_card(self.card, base_model=self.base_model, domain=self.domain, relation=self.relation)
-        described = directory_files(self.config, notes, shape=self.shape, base_name=self.base_model)
-        files = {**described, WEIGHTS_FILE: self.weights, CARD_FILE: readme.encode()}
+        config_files = directory_files(self.config, notes, shape=self.shape, base_name=self.base_model)
+        files = {**config_files, WEIGHTS_FILE: self.weights, CARD_FILE: readme.encode()}
         if self.texts is not None:
             files[SAMPLES_FILE] = encode_lines(self.texts)
         if self.embeddings is not None:
@@ -247,7 +247,7 @@ class AdapterContents:
 
 
 def write_directory(path: Path, contents: AdapterContents, *, replace: bool = False) -> AdapterDirectory:
-    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_directory` would.
+    """Write an adapter directory atomically; return the result of `read_directory`.
 
     Raises Conflict where `path` exists and `replace` is False, else what `AdapterContents.files` raises.
     """

@@ -110,7 +110,7 @@ def _check_places(source: Path, target: Path, *, replace: bool) -> None:
     places = source.resolve(), target.resolve()
     if places[0] == places[1] or places[0] in places[1].parents or places[1] in places[0].parents:
         raise Conflict(f"{target} and {source} hold one another: choose a directory of its own.")
-    check_place(target, replace=replace, how="add --replace")
+    check_place(target, replace=replace, advice="add --replace")
 
 
 def _refuse_options(options: ToSoup | ToAdapterHub, to: Format) -> None:
@@ -172,8 +172,8 @@ def _provenance(checkpoint: Checkpoint) -> Provenance:
 
 def _notes(checkpoint: Checkpoint, given: ToSoup) -> list[str]:
     notes = []
-    if checkpoint.left_out:
-        notes.append(f"Left out, as they are no part of the adapter: {', '.join(checkpoint.left_out)}.")
+    if checkpoint.ignored_files:
+        notes.append(f"Left out, as they are no part of the adapter: {', '.join(checkpoint.ignored_files)}.")
     if given.base is None:
         made_for = f" (it was made for {checkpoint.model_name})" if checkpoint.model_name else ""
         notes.append(f"No base model is named{made_for}: add --base here or to `soup push`.")

@@ -21,7 +21,7 @@ from adaptersoup.client.transfer import pull_folder
 from registry.errors import Incompatible, Unavailable
 from registry.formats import CARD_FILE, CONFIG_FILE, GGUF_FILE, WEIGHTS_FILE, AdapterDirectory, check_place, place_files
 from registry.formats.directory import config_json
-from registry.formats.peft.writing import is_pefts
+from registry.formats.peft.writing import is_peft_config
 from registry.spec import LoraConfig
 
 
@@ -54,7 +54,7 @@ def export(
         raise typer.BadParameter(f"Say for which program: one of {', '.join('--' + name for name in NAMES)}.")
     (program,) = wanted
     check_installed(program)  # what is missing is said before anything is pulled
-    check_place(directory, replace=force, how="replace it with --force")
+    check_place(directory, replace=force, advice="replace it with --force")
     with TemporaryDirectory(prefix="soup-export-") as beside, progress_bar(f"pulling {ref}") as report:
         folder = pull_folder(remote.client, ref, Path(beside) / "pulled", progress=report)
         files = exported(folder, program, name=ref, base_model=remote.client.base_model)
@@ -93,7 +93,7 @@ def exported(
 
     Raises Incompatible, in one sentence, for what it cannot load.
     """
-    if not is_pefts(folder.config) or (program != "peft" and not isinstance(folder.config, LoraConfig)):
+    if not is_peft_config(folder.config) or (program != "peft" and not isinstance(folder.config, LoraConfig)):
         loads = "LoRAs and prefixes that are not pruned" if program == "peft" else "LoRAs that are not pruned"
         raise Incompatible(f"{NAMES[program]} loads {loads}, and this adapter is of the kind {folder.config.method!r}.")
     if isinstance(folder.config, LoraConfig) and program in ENGINES:

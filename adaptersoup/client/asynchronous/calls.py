@@ -145,7 +145,7 @@ class AsyncCalls(AsyncBlobs):
 
         Raises the Conflict of `registry.formats.check_place`, NotFound, Retired, DigestMismatch.
         """
-        await in_thread(check_place, target, replace=replace, how="replace it with --force")
+        await in_thread(check_place, target, replace=replace, advice="replace it with --force")
         row = await self.json("GET", adapter_path(ref))
         pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
         rows = await self.data("GET", f"{adapter_path(pinned)}/files")

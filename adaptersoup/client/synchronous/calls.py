@@ -145,7 +145,7 @@ class Calls(Blobs):
 
         Raises the Conflict of `registry.formats.check_place`, NotFound, Retired, DigestMismatch.
         """
-        directly(check_place, target, replace=replace, how="replace it with --force")
+        directly(check_place, target, replace=replace, advice="replace it with --force")
         row = self.json("GET", adapter_path(ref))
         pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
         rows = self.data("GET", f"{adapter_path(pinned)}/files")

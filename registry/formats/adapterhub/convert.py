@@ -1,4 +1,4 @@
-"""Checkpoints of AdapterHub's library `adapters` (Poth et al., EMNLP 2023), to and from our configuration and names.
+"""Read and write checkpoints of AdapterHub's library `adapters` (Poth et al., EMNLP 2023).
 
 A checkpoint is a folder with `adapter_config.json` and `pytorch_adapter.bin` or `adapter.safetensors`. On models
 whose layers normalise before their sub-modules, with f the output of the feed-forward module and r the residual
@@ -53,10 +53,10 @@ _NAME = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An AdapterHub checkpoint in our words: `tensors` have canonical names and the dtype they were stored in.
+    """The adapter of an AdapterHub checkpoint; `tensors` have canonical names and their stored dtype.
 
-    `model_name` is what the checkpoint calls its base model; `left_out` names files beside the adapter that are not
-    part of it, heads and fusion layers.
+    `model_name` is the checkpoint's name of its base model; `ignored_files` are heads and fusion layers beside the
+    adapter.
     """
 
     config: BottleneckConfig
@@ -65,16 +65,16 @@ class Checkpoint:
     model_type: str
     model_name: str | None
     version: str | None
-    left_out: tuple[str, ...]
+    ignored_files: tuple[str, ...]
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds files that only AdapterHub's library writes."""
+    """Return True if a folder holds files that only AdapterHub's library writes."""
     return any((folder / name).is_file() for name in (WEIGHTS_FILE, SAFE_WEIGHTS_FILE, *_HEADS, *_FUSION))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The adapter of a checkpoint folder; safetensors are read where both kinds of weights are there.
+    """The adapter of a checkpoint folder; safetensors are preferred to a pickle.
 
     Raises NotFound for missing files (a head without its adapter), InvalidManifest for a broken configuration,
     UnknownMethod for options, methods and families without counterpart, InvalidWeights or TooLarge for the tensors;
@@ -96,11 +96,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         model_type=table["model_type"],
         model_name=model_name[:1000] if isinstance(model_name, str) else None,
         version=version[:100] if isinstance(version, str) else None,
-        left_out=_beside(folder),
+        ignored_files=_ignored_files(folder),
     )
 
 
-def _beside(folder: Path) -> tuple[str, ...]:
+def _ignored_files(folder: Path) -> tuple[str, ...]:
     """The names of files in a checkpoint that are not the adapter's."""
     return tuple(name for name in (*_HEADS, *_FUSION) if (folder / name).is_file())
 
@@ -111,13 +111,13 @@ def _weights_file(folder: Path) -> Path:
     for name in (SAFE_WEIGHTS_FILE, WEIGHTS_FILE):
         if (folder / name).is_file():
             return folder / name
-    beside = _beside(folder)
-    only = f"; {' and '.join(beside)} {'is' if len(beside) == 1 else 'are'} no adapter" if beside else ""
+    ignored = _ignored_files(folder)
+    only = f"; {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} no adapter" if ignored else ""
     raise NotFound(f"{folder} has neither {WEIGHTS_FILE} nor {SAFE_WEIGHTS_FILE}{only}: save the adapter itself.")
 
 
 def _table(folder: Path) -> dict[str, Any]:
-    """adapter_config.json; its name, model_type and hidden_size are checked."""
+    """The values of adapter_config.json, with name, model_type and hidden_size checked."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise NotFound(f"{folder} has no {CONFIG_FILE}, which `save_adapter` writes beside the weights.")
@@ -164,15 +164,20 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def checkpoint_files(
-    config: AdapterConfig, tensors: Mapping[str, Tensor], *, name: str, model_type: str,
-    model_name: str | None = None, safetensors: bool = False,
-) -> dict[str, bytes]:  # fmt: skip
-    """The files of a checkpoint that `load_adapter` takes, by name; weights in the dtype of `tensors`.
+    config: AdapterConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    name: str,
+    model_type: str,
+    model_name: str | None = None,
+    safetensors: bool = False,
+) -> dict[str, bytes]:
+    """The files of a checkpoint for `load_adapter`, by name; weights in the dtype of `tensors`.
 
     With `safetensors` the weights are adapter.safetensors, which is read with `load_adapter(use_safetensors=True)`
     only. Raises UnknownMethod for other methods and families, Incompatible for what the library cannot express.
     """
-    if not isinstance(config, BottleneckConfig):  # the only structure that this library's files can be written for
+    if not isinstance(config, BottleneckConfig):
         raise UnknownMethod(f"Adapters of method {config.method!r} are not written for AdapterHub.", param="config")
     if config.pruned is not None:
         raise Incompatible(
@@ -183,11 +188,11 @@ def checkpoint_files(
         raise InvalidParameter(f"Name {name[:60]!r}: letters, digits, '_' and '-' are needed.", param="name")
     hidden_size = next((int(t.shape[0]) for n, t in tensors.items() if n.endswith(".up.weight")), 1)
     family = _family(model_type)
-    written = write_options(config, hidden_size=hidden_size, post_norm=family.post_norm)
-    layout = Layout(family, name, read_options(written, versioned=True, post_norm=family.post_norm))
-    theirs = from_canonical(tensors, layout, width=config.bottleneck, hidden_size=hidden_size)
+    options = write_options(config, hidden_size=hidden_size, post_norm=family.post_norm)
+    layout = Layout(family, name, read_options(options, versioned=True, post_norm=family.post_norm))
+    checkpoint = from_canonical(tensors, layout, width=config.bottleneck, hidden_size=hidden_size)
     table = {
-        "config": written,
+        "config": options,
         "hidden_size": hidden_size,
         "model_class": family.model_class,
         "model_name": model_name,
@@ -197,7 +202,7 @@ def checkpoint_files(
     }
     files = {CONFIG_FILE: json.dumps(table, indent=2, sort_keys=True).encode() + b"\n"}
     if safetensors:
-        return {**files, SAFE_WEIGHTS_FILE: save_tensors(theirs)}
+        return {**files, SAFE_WEIGHTS_FILE: save_tensors(checkpoint)}
     buffer = io.BytesIO()
-    torch.save(theirs, buffer)
+    torch.save(checkpoint, buffer)
     return {**files, WEIGHTS_FILE: buffer.getvalue()}

@@ -1,7 +1,7 @@
-"""The options of an AdapterHub checkpoint (`BnConfig` of adapters 1.3) to and from our configuration. No tensors.
+"""Read and write the options of an AdapterHub checkpoint (`BnConfig` of adapters 1.3). Knows no tensors.
 
-An option that changes the logits and has no counterpart here is refused by its name, all of them at once; options
-that matter in training only (dropout, initialisation) are passed over.
+Options that change the logits and have no counterpart here are refused by name, all of them at once; options of
+training alone (dropout, initialisation) are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from registry.errors import Incompatible, InvalidManifest, UnknownMethod, more_p
 from registry.spec import BottleneckConfig
 
 VERSION = "adapters.1.3.0"
-"""The release whose format is written; readers take a file without a version as one of years ago."""
+"""The release whose format is written; a file without a version is read as one of releases before versions."""
 
 MAX_SCALE = 1e6
 Scaling = Literal["constant", "learned", "channel"]
@@ -23,11 +23,15 @@ Activation = Literal["relu", "gelu", "swish"]
 Input = Literal["module", "residual"]
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-_BEFORE_VERSIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # what the names meant (loading.py, ACTIVATION_RENAME)
+_BEFORE_VERSIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # loading.py, ACTIVATION_RENAME
 _FLAGS = {
-    "mh_adapter": None, "output_adapter": None, "original_ln_before": False, "original_ln_after": True,
-    "ln_before": False, "is_parallel": False,
-}  # fmt: skip
+    "mh_adapter": None,
+    "output_adapter": None,
+    "original_ln_before": False,
+    "original_ln_after": True,
+    "ln_before": False,
+    "is_parallel": False,
+}
 _REFUSED = {
     "ln_after": "a LayerNorm after the adapter",
     "use_gating": "a gate on the adapter's output",
@@ -37,23 +41,33 @@ _REFUSED = {
     "cross_adapter": "an adapter after cross attention",
     "leave_out": "layers without an adapter",
 }
-_NO_REFUSAL = frozenset({
-    *_FLAGS, *_REFUSED, "non_linearity", "scaling", "residual_before_ln",
-    # training only, or shapes that the tensors say
-    "dropout", "stochastic_depth", "init_weights", "init_weights_seed", "reduction_factor",
-    # of what is refused above where it is used
-    "adapter_residual_before_ln", "inv_adapter_reduction_factor", "phm_dim", "factorized_phm_W", "shared_W_phm",
-    "shared_phm_rule", "factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm",
-    "hypercomplex_nonlinearity", "phm_rank", "phm_bias",
-})  # fmt: skip
+_TRAINING_OR_SHAPE = {"dropout", "stochastic_depth", "init_weights", "init_weights_seed", "reduction_factor"}
+_DETAILS_OF_REFUSED = {
+    "adapter_residual_before_ln",
+    "inv_adapter_reduction_factor",
+    "phm_dim",
+    "factorized_phm_W",
+    "shared_W_phm",
+    "shared_phm_rule",
+    "factorized_phm_rule",
+    "phm_c_init",
+    "phm_init_range",
+    "learn_phm",
+    "hypercomplex_nonlinearity",
+    "phm_rank",
+    "phm_bias",
+}
+_RECOGNISED = (
+    {*_FLAGS, *_REFUSED, "non_linearity", "scaling", "residual_before_ln"} | _TRAINING_OR_SHAPE | _DETAILS_OF_REFUSED
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a checkpoint as fields of our configuration, all but the width, which is read from its tensors.
+    """The options of a checkpoint as fields of `BottleneckConfig` without the width, which is read from its tensors.
 
-    With `scaling` `learned` there is a tensor of one factor a layer, with `channel` of one for each hidden unit, to be
-    multiplied into the up-projection.
+    With `scaling` `learned` there is a tensor of one factor a layer, with `channel` of one for each hidden unit, which
+    is multiplied into the up-projection.
     """
 
     structure: Structure
@@ -77,9 +91,9 @@ class Options:
 def read_options(config: object, *, versioned: bool, post_norm: bool = False) -> Options:
     """The options in `config` of a checkpoint's adapter_config.json; `versioned` where the file names a version.
 
-    `post_norm` is for base models that normalise after their sub-modules, as BERT does: there the same options are
-    another structure or input. Raises InvalidManifest where it is no table, else UnknownMethod with every option that
-    has no counterpart.
+    `post_norm` is for base models that normalise after their sub-modules, as BERT does: there the same options mean
+    another structure or input. Raises InvalidManifest where `config` is no table, else UnknownMethod with every option
+    that has no counterpart.
     """
     if not isinstance(config, Mapping):
         raise InvalidManifest("'config' in adapter_config.json is not a table of options.", param="config")
@@ -91,40 +105,40 @@ def read_options(config: object, *, versioned: bool, post_norm: bool = False) ->
         )
     problems = _refused(config)
     flags = {name: config.get(name, default) for name, default in _FLAGS.items()}
-    problems += [f"Option {n!r} is {_shown(v)}, not true or false." for n, v in flags.items() if type(v) is not bool]
+    problems += [f"Option {n!r} is {_quoted(v)}, not true or false." for n, v in flags.items() if type(v) is not bool]
     activation = _activation(config.get("non_linearity"), versioned=versioned, problems=problems)
     scale, scaling = _scaling(config.get("scaling", 1.0), problems)
     residual_before_ln = config.get("residual_before_ln", True)
-    placed = None if problems else _placed(flags, residual_before_ln, problems, post_norm=post_norm)
-    if problems or placed is None:
+    placement = None if problems else _placement(flags, residual_before_ln, problems, post_norm=post_norm)
+    if problems or placement is None:
         first = f"{problems[0].rstrip('.')}{more_problems(len(problems))}"
         raise UnknownMethod(f"The checkpoint cannot be converted: {first}.", param="config", problems=problems)
-    return Options(structure=placed[0], input=placed[1], activation=activation, scale=scale, scaling=scaling)
+    return Options(structure=placement[0], input=placement[1], activation=activation, scale=scale, scaling=scaling)
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     return repr(value)[:60]
 
 
 def _refused(config: Mapping[str, Any]) -> list[str]:
-    """One sentence for every option without counterpart; an unknown one that is null, false or empty says nothing."""
+    """One sentence for every option without counterpart; unknown ones that are null, false or empty are ignored."""
     problems = [
-        f"Option {name!r} is {_shown(config[name])}: {what} has no counterpart here."
-        for name, what in _REFUSED.items()
+        f"Option {name!r} is {_quoted(config[name])}: {feature} has no counterpart here."
+        for name, feature in _REFUSED.items()
         if config.get(name)
     ]
     return problems + [
-        f"Option {str(name)[:60]!r} is not known." for name, on in config.items() if on and name not in _NO_REFUSAL
+        f"Option {str(name)[:60]!r} is not known." for name, on in config.items() if on and name not in _RECOGNISED
     ]
 
 
 def _activation(name: object, *, versioned: bool, problems: list[str]) -> Activation:
     text = name.lower() if isinstance(name, str) else ""
-    meant = text if versioned else _BEFORE_VERSIONS.get(text, text)
-    if meant not in _ACTIVATIONS:
-        old = f" ({meant!r} today)" if meant != text else ""
-        problems.append(f"Option 'non_linearity' is {_shown(name)}{old}; relu, gelu and swish are known here.")
-    return _ACTIVATIONS.get(meant, "relu")
+    current = text if versioned else _BEFORE_VERSIONS.get(text, text)
+    if current not in _ACTIVATIONS:
+        old = f" ({current!r} today)" if current != text else ""
+        problems.append(f"Option 'non_linearity' is {_quoted(name)}{old}; relu, gelu and swish are known here.")
+    return _ACTIVATIONS.get(current, "relu")
 
 
 def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
@@ -135,15 +149,15 @@ def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_SCALE:
         return float(value), "constant"
     problems.append(
-        f"Option 'scaling' is {_shown(value)}; a number up to {MAX_SCALE:g}, 'learned' or 'channel' is needed."
+        f"Option 'scaling' is {_quoted(value)}; a number up to {MAX_SCALE:g}, 'learned' or 'channel' is needed."
     )
     return 1.0, "constant"
 
 
-def _placed(
+def _placement(
     flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str], *, post_norm: bool
 ) -> tuple[Structure, Input] | None:
-    """Our structure and input for these options of where adapters sit, or None and the reason in `problems`."""
+    """The structure and input for these options, or None with the reason added to `problems`."""
     if not flags["output_adapter"]:
         problems.append("Option 'output_adapter' is false: adapters after attention alone have no counterpart here.")
         return None
@@ -153,48 +167,49 @@ def _placed(
         if not flags["original_ln_after"]:
             problems.append("Option 'original_ln_after' is false: the residual connection is lost.")
         return None if problems else ("parallel", "module" if post_norm else "residual")
-    reads = (_reads_before_norms if post_norm else _reads)(flags, residual_before_ln)
-    if reads is None:
-        what = "have no counterpart on this family" if post_norm else "lose or repeat the residual connection"
+    read_input = _post_norm_input if post_norm else _pre_norm_input
+    adapter_input = read_input(flags, residual_before_ln)
+    if adapter_input is None:
+        fault = "have no counterpart on this family" if post_norm else "lose or repeat the residual connection"
         problems.append(
             f"Options original_ln_before={flags['original_ln_before']}, original_ln_after={flags['original_ln_after']}"
-            f", ln_before={flags['ln_before']}, residual_before_ln={_shown(residual_before_ln)} {what}."
+            f", ln_before={flags['ln_before']}, residual_before_ln={_quoted(residual_before_ln)} {fault}."
         )
         return None
     if not flags["mh_adapter"]:
-        return ("bapna_firat" if flags["ln_before"] else "pfeiffer"), reads
-    if flags["ln_before"] or reads == "residual":
+        return ("bapna_firat" if flags["ln_before"] else "pfeiffer"), adapter_input
+    if flags["ln_before"] or adapter_input == "residual":
         name = "ln_before" if flags["ln_before"] else "original_ln_before"
         problems.append(f"Option {name!r} with 'mh_adapter' has no counterpart here.")
         return None
     return "houlsby", "module"
 
 
-def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
+def _pre_norm_input(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
     """The input of a sequential adapter on a pre-norm model; None where the residual is not added exactly once."""
-    before, after = flags["original_ln_before"], flags["original_ln_after"]
-    if before:
-        return "residual" if residual_before_ln is after else None
-    return "module" if after and residual_before_ln in (True, False) else None
+    residual_after = flags["original_ln_after"]
+    if flags["original_ln_before"]:
+        return "residual" if residual_before_ln is residual_after else None
+    return "module" if residual_after and residual_before_ln in (True, False) else None
 
 
-def _reads_before_norms(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
+def _post_norm_input(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
     """The input of a sequential adapter on a post-norm model, whose norm takes the sum with the residual stream.
 
-    None where other sums are normed. There an adapter that reads the norm's output adds before that norm again
-    (Pfeiffer), or after it where it has a norm of its own (Bapna-Firat).
+    None where other sums are normed. An adapter that reads the norm's output adds its update before a second pass
+    through that norm (Pfeiffer), or after the norm where it has a norm of its own (Bapna-Firat).
     """
-    before, after = flags["original_ln_before"], flags["original_ln_after"]
-    if not before:
-        return "module" if after and residual_before_ln in (True, False) else None
-    again = not flags["ln_before"]
-    return "residual" if after is again and residual_before_ln is again else None
+    residual_after = flags["original_ln_after"]
+    if not flags["original_ln_before"]:
+        return "module" if residual_after and residual_before_ln in (True, False) else None
+    norms_twice = not flags["ln_before"]
+    return "residual" if residual_after is norms_twice and residual_before_ln is norms_twice else None
 
 
 def write_options(config: BottleneckConfig, *, hidden_size: int, post_norm: bool = False) -> dict[str, Any]:
-    """The options with which `adapters` computes what `config` means, on a base model of `read_options`' two kinds.
+    """The options with which `adapters` computes the same as `config`; `post_norm` as in `read_options`.
 
-    Raises Incompatible, all reasons at once, for what the library has no option for.
+    Raises Incompatible, all reasons at once, where the library has no option.
     """
     problems = []
     if config.structure == "parallel" and config.input == "module" and not post_norm:
@@ -228,7 +243,7 @@ def write_options(config: BottleneckConfig, *, hidden_size: int, post_norm: bool
 
 
 def _reduction_factor(hidden_size: int, width: int) -> float:
-    """The factor of which the library makes this width: int(hidden_size // factor) (methods/bottleneck.py)."""
+    """The factor for which the library computes this width: int(hidden_size // factor) (methods/bottleneck.py)."""
     exact = hidden_size / width
     if exact.is_integer():
         return int(exact)

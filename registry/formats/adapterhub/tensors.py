@@ -1,10 +1,10 @@
-"""Names and shapes of a checkpoint's tensors in AdapterHub's library, to and from the canonical ones.
+"""Translate names and shapes of tensors between AdapterHub's library and the canonical ones.
 
 Called by `convert`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
 `attention_adapters`, below `<layers>.<i>.<site>.adapters.<name>.`: `adapter_down.0.weight` (m, d) and `.bias` (m),
 `adapter_up.weight` (d, m) and `.bias` (d); with a LayerNorm before it, that as `adapter_norm_before` and again as
 `adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d). BERT's two
-places are called `output` and `attention.output`.
+sites are called `output` and `attention.output`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from registry.tensor_file import refuse
 MAX_WIDTH = 65536
 SHOWN = 4
 _SITES = {"output_adapters": "ffn", "attention_adapters": "attention"}
-_PLACE = re.compile(rf"(\d{{1,4}})\.(?:{'|'.join(_SITES)})\.[\w.]+", re.ASCII)
+_SITE_NAME = re.compile(rf"(\d{{1,4}})\.(?:{'|'.join(_SITES)})\.[\w.]+", re.ASCII)
 _CANONICAL = re.compile(r"layers\.(\d{1,4})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
 
 
 class Family(NamedTuple):
-    """A family of base models: the library's class of one with a head for tokens, and where that keeps its layers.
+    """A family of base models: the library's class with a head for tokens, and the path of its layers.
 
-    The prefix is missing in checkpoints of a model without its head. `sites` are the family's own names of the two
-    places of a layer; `post_norm` is for layers that normalise after their sub-modules.
+    The prefix is missing in checkpoints of a model without its head. `sites` are the family's names of a layer's two
+    sites; `post_norm` is for layers that normalise after their sub-modules.
     """
 
     model_class: str
@@ -57,23 +57,23 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`."""
+    """The library's names of an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`."""
 
     family: Family
     name: str
     options: Options
 
     def sites(self) -> tuple[str, ...]:
-        """The places of a layer that have an adapter."""
+        """The sites of a layer that have an adapter."""
         both = self.options.structure == "houlsby"
         return ("attention_adapters", "output_adapters") if both else ("output_adapters",)
 
     def down(self) -> str:
-        """The name of the down-projection, which a LayerNorm before it moves."""
+        """The name of the down-projection, which depends on a LayerNorm before it."""
         return "adapter_down.1" if self.options.structure == "bapna_firat" else "adapter_down.0"
 
     def leaves(self, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the tensors at one place."""
+        """Names and shapes of the tensors at one site."""
         shapes: dict[str, tuple[int, ...]] = {
             f"{self.down()}.weight": (width, hidden_size),
             f"{self.down()}.bias": (width,),
@@ -87,7 +87,7 @@ class Layout:
             shapes["scaling"] = (1,) if self.options.scaling == "learned" else (hidden_size,)
         return shapes
 
-    def places(self, layers: int, *, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, layers: int, *, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors of the adapter, by `<layer>.<site>.<leaf>`."""
         leaves = self.leaves(width, hidden_size)
         return {
@@ -98,64 +98,64 @@ class Layout:
         }
 
 
-def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: int) -> tuple[int, dict[str, Tensor]]:
-    """Width and canonical tensors of a checkpoint, in the dtype they are stored in; a learned scaling is folded in.
+def to_canonical(stored: Mapping[str, Tensor], layout: Layout, *, hidden_size: int) -> tuple[int, dict[str, Tensor]]:
+    """The width and canonical tensors of a checkpoint, in their stored dtype; a learned scaling is folded in.
 
-    Raises InvalidWeights with everything that is missing, too many, of another shape or dtype, or not finite.
+    Raises InvalidWeights with every tensor that is missing, not expected, of another shape or dtype, or not finite.
     """
-    tensors = _by_place(found, layout)
-    width = _width(tensors, found, layout)
+    tensors = _by_site(stored, layout)
+    width = _width(tensors, stored, layout)
     layers = _layers(tensors)
-    expected = layout.places(layers, width=width, hidden_size=hidden_size)
+    expected = layout.shapes(layers, width=width, hidden_size=hidden_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if problems := tensor_problems(expected, shapes) + _value_problems(tensors):
         raise refuse("weights", problems)
     canonical = dict(_canonical(tensors, layout, layers=layers))
-    beyond = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
-    if beyond:
-        dtype = str(canonical[beyond[0]].dtype).removeprefix("torch.")
-        raise refuse("weights", [f"Its 'scaling' takes {name} beyond {dtype}: store it wider." for name in beyond])
+    overflown = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
+    if overflown:
+        dtype = str(canonical[overflown[0]].dtype).removeprefix("torch.")
+        raise refuse("weights", [f"Its 'scaling' takes {name} beyond {dtype}: store it wider." for name in overflown])
     return width, canonical
 
 
-def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+def _by_site(stored: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Tensors by `<layer>.<site>.<leaf>`; those that are not the adapter's keep their name."""
-    sites = {theirs: site for site, theirs in layout.family.sites.items()}
+    sites = {family_site: site for site, family_site in layout.family.sites.items()}
     pattern = re.compile(
         rf"(?:{re.escape(layout.family.prefix)}\.)?{re.escape(layout.family.layers)}\.(0|[1-9]\d{{0,3}})"
         rf"\.({'|'.join(map(re.escape, sites))})\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
         re.ASCII,
     )
     tensors: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in stored.items():
         match = pattern.fullmatch(name)
-        place = f"{match[1]}.{sites[match[2]]}.{match[3]}" if match else name
-        tensors[name if place in tensors else place] = tensor
+        key = f"{match[1]}.{sites[match[2]]}.{match[3]}" if match else name
+        tensors[name if key in tensors else key] = tensor
     return tensors
 
 
-def _layers(places: Iterable[str]) -> int:
-    """One more than the highest layer of any place; names that are no places do not count."""
-    return 1 + max((int(match[1]) for match in map(_PLACE.fullmatch, places) if match), default=-1)
+def _layers(names: Iterable[str]) -> int:
+    """One more than the highest layer in `<layer>.<site>.<leaf>` names; other names are ignored."""
+    return 1 + max((int(match[1]) for match in map(_SITE_NAME.fullmatch, names) if match), default=-1)
 
 
-def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: Layout) -> int:
+def _width(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], layout: Layout) -> int:
     downs = {
-        place: tensor.shape[0]
-        for place, tensor in tensors.items()
-        if _PLACE.fullmatch(place) and place.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
+        name: tensor.shape[0]
+        for name, tensor in tensors.items()
+        if _SITE_NAME.fullmatch(name) and name.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
     }
     widths = sorted(set(downs.values()))
     if not widths:
-        first = _their_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
-        nothing = f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
-        raise refuse("weights", [nothing])
+        first = _stored_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
+        problem = f"None of its {len(stored)} tensors is named like {first}; the first is {next(iter(stored))[:120]!r}."
+        raise refuse("weights", [problem])
     if not 1 <= widths[0] <= MAX_WIDTH:
         raise refuse("weights", [f"Its bottlenecks are {widths[0]} wide; 1 to {MAX_WIDTH} can be taken."])
     if len(widths) > 1:
-        of = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths[:SHOWN])
+        examples = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths[:SHOWN])
         more = f", {len(widths) - SHOWN} more" if len(widths) > SHOWN else ""
-        raise refuse("weights", [f"Its bottlenecks have several widths ({of}{more}), and one for all is needed."])
+        raise refuse("weights", [f"Its bottlenecks have several widths ({examples}{more}), and one for all is needed."])
     return widths[0]
 
 
@@ -181,18 +181,18 @@ def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _canonical(tensors: Mapping[str, Tensor], layout: Layout, *, layers: int) -> Iterator[tuple[str, Tensor]]:
     """Checked tensors under their canonical names."""
-    parts = {"down": layout.down(), "up": "adapter_up"}
+    modules = {"down": layout.down(), "up": "adapter_up"}
     if layout.options.structure == "bapna_firat":
-        parts["norm"] = "adapter_norm_before"
+        modules["norm"] = "adapter_norm_before"
     for i in range(layers):
         for site in layout.sites():
             scaling = tensors.get(f"{i}.{site}.scaling")
-            for part, theirs in parts.items():
+            for module, stored_module in modules.items():
                 for kind in ("weight", "bias"):
-                    tensor = tensors[f"{i}.{site}.{theirs}.{kind}"]
-                    if part == "up" and scaling is not None:
+                    tensor = tensors[f"{i}.{site}.{stored_module}.{kind}"]
+                    if module == "up" and scaling is not None:
                         tensor = _scaled(tensor, scaling)
-                    yield f"layers.{i}.{_SITES[site]}.{part}.{kind}", tensor.contiguous()
+                    yield f"layers.{i}.{_SITES[site]}.{module}.{kind}", tensor.contiguous()
 
 
 def _scaled(tensor: Tensor, scaling: Tensor) -> Tensor:
@@ -202,27 +202,33 @@ def _scaled(tensor: Tensor, scaling: Tensor) -> Tensor:
 
 
 def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int, hidden_size: int) -> dict[str, Tensor]:
-    """The library's tensors of an adapter of ours; raises Incompatible with every name and shape that is wrong."""
-    sites = {ours: theirs for theirs, ours in _SITES.items()}
-    parts = {"down": (layout.down(),), "up": ("adapter_up",), "norm": ("adapter_norm_before", "adapter_down.0")}
-    found: dict[str, Tensor] = {}
+    """The library's tensors for canonical ones; raises Incompatible with every wrong name and shape."""
+    sites = {site: stored_site for stored_site, site in _SITES.items()}
+    stored_modules = {
+        "down": (layout.down(),),
+        "up": ("adapter_up",),
+        "norm": ("adapter_norm_before", "adapter_down.0"),
+    }
+    by_site: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if match := _CANONICAL.fullmatch(name):
-            layer, site, part, kind = match.groups()
-            found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
+            layer, site, module, kind = match.groups()
+            by_site |= {f"{layer}.{sites[site]}.{stored}.{kind}": tensor for stored in stored_modules[module]}
         else:
-            found[name] = tensor
-    layers = _layers(found)
-    expected = layout.places(layers, width=width, hidden_size=hidden_size)
-    problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+            by_site[name] = tensor
+    layers = _layers(by_site)
+    expected = layout.shapes(layers, width=width, hidden_size=hidden_size)
+    problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in by_site.items()})
     if problems or not layers:
         raise Incompatible(
             "The tensors are not those of the adapter's configuration: "
-            f"{problems[0] if problems else 'there are none.'}", param="tensors", problems=problems,
-        )  # fmt: skip
-    return {_their_name(place, layout): found[place] for place in expected}
+            f"{problems[0] if problems else 'there are none.'}",
+            param="tensors",
+            problems=problems,
+        )
+    return {_stored_name(name, layout): by_site[name] for name in expected}
 
 
-def _their_name(place: str, layout: Layout) -> str:
-    family, (layer, site, leaf) = layout.family, place.split(".", 2)
+def _stored_name(name: str, layout: Layout) -> str:
+    family, (layer, site, leaf) = layout.family, name.split(".", 2)
     return f"{family.prefix}.{family.layers}.{layer}.{family.sites[site]}.adapters.{layout.name}.{leaf}"

@@ -1,8 +1,8 @@
-"""Tensors of a file that `torch.save` wrote, without running what the file says. The only place that reads pickles.
+"""Read the tensors of a file that `torch.save` wrote, without running its code. The only module that reads pickles.
 
-`torch.load(weights_only=True)` builds tensors and plain containers and refuses every other name a pickle holds. What
-it does not check is checked here: a file that unpacks to more than its size, and tensors that claim more values than
-the file holds (a stride of zero), which would fill the memory of whoever copies them.
+`torch.load(weights_only=True)` builds tensors and plain containers and refuses every other name in a pickle. This
+module also refuses files that unpack to more than their size, and tensors that claim more values than the file holds (a
+stride of zero), which would fill the memory when copied.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def read_torch_file(data: bytes) -> dict[str, Tensor]:
     """
     _check_archive(data)
     try:
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as problem:  # hostile bytes end in any error an unpickler or a zip reader has
         raise InvalidWeights(_refusal(str(problem)), param="weights") from None
-    return _dense(found, len(data))
+    return _dense(loaded, len(data))
 
 
 def _check_archive(data: bytes) -> None:
@@ -62,19 +62,19 @@ def _refusal(problem: str) -> str:
     return "The weights file is not a table of tensors that torch.save wrote."
 
 
-def _dense(found: Any, size: int) -> dict[str, Tensor]:
-    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
+def _dense(loaded: Any, size: int) -> dict[str, Tensor]:
+    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(name, str) for name in loaded):
         raise InvalidWeights("The weights file holds no table of tensors by name.", param="weights")
     problems = [
         f"{name[:80]!r} is no dense tensor on the CPU."
-        for name, value in found.items()
+        for name, value in loaded.items()
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu"
     ]
     if problems:
         raise InvalidWeights(f"The weights file holds more than tensors: {problems[0]}", problems=problems)
-    claimed = sum(value.numel() * value.element_size() for value in found.values())
+    claimed = sum(value.numel() * value.element_size() for value in loaded.values())
     if claimed > _SHARED * size:
         raise InvalidWeights(
             f"The tensors of the weights file claim {claimed} bytes, and the file has {size}.", param="weights"
         )
-    return {name: value.detach() for name, value in found.items()}
+    return {name: value.detach() for name, value in loaded.items()}

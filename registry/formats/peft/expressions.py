@@ -1,10 +1,10 @@
-r"""A stranger's regular expression, matched by RE2 in time linear in the text, as Python's `re` would match it.
+r"""Match untrusted regular expressions with RE2, in time linear in the text, as Python's `re` would.
 
 PEFT reads `rank_pattern`, `alpha_pattern` and a textual `target_modules` with Python's `re`, where a short expression
-can keep the server busy for ever. RE2 has no look-around and no backreferences, and reads a few things otherwise than
-Python; all of these are refused. Names of modules are ASCII without line breaks (`ModulePath`), so Unicode digits and a
-`$` before the last line break need no thought. How much is done is counted in steps and not by a clock: what is refused
-is the same on every machine. Called by `patterns`.
+can keep the server busy for ever. RE2 has no look-around and no backreferences, and reads some syntax differently; all
+of these are refused. Names of modules are ASCII without line breaks (`ModulePath`), so that Unicode digits and `$`
+before the last line break make no difference. Work is counted in steps, not by a clock, so that every machine refuses
+the same expressions. Called by `patterns`.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ import re2
 
 MAX_LENGTH = 2000
 MAX_MEMORY = 256 * 1024
-"""Bytes that RE2 may take for one expression: its program, and the states it keeps."""
+"""Bytes that RE2 may take for one expression: its program and its cached states."""
 MAX_STEPS = 500_000_000
-"""For all expressions of a configuration; at 2 to 8 ns each, about four seconds at worst."""
+"""Budget of all expressions of a configuration; at 2 to 8 ns each, about four seconds at worst."""
 READING = 1000
-"""Steps that a character of an expression counts for; compiling one counts as a hundred characters more."""
+"""Steps of each character of an expression, and of a hundred characters more for each expression."""
 COMPILING = 50
-"""Steps that an instruction of a compiled program counts for."""
+"""Steps of each instruction of a compiled program."""
 MATCHING = 250
-"""Steps that a match counts for beside instructions of the program x characters of the text."""
+"""Steps of a match, besides instructions of the program x characters of the text."""
 
 _ESCAPES = re.compile(r"\\(?:[dDwWsSbA]|[^A-Za-z0-9])")
-_OTHERWISE = re.compile(r"\\.?|\(\?(?!:).?|\[:|\{,|\{(?:\d+,)?0\d")
-"""Other escapes, groups with options or names, POSIX classes, `{,3}` and `{03}`."""
+_REFUSED = re.compile(r"\\.?|\(\?(?!:).?|\[:|\{,|\{(?:\d+,)?0\d")
+"""Syntax that RE2 reads differently: other escapes, groups with options or names, POSIX classes, `{,3}`, `{03}`."""
 
 
-class UnreadPatternError(ValueError):
-    """A regular expression with something in it that is not read here, or more work than is done for one."""
+class UnsupportedPatternError(ValueError):
+    """A regular expression with unsupported syntax, or with more work than its budget."""
 
 
-class Work:
-    """Steps that may still be made with the patterns that share it."""
+class StepBudget:
+    """The steps that the patterns sharing it may still make."""
 
     def __init__(self) -> None:
-        self._left = MAX_STEPS
+        self._remaining = MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Raises UnreadPatternError when they are used up."""
-        self._left -= steps
-        if self._left < 0:
-            raise UnreadPatternError("it takes too long")
+        """Take steps; raises UnsupportedPatternError when too few remain."""
+        self._remaining -= steps
+        if self._remaining < 0:
+            raise UnsupportedPatternError("it takes too long")
 
 
 class Pattern:
-    """One regular expression, which the whole of a text matches or not."""
+    """One regular expression, which is matched with whole texts."""
 
-    def __init__(self, source: str, work: Work | None = None, *, after_dot: bool = False) -> None:
-        r"""With `after_dot` a text matches too by what follows one of its dots: `(.*\.)?(source)$`, as PEFT has it.
+    def __init__(self, source: str, budget: StepBudget | None = None, *, after_dot: bool = False) -> None:
+        r"""Compile `source`; with `after_dot` the end of a text after a dot matches too: PEFT's `(.*\.)?(source)$`.
 
-        Raises UnreadPatternError.
+        Raises UnsupportedPatternError.
         """
-        self._work = work or Work()
+        self._budget = budget or StepBudget()
         if len(source) > MAX_LENGTH:
-            raise UnreadPatternError(f"it has {len(source)} characters, and {MAX_LENGTH} are the most")
-        self._work.spend(READING * (100 + len(source)))
-        if found := _OTHERWISE.search(_ESCAPES.sub("_", source)):
-            raise UnreadPatternError(f"it has {found[0]!r}")
-        self._read(source)
-        if after_dot:  # the source has been read alone: a ')' of it closes nothing of ours
-            self._read(rf"(?:.*\.)?(?:{source})")
+            raise UnsupportedPatternError(f"it has {len(source)} characters, and {MAX_LENGTH} are the most")
+        self._budget.spend(READING * (100 + len(source)))
+        if refused := _REFUSED.search(_ESCAPES.sub("_", source)):
+            raise UnsupportedPatternError(f"it has {refused[0]!r}")
+        self._compile(source)
+        if after_dot:  # compiled alone first, so that a ')' in the source cannot close this group
+            self._compile(rf"(?:.*\.)?(?:{source})")
 
-    def _read(self, source: str) -> None:
+    def _compile(self, source: str) -> None:
         self._compiled = _compiled(source)
         self._instructions: int = self._compiled.programsize
-        self._work.spend(COMPILING * self._instructions)
+        self._budget.spend(COMPILING * self._instructions)
 
-    def full(self, text: str) -> bool:
-        """Whether all of `text` matches; raises UnreadPatternError when the steps are used up."""
-        self._work.spend(MATCHING + self._instructions * (len(text) + 1))
+    def matches(self, text: str) -> bool:
+        """Return True if all of `text` matches; raises UnsupportedPatternError when the budget is used up."""
+        self._budget.spend(MATCHING + self._instructions * (len(text) + 1))
         return self._compiled.fullmatch(text.encode("ascii")) is not None
 
 
@@ -86,6 +86,6 @@ def _compiled(source: str) -> Any:
     try:
         return re2.compile(source.encode("ascii"), options)
     except UnicodeEncodeError as error:
-        raise UnreadPatternError(f"it has {source[error.start]!r}, and modules have no such names") from None
+        raise UnsupportedPatternError(f"it has {source[error.start]!r}, and modules have no such names") from None
     except re2.error as error:
-        raise UnreadPatternError(error.args[0].decode()[:80]) from None
+        raise UnsupportedPatternError(error.args[0].decode()[:80]) from None

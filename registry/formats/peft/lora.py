@@ -1,8 +1,8 @@
-"""A PEFT LoRA read as our configuration, from its `adapter_config.json` and the names and shapes of its tensors.
+"""Read the configuration of a PEFT LoRA from its `adapter_config.json` and the names and shapes of its tensors.
 
-The tensors decide which modules there are and of which rank, and the file has to agree; it is read as PEFT 0.21 reads
-it (`peft/tuners/lora/config.py`). What is not computed here (DoRA, trained biases, ...) is refused by name, all of it
-at once. Called by `read_directory` on the client and by `push` for configurations that came as they are.
+The tensors define modules and ranks, and the file has to agree; it is read as by PEFT 0.21
+(`peft/tuners/lora/config.py`). Unsupported options (DoRA, trained biases, ...) are refused by name, all at once. Called
+by `read_directory` on the client and by `push` for PEFT's configurations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from registry.errors import InvalidManifest
-from registry.formats.peft.expressions import UnreadPatternError
+from registry.formats.peft.expressions import UnsupportedPatternError
 from registry.formats.peft.patterns import PeftFields
 from registry.formats.peft.prefix import PREFIX_TUNING, prefix_config
 from registry.formats.refusal import peft_refusal, unsupported_fields
@@ -26,13 +26,33 @@ _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)
 _PATH: TypeAdapter[str] = TypeAdapter(ModulePath)
 
 _READ = {
-    "peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_modules",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "init_lora_weights",
-}  # fmt: skip
+    "peft_type",
+    "task_type",
+    "r",
+    "lora_alpha",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "bias",
+    "init_lora_weights",
+}
 _WITHOUT_EFFECT = {
-    "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
-    "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config", "eva_config",
-}  # fmt: skip
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "lora_dropout",
+    "fan_in_fan_out",
+    "megatron_core",
+    "qalora_group_size",
+    "runtime_config",
+    "eva_config",
+}
 _REFUSED = {
     "use_dora": "DoRA",
     "lora_bias": "a bias on B",
@@ -66,7 +86,7 @@ _TENSOR_KINDS = {
 def adapter_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig | PrefixConfig:
     """The configuration of a PEFT adapter from its `adapter_config.json` and the shapes of its tensors by name.
 
-    Raises UnknownMethod where it asks for what is not supported, else InvalidManifest; `problems` lists everything.
+    Raises UnknownMethod for unsupported options, else InvalidManifest; `problems` lists everything.
     """
     if peft.get("peft_type") == PREFIX_TUNING:
         return prefix_config(peft, tensors)
@@ -74,7 +94,7 @@ def adapter_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...
 
 
 def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig:
-    """The configuration of a PEFT LoRA; arguments and errors as of `adapter_config`."""
+    """The configuration of a PEFT LoRA; arguments and errors are those of `adapter_config`."""
     unsupported = _unsupported(peft)
     ranks, problems = _ranks(tensors)
     fields = PeftFields(peft)
@@ -82,13 +102,13 @@ def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]])
     modules: dict[str, LoraModule] = {}
     try:
         for path, rank in ranks.items():
-            said, alpha = fields.module(path)
+            configured, alpha = fields.module(path)
             modules[path] = LoraModule(rank, alpha)
-            if said is not None and said != rank:
-                problems.append(f"Module {path} has rank {rank} in the weights and {said} in the configuration.")
+            if configured is not None and configured != rank:
+                problems.append(f"Module {path} has rank {rank} in the weights and {configured} in the configuration.")
             if not fields.targets(path):
                 problems.append(f"The weights have a LoRA for module {path}, which the configuration does not target.")
-    except UnreadPatternError:
+    except UnsupportedPatternError:
         problems.append(f"Its regular expressions take too long on {len(ranks)} modules; name the modules.")
     if unsupported or problems:
         raise peft_refusal(unsupported, problems)
@@ -105,43 +125,43 @@ def _unsupported(peft: Mapping[str, Any]) -> list[str]:
         return ["peft_type is missing, which names PEFT's method; LORA and PREFIX_TUNING are supported."]
     if kind != "LORA":
         return [f"peft_type {str(kind)[:40]!r} is not supported; PEFT's LORA and PREFIX_TUNING are."]
-    found = []
+    problems = []
     bias = peft.get("bias", "none")
     if bias not in ("none", None):
-        found.append(
+        problems.append(
             f"bias {str(bias)[:40]!r} is not supported, only 'none': the base model's biases stay as they are."
         )
     task = peft.get("task_type")
     if task not in (None, "CAUSAL_LM", "FEATURE_EXTRACTION"):
-        found.append(
+        problems.append(
             f"task_type {str(task)[:40]!r} is not supported; CAUSAL_LM is, and FEATURE_EXTRACTION for an encoder."
         )
     init = peft.get("init_lora_weights")
-    if not any(init is known or (isinstance(init, str) and init == known) for known in _HARMLESS_INITS):
-        found.append(
+    if not any(init is harmless or (isinstance(init, str) and init == harmless) for harmless in _HARMLESS_INITS):
+        problems.append(
             f"init_lora_weights {str(init)[:40]!r} is not supported: it changes the base model; have PEFT convert the "
             "adapter to plain LoRA (path_initial_model_for_weight_conversion)."
         )
-    return [*unsupported_fields(peft, refused=_REFUSED, known=_READ | _WITHOUT_EFFECT), *found]
+    return [*unsupported_fields(peft, refused=_REFUSED, supported=_READ | _WITHOUT_EFFECT), *problems]
 
 
 def _ranks(tensors: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], list[str]]:
-    """The rank of every module that has both of its tensors, and what is wrong with the others."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    """The rank of every module that has both of its tensors, and one sentence for each problem of the others."""
+    factors: dict[str, dict[str, tuple[int, ...]]] = {}
     problems = []
     for name, shape in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None or not _is_path(match[1]):
-            problems.append(f"Tensor {name[:160]!r} cannot be taken: {_what_it_is(name)}.")
+            problems.append(f"Tensor {name[:160]!r} cannot be taken: {_tensor_kind(name)}.")
         elif len(shape) != 2:
             problems.append(f"Tensor {name[:160]!r} has shape {list(shape)}; a LoRA on a linear module has two sizes.")
         else:
-            found.setdefault(match[1], {})[match[2]] = shape
+            factors.setdefault(match[1], {})[match[2]] = shape
     ranks = {}
-    for path, pair in found.items():
+    for path, pair in factors.items():
         if "A" not in pair or "B" not in pair:
-            there, gone = ("A", "B") if "A" in pair else ("B", "A")
-            problems.append(f"Module {path} has lora_{there} and no lora_{gone} in the weights.")
+            present, missing = ("A", "B") if "A" in pair else ("B", "A")
+            problems.append(f"Module {path} has lora_{present} and no lora_{missing} in the weights.")
         elif pair["A"][0] != pair["B"][1]:
             problems.append(f"Module {path} has rank {pair['A'][0]} in lora_A and {pair['B'][1]} in lora_B.")
         else:
@@ -158,6 +178,6 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _what_it_is(name: str) -> str:
-    kinds = (said for part, said in _TENSOR_KINDS.items() if part in name)
+def _tensor_kind(name: str) -> str:
+    kinds = (kind for infix, kind in _TENSOR_KINDS.items() if infix in name)
     return next(kinds, "a LoRA's are named base_model.model.<module>.lora_A.weight and .lora_B.weight")

@@ -1,8 +1,8 @@
 """PEFT's fields of single modules: rank_pattern, alpha_pattern, target_modules, exclude_modules, layers_to_transform.
 
-Matched as PEFT 0.21 does (`peft/utils/other.py: get_pattern_key`, `peft/tuners/tuners_utils.py:
-check_target_module_exists`). Tables can be long and come from people: names are looked up, never searched for, and all
-regular expressions of a configuration share a bounded amount of work. Called by `lora`.
+Matched as by PEFT 0.21 (`peft/utils/other.py: get_pattern_key`, `peft/tuners/tuners_utils.py:
+check_target_module_exists`). Tables can be long and are untrusted: names are looked up in dictionaries, and all regular
+expressions of a configuration share one budget of steps. Called by `lora`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry.formats.peft.expressions import Pattern, UnreadPatternError, Work
+from registry.formats.peft.expressions import Pattern, StepBudget, UnsupportedPatternError
 
 DEFAULT_RANK = 8
 DEFAULT_ALPHA = 8
@@ -20,7 +20,7 @@ _NAME = re.compile(r"\^?[A-Za-z0-9_]+(?:\\?\.[A-Za-z0-9_]+)*", re.ASCII)
 
 
 def _ends(path: str) -> Iterator[str]:
-    """A path and what follows each of its dots: the names it may be called by."""
+    """A path and its suffixes after each dot: the names that may refer to it."""
     yield path
     for at, character in enumerate(path):
         if character == ".":
@@ -30,37 +30,37 @@ def _ends(path: str) -> Iterator[str]:
 class PatternTable:
     """`rank_pattern` or `alpha_pattern`: the value of the first key that matches a module (`get_pattern_key`)."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, budget: StepBudget) -> None:
+        self._budget = budget
         self._names: dict[str, tuple[int, float]] = {}
         self._patterns: list[tuple[int, Pattern, float]] = []
 
     def add(self, key: str, value: float) -> None:
-        """Add the next key of the table; raises UnreadPatternError."""
+        """Add the next key of the table; raises UnsupportedPatternError."""
         order = len(self._names) + len(self._patterns)
         if _NAME.fullmatch(key):
             self._names.setdefault(key.replace("\\", ""), (order, value))
         else:
-            self._patterns.append((order, Pattern(key, self._work, after_dot=True), value))
+            self._patterns.append((order, Pattern(key, self._budget, after_dot=True), value))
 
     def value(self, path: str) -> float | None:
-        """The value for a module; None where no key matches. Raises UnreadPatternError when that takes too long."""
+        """The value for a module, or None; raises UnsupportedPatternError when the budget is used up."""
         named = [self._names[end] for end in (f"^{path}", *_ends(path)) if end in self._names]
-        found = min(named, default=None)
+        first_named = min(named, default=None)
         for order, pattern, value in self._patterns:
-            if found is not None and found[0] < order:
+            if first_named is not None and first_named[0] < order:
                 break
-            if pattern.full(path):
+            if pattern.matches(path):
                 return value
-        return None if found is None else found[1]
+        return None if first_named is None else first_named[1]
 
 
 class PeftFields:
-    """Rank and alpha of every module, and whether it is a target; `problems` has a sentence for each wrong value."""
+    """The rank and alpha of modules, and the targets; `problems` has a sentence for each wrong value."""
 
     def __init__(self, peft: Mapping[str, Any]) -> None:
         self.problems: list[str] = []
-        self._work = Work()
+        self._budget = StepBudget()
         self._peft = peft
         self._rank = self._number("r", peft.get("r", DEFAULT_RANK), whole=True)
         self._alpha = self._number("lora_alpha", peft.get("lora_alpha", DEFAULT_ALPHA), whole=False)
@@ -73,21 +73,21 @@ class PeftFields:
             self.problems.append("use_rslora is neither true nor false.")
 
     def module(self, path: str) -> tuple[int | None, float]:
-        """Rank and alpha of a module: the first pattern that matches, else the default; no rank where nobody says.
+        """Rank and alpha of a module: the first pattern that matches, else the default; None for an invalid rank.
 
-        Raises UnreadPatternError, as `targets` does, when the regular expressions take too long.
+        Raises UnsupportedPatternError, as `targets` does, when the budget is used up.
         """
         rank = self._ranks.value(path) or self._rank
         return (None if rank is None else int(rank)), (self._alphas.value(path) or self._alpha or DEFAULT_ALPHA)
 
     def targets(self, path: str) -> bool:
-        """Whether PEFT would put a LoRA on this module; True where that cannot be told."""
+        """Return True if PEFT would put a LoRA on this module, or if that is unknown."""
         if isinstance(self._exclude, frozenset) and _named(path, self._exclude):
             return False
-        if isinstance(self._exclude, Pattern) and self._exclude.full(path):
+        if isinstance(self._exclude, Pattern) and self._exclude.matches(path):
             return False
         if isinstance(self._target, Pattern):
-            return self._target.full(path)
+            return self._target.matches(path)
         if self._target is None or path in self._target:
             return True
         return _named(path, self._target) and self._in_layers(path)
@@ -100,37 +100,43 @@ class PeftFields:
         number = _layer(path, names)
         return number is not None and number in self._layers
 
-    def _number(self, what: str, value: object, *, whole: bool) -> float | None:
-        """A positive number, whole for ranks; None with a problem noted for anything else."""
-        numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if numeric and 0 < value <= 1e9 and (not whole or value == int(value)):  # type: ignore[operator, call-overload]
-            return value  # type: ignore[return-value]
-        self.problems.append(f"{what} is {str(value)[:40]!r}, not a {'whole ' if whole else ''}number above zero.")
+    def _number(self, subject: str, value: object, *, whole: bool) -> float | None:
+        """A positive number, whole for ranks; None, with a sentence in `problems`, for anything else."""
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 < value <= 1e9
+            and (not whole or value == int(value))
+        ):
+            return value
+        self.problems.append(f"{subject} is {str(value)[:40]!r}, not a {'whole ' if whole else ''}number above zero.")
         return None
 
     def _patterns(self, field: str) -> PatternTable:
-        table, found = self._peft.get(field) or {}, PatternTable(self._work)
-        if not isinstance(table, dict):
+        values, table = self._peft.get(field) or {}, PatternTable(self._budget)
+        if not isinstance(values, dict):
             self.problems.append(f"{field} is not a table of modules.")
-            return found
-        for key, value in table.items():
+            return table
+        for key, value in values.items():
             number = self._number(f"{field} of {key[:80]!r}", value, whole=field == "rank_pattern")
             try:
-                found.add(key, number or 1)
-            except UnreadPatternError as error:
+                table.add(key, number or 1)
+            except UnsupportedPatternError as error:
                 self.problems.append(f"{field} has {key[:80]!r}, which is not read here: {error}; name the modules.")
-        return found
+        return table
 
     def _modules(self, field: str) -> frozenset[str] | Pattern | None:
-        """Names of modules or a regular expression; None where it cannot be told: nothing is said, all linear modules
-        are meant, or the expression is beyond what is read here."""
+        """Names of modules or a regular expression.
+
+        None where modules are unknown: the field is empty, means all linear modules, or is an unsupported expression.
+        """
         value = self._peft.get(field)
         if value is None or value == "" or (isinstance(value, str) and value.lower() == "all-linear"):
             return None
         if isinstance(value, str):
             try:
-                return Pattern(value, self._work)
-            except UnreadPatternError:
+                return Pattern(value, self._budget)
+            except UnsupportedPatternError:
                 return None
         if isinstance(value, list) and all(isinstance(name, str) for name in value):
             return frozenset(value)
@@ -155,9 +161,10 @@ def _is_name(text: object) -> bool:
 
 
 def _layer(path: str, names: list[str]) -> int | None:
-    """The layer PEFT reads from a path: the first number after one of `names`, or without names after two parts."""
-    parts = path.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part.isascii() and part.isdigit() and ((at >= 1 and parts[at - 1] in names) if names else at >= 2):
-            return int(part)
+    """The layer that PEFT reads from a path: the first number after one of `names`, or after any two segments."""
+    segments = path.split(".")
+    for at, segment in enumerate(segments[:-1]):
+        is_layer = at >= 1 and segments[at - 1] in names if names else at >= 2
+        if segment.isascii() and segment.isdigit() and is_layer:
+            return int(segment)
     return None

@@ -1,8 +1,8 @@
-"""PEFT's prefixes (PREFIX_TUNING): their `adapter_config.json` read as our configuration, and written from it.
+"""Read and write the configuration of PEFT's prefixes (PREFIX_TUNING).
 
-Read as PEFT 0.21 reads it (`peft/tuners/prefix_tuning`): one tensor `prompt_embeddings` of shape (virtual tokens,
-layers * 2 * key and value size). PEFT stores a prefix that was trained through a projection as what the projection
-gave, so the two are the same here. Called by `lora` and `writing`.
+Read as by PEFT 0.21 (`peft/tuners/prefix_tuning`): one tensor `prompt_embeddings` of shape (virtual tokens, layers * 2
+* key and value size). PEFT stores the output of a prefix's projection, so that prefixes with and without one are read
+alike. Called by `lora` and `writing`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,29 @@ from registry.spec.wording import said_of
 
 PREFIX_TUNING = "PREFIX_TUNING"
 _TENSOR = "prompt_embeddings"
-_KNOWN = {
-    "peft_type", "task_type", "num_virtual_tokens", "token_dim", "num_layers", "num_attention_heads",
-    "num_transformer_submodules", "prefix_projection", "encoder_hidden_size", "init_weights", "auto_mapping",
-    "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-}  # fmt: skip
+_SUPPORTED = {
+    "peft_type",
+    "task_type",
+    "num_virtual_tokens",
+    "token_dim",
+    "num_layers",
+    "num_attention_heads",
+    "num_transformer_submodules",
+    "prefix_projection",
+    "encoder_hidden_size",
+    "init_weights",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+}
 _REFUSED = {"modules_to_save": "trained copies of whole modules"}
 
 
 def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> PrefixConfig:
-    """The configuration of a PEFT prefix; arguments and errors as of `lora.adapter_config`."""
-    unsupported = unsupported_fields(peft, refused=_REFUSED, known=_KNOWN)
+    """The configuration of a PEFT prefix; arguments and errors are those of `lora.adapter_config`."""
+    unsupported = unsupported_fields(peft, refused=_REFUSED, supported=_SUPPORTED)
     if peft.get("task_type") not in (None, "CAUSAL_LM"):
         unsupported.append(f"task_type {str(peft['task_type'])[:40]!r} is not supported; CAUSAL_LM is.")
     if peft.get("num_transformer_submodules") not in (None, 1):
@@ -46,17 +58,17 @@ def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
 
 
 def _tensor_problems(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What is wrong with the tensors, or does not agree with the configuration."""
+    """One sentence for every fault of the tensors, and every disagreement with the configuration."""
     problems = [f"Tensor {name[:160]!r} is not expected in a prefix." for name in tensors if name != _TENSOR]
     shape = tensors.get(_TENSOR)
     if shape is None or len(shape) != 2:
-        found = "missing" if shape is None else f"of shape {list(shape)}"
-        return [*problems, f"Tensor {_TENSOR!r} is {found}; a prefix has one of (virtual tokens, layers * 2 * sizes)."]
-    said = {name: peft.get(name) for name in ("num_virtual_tokens", "num_layers", "token_dim", "num_attention_heads")}
-    wrong = [name for name, value in said.items() if value is not None and not _is_count(value)]
+        state = "missing" if shape is None else f"of shape {list(shape)}"
+        return [*problems, f"Tensor {_TENSOR!r} is {state}; a prefix has one of (virtual tokens, layers * 2 * sizes)."]
+    counts = {name: peft.get(name) for name in ("num_virtual_tokens", "num_layers", "token_dim", "num_attention_heads")}
+    wrong = [name for name, value in counts.items() if value is not None and not _is_count(value)]
     if wrong:
-        return [*problems, *(f"{name} is {str(said[name])[:40]!r}, not a whole number above zero." for name in wrong)]
-    tokens, layers, size, heads = said.values()
+        return [*problems, *(f"{name} is {str(counts[name])[:40]!r}, not a whole number above zero." for name in wrong)]
+    tokens, layers, size, heads = counts.values()
     if tokens not in (None, shape[0]):
         problems.append(f"The prefix has {shape[0]} virtual tokens in the weights and {tokens} in the configuration.")
     if layers is not None and size is not None and layers * 2 * size != shape[1]:
@@ -75,7 +87,7 @@ def _is_count(value: object) -> bool:
 def peft_prefix(
     config: PrefixConfig, *, shape: BaseShape | None = None, base_name: str | None = None
 ) -> dict[str, Any]:
-    """PEFT's configuration of a prefix; without `shape` the sizes are left to PEFT, which takes them from the base."""
+    """PEFT's configuration of a prefix; without `shape` it has no sizes, which PEFT then reads from the base."""
     heads, size = (None, None) if shape is None or shape.kv is None else shape.kv
     return {
         "peft_type": PREFIX_TUNING,

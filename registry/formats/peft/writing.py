@@ -1,6 +1,6 @@
-"""The `adapter_config.json` of a LoRA or a prefix, short and readable: PEFT loads it, `lora` reads the same back.
+"""Write the `adapter_config.json` of a LoRA or a prefix, short and readable; `lora` reads equal values back.
 
-Called by `directory`, for the files route and for whoever writes a directory.
+Called by `directory`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from registry.formats.peft.prefix import peft_prefix
 from registry.spec import AdapterConfig, BaseShape, LoraConfig, LoraModule, PrefixConfig
 
 CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
-"""Families of transformers whose linear modules are Conv1D, which keeps its weight as (inputs, outputs)."""
+"""Families of transformers whose linear modules are Conv1D, which stores its weight as (inputs, outputs)."""
 
 
 PeftConfig = LoraConfig | PrefixConfig
 
 
-def is_pefts(config: AdapterConfig) -> TypeGuard[PeftConfig]:
-    """Whether PEFT can say what this adapter is: a LoRA that is not pruned, or a prefix."""
-    return isinstance(config, LoraConfig | PrefixConfig) and not config.pruned_parts()  # what PEFT knows is no more
+def is_peft_config(config: AdapterConfig) -> TypeGuard[PeftConfig]:
+    """Return True if PEFT has a configuration for this adapter: a LoRA that is not pruned, or a prefix."""
+    return isinstance(config, LoraConfig | PrefixConfig) and not config.pruned_parts()
 
 
 def peft_config(config: PeftConfig, *, shape: BaseShape | None = None, base_name: str | None = None) -> dict[str, Any]:
     """PEFT's configuration of an adapter.
 
-    `shape` is the base's: where its linear modules say that a short name means exactly a LoRA's modules, it stands for
-    them; without it every module is named in full. `base_name` is what PEFT calls base_model_name_or_path.
+    With the base's `shape` modules have short names where these match no other linear module; without it every module
+    is named in full. `base_name` is PEFT's base_model_name_or_path.
     """
-    if isinstance(config, PrefixConfig):  # of the two the one that is not written below
+    if isinstance(config, PrefixConfig):
         return peft_prefix(config, shape=shape, base_name=base_name)
     modules = config.modules()
     short = _short_names(modules, () if shape is None else shape.linears)
@@ -59,14 +59,14 @@ def _leaf(path: str) -> str:
 
 
 def _short_names(modules: Collection[str], linears: Collection[str]) -> dict[str, str]:
-    """The last part of a path, for the paths where it means modules of the LoRA and no other linear module."""
-    others = {_leaf(path) for path in linears if path not in modules}
-    known = set(linears)
-    return {path: _leaf(path) for path in modules if path in known and _leaf(path) not in others}
+    """The last segment of each path of the LoRA where no other linear module has it."""
+    ambiguous = {_leaf(path) for path in linears if path not in modules}
+    paths = set(linears)
+    return {path: _leaf(path) for path in modules if path in paths and _leaf(path) not in ambiguous}
 
 
 def _most_common(values: Any) -> Any:
-    """The value most modules have; the smallest of several."""
+    """The most frequent value; the smallest of several."""
     counted = Counter(values)
     return min(counted, key=lambda value: (-counted[value], value))
 
@@ -78,14 +78,14 @@ def _plain(number: float) -> float:
 def _pattern(
     modules: Mapping[str, LoraModule], value_of: Callable[[LoraModule], float], *, usual: float
 ) -> dict[str, float]:
-    """`rank_pattern` or `alpha_pattern`: unusual values, by a path's last part where all that share it agree."""
+    """`rank_pattern` or `alpha_pattern`: values that are not `usual`, by last segment where all its modules agree."""
     by_leaf: dict[str, set[float]] = defaultdict(set)
     for path, module in modules.items():
         by_leaf[_leaf(path)].add(value_of(module))
-    found = {}
+    pattern = {}
     for path, module in modules.items():
         value = value_of(module)
         if value != usual:
-            alike = len(by_leaf[_leaf(path)]) == 1
-            found[_leaf(path) if alike else "^" + path.replace(".", r"\.")] = value
-    return found
+            agree = len(by_leaf[_leaf(path)]) == 1
+            pattern[_leaf(path) if agree else "^" + path.replace(".", r"\.")] = value
+    return pattern

@@ -18,8 +18,8 @@ from registry.catalogue.rows import AdapterRow, ListedRow, Namespaces
 from registry.errors import InvalidName, NotFound, Retired, SoupError
 from registry.formats import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE
 from registry.formats.card import card_fields
-from registry.formats.how_to_load import library_of
-from registry.formats.peft.writing import is_pefts
+from registry.formats.peft.writing import is_peft_config
+from registry.formats.usage import library_of
 from registry.names import NameRef, digest_of, parse_ref
 from service.access.keys import Principal
 from service.http.files.version_files import VersionFile, base_name, files_of, relation_of
@@ -170,7 +170,7 @@ def tags_of(row: ListedRow, base: str) -> list[str]:
     known = [library_of(row.config), "safetensors", row.config.method, row.kind]
     known += [f"base_model:{base}", f"base_model:{relation_of(row)}:{base}"]
     known += [f"license:{row.card.license}"] if row.card.license else []
-    known += ["lora"] if is_pefts(row.config) and row.config.method == "lora" else []
+    known += ["lora"] if is_peft_config(row.config) and row.config.method == "lora" else []
     return list(dict.fromkeys([*row.card.tags, *known]))
 
 

@@ -15,7 +15,7 @@ from registry.blobs import BlobStore
 from registry.catalogue.rows import AdapterRow, ListedRow
 from registry.formats import CARD_FILE, SAMPLES_FILE, WEIGHTS_FILE, DirectoryNotes, directory_files, format_card
 from registry.formats.card import Relation
-from registry.formats.how_to_load import how_to_load
+from registry.formats.usage import usage_of
 from registry.names import sha256_digest
 from registry.spec import BaseShape
 from service.parts import Services
@@ -59,8 +59,8 @@ def made_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
     shape, name = _shape(row, services), base_name(row, services)
-    use = how_to_load(row.config, name=row.name, base=name, revision=_base_revision(row, services), shape=shape)
-    card = format_card(row.card, base_model=name, relation=relation_of(row), use=use)
+    usage = usage_of(row.config, name=row.name, base=name, revision=_base_revision(row, services), shape=shape)
+    card = format_card(row.card, base_model=name, relation=relation_of(row), usage=usage)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
 

@@ -19,7 +19,7 @@ from registry.formats import (
     SAMPLES_FILE,
     SOUP_FILE,
     WEIGHTS_FILE,
-    SentDirectory,
+    UploadedDirectory,
 )
 from registry.names import Digest
 from service.http import problems
@@ -129,7 +129,7 @@ async def finish(request: Request, id: str, services: AppServices, principal: Wr
 def push(request: Request, response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
     """Push the folder whose large files were uploaded: 201, or 200 if the adapter exists already."""
     try:
-        directory = SentDirectory(
+        directory = UploadedDirectory(
             texts={name: form[name] for name in TEXT_FILES if name in form},
             blobs={name: form[name] for name in BLOB_FILES if name in form},
             name=form.get("name", "").strip(),

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from registry.catalogue.rows import ListedRow
 from registry.errors import InvalidParameter, NotFound
-from registry.formats.how_to_load import OURS, PEFT
+from registry.formats.usage import OURS, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
 from service.http.app_parts import AppServices

@@ -146,7 +146,7 @@ class TestReading:
         assert checkpoint.config == config_of(family, kind)
         assert (checkpoint.name, checkpoint.model_type, checkpoint.model_name) == (kind, family, "base")
         assert checkpoint.version == "adapters.1.3.0"
-        assert checkpoint.left_out == (
+        assert checkpoint.ignored_files == (
             ("head_config.json", "pytorch_model_head.bin") if (family, kind) == ("gpt2", "seq_bn") else ()
         )
         shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from registry.errors import InvalidManifest
 from registry.formats import format_card, parse_card
-from registry.formats.card import USE, USE_END, Use
+from registry.formats.card import USE, USE_END, Usage
 from registry.spec import Card
 
 PART = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
@@ -37,7 +37,7 @@ def test_round_trip(card: Card) -> None:
 def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, before: str) -> None:
     """Whatever stands in the description, and were it what a registry says."""
     card = card.model_copy(update={"description": before + card.description})
-    written = format_card(card, base_model="tiny", use=Use(library="peft", text="Load it."))
+    written = format_card(card, base_model="tiny", usage=Usage(library="peft", text="Load it."))
     assert written.endswith(f"Load it.\n{USE_END}\n")
     assert 'library_name: "peft"' in written
     assert parse_card(written) == card
@@ -46,14 +46,14 @@ def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, before: str)
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_what_people_write_below_is_kept(ends: str) -> None:
     """Also by an editor that ends lines its own way, in all of the text or where it was changed."""
-    card, use = Card(description="Judgements."), Use(library="peft", text="Load it.\n")
-    written = format_card(card, base_model="tiny", use=use)
+    card, use = Card(description="Judgements."), Usage(library="peft", text="Load it.\n")
+    written = format_card(card, base_model="tiny", usage=use)
     assert parse_card(written.replace("\n", ends)) == card
     assert parse_card(written.removesuffix("\n")) == card
     assert parse_card(written.replace(f"{USE}\n", f"{USE}{ends}")) == card
     whole = parse_card((written + "\nNot for advice.\n").replace("\n", ends))
     assert whole == Card(description="Judgements.\n\nNot for advice.")
-    assert parse_card(format_card(whole, base_model="tiny", use=use)) == whole
+    assert parse_card(format_card(whole, base_model="tiny", usage=use)) == whole
     assert "Load it." in parse_card(written.replace(USE_END, "")).description  # nobody can tell where it ends
 
 

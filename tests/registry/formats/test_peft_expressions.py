@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.formats.peft import expressions
-from registry.formats.peft.expressions import Pattern, UnreadPatternError
+from registry.formats.peft.expressions import Pattern, UnsupportedPatternError
 
 ATOMS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[ab]", "[^a.]", "^", "$", "0"])
 EXPRESSIONS = st.recursive(
@@ -29,17 +29,17 @@ EXPRESSIONS = st.recursive(
 def test_as_pythons_own(source: str, text: str) -> None:
     try:
         whole, tail = Pattern(source), Pattern(source, after_dot=True)
-    except UnreadPatternError:
+    except UnsupportedPatternError:
         return
-    assert whole.full(text) == (re.fullmatch(source, text) is not None)
-    assert tail.full(text) == (re.match(rf"(.*\.)?({source})\Z", text) is not None)
+    assert whole.matches(text) == (re.fullmatch(source, text) is not None)
+    assert tail.matches(text) == (re.match(rf"(.*\.)?({source})\Z", text) is not None)
 
 
 @pytest.mark.parametrize(
     "source", ["(a+)+b", "(a|a)*b", "(a?){30}a{30}", "(.*.*)*b", "((a*)*)*b", "a?" * 60 + "a" * 60]
 )
 def test_what_keeps_pythons_own_busy_is_over_at_once(source: str) -> None:
-    assert Pattern(source).full("a" * 80) == source.startswith("a?")
+    assert Pattern(source).matches("a" * 80) == source.startswith("a?")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_keeps_pythons_own_busy_is_over_at_once(source: str) -> None:
 )  # fmt: skip
 def test_what_is_not_read(source: str) -> None:
     for after_dot in (False, True):
-        with pytest.raises(UnreadPatternError):
+        with pytest.raises(UnsupportedPatternError):
             Pattern(source, after_dot=after_dot)
 
 
@@ -59,7 +59,7 @@ def test_what_is_not_read(source: str) -> None:
      "a++", "a*+", "a{2}+", "(?i)a", "(?U)a", "(?P<x>a)", "(?<x>a)", "(?>a)", "(?#a)"],
 )  # fmt: skip
 def test_what_re2_reads_otherwise_than_python_is_not_read(source: str) -> None:
-    with pytest.raises(UnreadPatternError):
+    with pytest.raises(UnsupportedPatternError):
         Pattern(source)
 
 
@@ -69,15 +69,15 @@ def test_what_re2_reads_otherwise_than_python_is_not_read(source: str) -> None:
      ("[]a]{2}", "]a"), (r"[^\W\d_]+", "abc"), (r"\Aa$", "a"), (r"a\\b\{,3}", r"a\b{,3}")],
 )  # fmt: skip
 def test_what_both_read_alike(source: str, text: str) -> None:
-    assert Pattern(source).full(text)
+    assert Pattern(source).matches(text)
     assert re.fullmatch(source, text)
-    assert not Pattern(source).full(f"{text}0")
+    assert not Pattern(source).matches(f"{text}0")
 
 
 @pytest.mark.parametrize("source", ["^" * 500, "|" * 500, "()" * 500, "(?:(?:$){30}){30}", "(|){64}" * 9])
 def test_what_reads_no_character_counts_as_work_too(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expressions, "MAX_STEPS", 1_200_000)
     pattern = Pattern(source, after_dot=True)
-    with pytest.raises(UnreadPatternError, match="too long"):
+    with pytest.raises(UnsupportedPatternError, match="too long"):
         for _ in range(5000):
-            pattern.full("")
+            pattern.matches("")

@@ -230,7 +230,7 @@ class TestPatterns:
     def test_names_have_no_line_break_that_a_dollar_could_match_before(self) -> None:
         name = f"{PATHS[0]}\n"
         assert get_pattern_key(["q_proj$"], name) == "q_proj$"
-        assert not Pattern("q_proj$", after_dot=True).full(name)
+        assert not Pattern("q_proj$", after_dot=True).matches(name)
         refused(said(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
 
     def test_the_sentence_names_what_is_not_read(self) -> None:

@@ -17,7 +17,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob
 from registry.files import loads_strict
 from registry.formats import parse_card, read_directory
-from registry.formats.how_to_load import how_to_load
+from registry.formats.usage import usage_of
 from registry.spec import Card
 from service.access.keys import NOBODY_IN_PARTICULAR
 from service.http.files.hub_revisions import commit_of, revision_of
@@ -313,7 +313,7 @@ class TestOtherKinds:
 
     def test_a_base_model_of_a_hub_is_loaded_by_its_pinned_revision(self, acme: World) -> None:
         for ref in ("acme/law", "acme/pfeiffer"):
-            use = how_to_load(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
+            use = usage_of(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
             assert f'"org/tiny", revision="{"ab" * 20}")' in use.text
             assert "./org" not in use.text
 

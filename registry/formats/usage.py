@@ -1,14 +1,14 @@
-"""What a README says of loading an adapter: with PEFT where PEFT knows its kind, else with this package.
+"""Instructions in a README to load an adapter: with PEFT where PEFT knows its kind, else with this package.
 
-Called for the files of a version. The texts are run by tests; nothing of what people wrote is in them but names.
-Names of this registry are never given to a client as names of a hub, where anybody may have taken them: what is loaded
-are folders, which begin with `./` so that no client looks for them elsewhere, and base models by a pinned revision.
+Called for the files of a version. The texts are run by tests; nothing that people wrote is in them but names. A name of
+this registry never stands where a client would look it up on a hub, where anybody may have taken it: folders begin with
+`./`, and base models of a hub have a pinned revision.
 """
 
 from __future__ import annotations
 
-from registry.formats.card import Use
-from registry.formats.peft.writing import is_pefts
+from registry.formats.card import Usage
+from registry.formats.peft.writing import is_peft_config
 from registry.spec import AdapterConfig, BaseShape
 
 PEFT = "peft"
@@ -46,21 +46,21 @@ with attached(base.model, adapter):
 
 def library_of(config: AdapterConfig) -> str:
     """The library that loads adapters of a configuration."""
-    return PEFT if is_pefts(config) else OURS
+    return PEFT if is_peft_config(config) else OURS
 
 
-def how_to_load(
+def usage_of(
     config: AdapterConfig, *, name: str, base: str, revision: str | None = None, shape: BaseShape | None = None
-) -> Use:
-    """How an adapter called `name` is loaded over the base model that others know as `base`.
+) -> Usage:
+    """Instructions to load an adapter called `name` over the base model that hubs call `base`.
 
-    `revision` is the base model's on its hub; without one it is a folder, called `base` here.
+    `revision` is the base model's on its hub; without one `base` is a folder.
     """
     beside = f", beside one of `{base}`" if revision is None else ""
-    if not is_pefts(config):
+    if not is_peft_config(config):
         source = f'str(Path("{base}").resolve())' if revision is None else f'"{base}", revision="{revision}"'
         text = _WITH_OURS.format(method=config.method, beside=beside, source=source, folder=name)
-        return Use(library=OURS, text=text)
+        return Usage(library=OURS, text=text)
     auto = "AutoModel" if shape is not None and shape.kind == "encoder" else "AutoModelForCausalLM"
-    told = f'"./{base}"' if revision is None else f'"{base}", revision="{revision}"'
-    return Use(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=told, folder=name))
+    arguments = f'"./{base}"' if revision is None else f'"{base}", revision="{revision}"'
+    return Usage(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=arguments, folder=name))

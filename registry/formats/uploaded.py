@@ -1,6 +1,6 @@
-"""An adapter directory that was sent in pieces: its small files as texts, its large ones as blobs; into a manifest.
+"""Make a manifest of an uploaded adapter directory, whose small files are texts and whose large ones are blobs.
 
-Called by the page that takes a folder. It reads the same files as `directory` does, none of them from a disk.
+Called by the page that uploads a folder. Reads the same files as `directory`, none of them from a disk.
 """
 
 from __future__ import annotations
@@ -29,53 +29,59 @@ from registry.names import Digest
 from registry.spec import Card, EmbeddingSource, FileSource, Frozen, Manifest, SampleSource
 
 
-class SentDirectory(Frozen):
+class UploadedDirectory(Frozen):
     """The files of a directory: `texts` of `adapter_config.json`, `soup.json` and `README.md`, the others as blobs."""
 
     texts: dict[str, str]
     blobs: dict[str, Digest]
     name: str = Field(max_length=129)
     domain: str | None = None
-    """Instead of the one that the directory says."""
+    """Overrides the domain in the directory."""
     base_model: str | None = None
-    """A base model's id, likewise."""
+    """Overrides the base model's id in the directory."""
     owner: str | None = None
-    """Who answers for the name: no file of the directory says it."""
+    """Owner of the name, which no file of the directory has."""
     tags: tuple[str, ...] = ()
-    """Beside those of the card."""
+    """Added to those of the card."""
 
     def manifest(self) -> Manifest:
-        """What pushes it. Raises InvalidManifest or UnknownMethod, as reading the directory would."""
-        said = _json(self.texts, CONFIG_FILE)
+        """The manifest that pushes it; raises InvalidManifest or UnknownMethod, as reading the directory would."""
+        fields = _json(self.texts, CONFIG_FILE)
         if WEIGHTS_FILE not in self.blobs:
             raise InvalidManifest(f"The folder has no {WEIGHTS_FILE}.", param="files")
-        is_peft = isinstance(said, dict) and "peft_type" in said
+        is_peft = isinstance(fields, dict) and "peft_type" in fields
         if is_peft:
-            beside = _json(self.texts, SOUP_FILE) if SOUP_FILE in self.texts else {}
-            notes, config = validated(DirectoryNotes, beside, PurePosixPath(SOUP_FILE)), None
+            soup = _json(self.texts, SOUP_FILE) if SOUP_FILE in self.texts else {}
+            notes, config = validated(DirectoryNotes, soup, PurePosixPath(SOUP_FILE)), None
         else:
-            notes = ours = validated(DirectoryConfig, said, PurePosixPath(CONFIG_FILE))
-            config = ours.config
+            notes = directory = validated(DirectoryConfig, fields, PurePosixPath(CONFIG_FILE))
+            config = directory.config
         domain = self.domain or notes.domain
         if domain is None:
             raise InvalidManifest("The folder does not say which domain the adapter is of: say it.", param="domain")
-        recorded = said.get("base_model_name_or_path") if is_peft else None
+        recorded = fields.get("base_model_name_or_path") if is_peft else None
         card = parse_card(self.texts[CARD_FILE], foreign=is_peft) if CARD_FILE in self.texts else Card()
+        tags = tuple(dict.fromkeys([*card.tags, *self.tags]))
         try:
             return Manifest(
-                name=self.name, domain=domain, base_model=self.base_model or notes.base_model,
-                base_fingerprint=notes.base_fingerprint, config=config, peft_config=said if is_peft else None,
+                name=self.name,
+                domain=domain,
+                base_model=self.base_model or notes.base_model,
+                base_fingerprint=notes.base_fingerprint,
+                config=config,
+                peft_config=fields if is_peft else None,
                 recorded_base=recorded if isinstance(recorded, str) and recorded else None,
-                files={WEIGHTS_FILE: FileSource(digest=self.blobs[WEIGHTS_FILE])}, sample=self._sample(notes),
+                files={WEIGHTS_FILE: FileSource(digest=self.blobs[WEIGHTS_FILE])},
+                sample=self._sample(notes),
                 owner=self.owner,
-                card=Card.model_validate({**card.model_dump(), "tags": tuple(dict.fromkeys([*card.tags, *self.tags]))}),
+                card=Card.model_validate({**card.model_dump(), "tags": tags}),
                 provenance=notes.provenance,
-            )  # fmt: skip
+            )
         except ValidationError as error:
             raise refusal(error, PurePosixPath("what is pushed")) from None
 
     def _sample(self, notes: DirectoryNotes) -> SampleSource | None:
-        """Texts or embeddings; raises InvalidManifest for both, and for vectors of which nobody says what made them."""
+        """The texts or embeddings; raises InvalidManifest for both, and for vectors without a note on their encoder."""
         samples, vectors = self.blobs.get(SAMPLES_FILE), self.blobs.get(EMBEDDINGS_FILE)
         if samples is not None and vectors is not None:
             raise InvalidManifest(f"The folder has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep one of them.")
@@ -85,9 +91,8 @@ class SentDirectory(Frozen):
             raise InvalidManifest(
                 f"The folder does not say what made {EMBEDDINGS_FILE}: `soup push` says what has to be added."
             )
-        made_by = notes.embeddings
-        file = FileSource(digest=vectors)
-        return SampleSource(embeddings=(EmbeddingSource(encoder=made_by.encoder, unit=made_by.unit, file=file),))
+        note, file = notes.embeddings, FileSource(digest=vectors)
+        return SampleSource(embeddings=(EmbeddingSource(encoder=note.encoder, unit=note.unit, file=file),))
 
 
 def _json(texts: Mapping[str, str], name: str) -> Any:
