@@ -1,8 +1,8 @@
 """`/docs`: the interactive API reference, offline and under a strict Content-Security-Policy.
 
-Its scripts are Swagger UI's, kept in this repository (`swagger/`), and one static file of ours; nothing is inline and
-nothing is fetched from elsewhere. It reads `/openapi.json`, as programs do. `http.examples` puts the examples into it;
-`LINKS` name the calls that may follow, which schema-driven tests do follow.
+Its scripts are Swagger UI, vendored in `swagger/`, and one static file of ours; nothing is inline and nothing is
+fetched from elsewhere. It reads `/openapi.json`, as programs do. `http.examples` puts the examples into that document;
+`LINKS` name the calls that may follow a call, which schema-driven tests do follow.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ window.ui = SwaggerUIBundle({
 });
 """
 FILES = Path(__file__).with_name("swagger")
-"""Swagger UI 5 as it was published, unchanged; VENDORED.json says from where, and each file's sha256."""
+"""Swagger UI 5 as published; VENDORED.json has its source and the sha256 of each file."""
 
 
 def install(app: FastAPI, *, base: str) -> None:
-    """Add /docs, /openapi.json and /static to `app`, whose examples name `base`; `auth` decides who reaches them."""
-    app.openapi = partial(described, app, base)  # type: ignore[method-assign]
+    """Add /docs, /openapi.json and /static to `app`, with examples for base model `base`; `auth` guards them."""
+    app.openapi = partial(openapi_document, app, base)  # type: ignore[method-assign]
 
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE, headers={"content-security-policy": CSP})
@@ -76,8 +76,8 @@ def install(app: FastAPI, *, base: str) -> None:
     app.mount("/static/swagger", StaticFiles(directory=FILES), name="swagger")
 
 
-def described(app: FastAPI, base: str) -> dict[str, Any]:
-    """The OpenAPI document with links, and examples for a server that has this base model; it is made once."""
+def openapi_document(app: FastAPI, base: str) -> dict[str, Any]:
+    """Return the OpenAPI document with links and with examples for base model `base`, built on the first call."""
     if app.openapi_schema is None:
         app.openapi_schema = with_links(examples.document(FastAPI.openapi(app), base))
     return app.openapi_schema
@@ -130,15 +130,15 @@ LINKS: Mapping[tuple[str, str], tuple[Mapping[str, str], tuple[str, ...]]] = {
     ("cook_soup", "202"): (_ID, _JOB),
     ("start_training", "202"): (_ID, _JOB),
 }
-"""By call (its operation id) and status: how the parts of a path are found in the answer, and which calls take them."""
+"""By operation id and status: where the answer has the values of path parameters, and the calls that take them."""
 
 
 def with_links(schema: Json) -> Json:
-    """The OpenAPI document with the links of every answer that has some."""
+    """Add LINKS to an OpenAPI document, in place, and return it."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             for status, answer in operation["responses"].items():
-                parts, calls = LINKS.get((operation["operationId"], status), ({}, ()))
+                parameters, calls = LINKS.get((operation["operationId"], status), ({}, ()))
                 if calls:
-                    answer["links"] = {call: {"operationId": call, "parameters": dict(parts)} for call in calls}
+                    answer["links"] = {call: {"operationId": call, "parameters": dict(parameters)} for call in calls}
     return schema

@@ -1,8 +1,8 @@
-"""An example for each call of the API: bodies that are valid as they are, and the parts of a path.
+"""Examples for each call of the API: valid bodies, and values of path parameters.
 
-They are filled in on the documentation page, where a visitor presses Execute. `document` puts them into the schema;
-the id of the base model is that of the running server, other names are made up (`acme/law`). What an example needs on
-the server besides (NEEDS) is said in its summary; until it is there the answer says what is missing.
+The documentation page fills them in for a visitor, who presses Execute. `document` puts them into the schema; the id of
+the base model is that of the running server, other names are made up (`acme/law`). The summary of an example says what
+it needs on the server (NEEDS); without it the answer says what is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 Json = dict[str, Any]
 BASE = "small"
-"""The base model of examples where a server has none."""
+"""Base model of the examples on a server without one."""
 SAMPLE = [
     "Heat the oil in a heavy pan, add the onions and stir until they are golden.",
     "Rub the butter into the flour with the tips of your fingers.",
@@ -39,13 +39,13 @@ SAMPLE = [
     "Grate the cheese over the dish and put it under the grill.",
     "Skim the broth from time to time so that it stays clear.",
 ]
-"""Twenty passages are the least that a sample may have."""
+"""A sample needs at least twenty passages."""
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in SAMPLE).encode()
-"""The same as JSON lines: the blob of the examples."""
+"""SAMPLE as JSON lines: the blob of the examples."""
 DIGEST = "sha256:" + hashlib.sha256(LINES).hexdigest()
 WEIGHTS = "sha256:" + hashlib.sha256(b"").hexdigest()
-"""Stands for the digest of weights, which only their owner can name: until these are uploaded the answer is 404."""
-PARTS: Mapping[str, str] = {
+"""Stands for the digest of the visitor's own weights: until they are uploaded the answer is 404."""
+PATH_PARAMETERS: Mapping[str, str] = {
     "digest": DIGEST,
     "ns": "acme",
     "name": "kitchen",
@@ -54,7 +54,7 @@ PARTS: Mapping[str, str] = {
     "revision": "main",
     "path": "README.md",
 }
-"""What is asked for in a path, by the name of the parameter; ids are told apart by the call."""
+"""Values of path parameters by name; IDS has those called `id`."""
 NEEDS: Mapping[tuple[str, str], str] = {
     ("push_adapter", "weights that were uploaded"): "weights uploaded to /v1/blobs, under the digest of your own",
     ("cook_soup", "by a recipe"): "the adapters acme/kitchen and acme/law",
@@ -71,7 +71,7 @@ NEEDS: Mapping[tuple[str, str], str] = {
     ("select_adapters", "for a sample"): "adapters with samples, of several domains",
     ("cook_soup", "for a sample"): "adapters with samples, of several domains",
 }
-"""By call and name of an example: what it needs on the server; those that are not here need nothing."""
+"""What an example needs on the server, by call and name of the example; other examples need nothing."""
 IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",
@@ -82,10 +82,11 @@ IDS: Mapping[str, str] = {
     "/v1/jobs/{id}/events": "job-0123456789abcdef",
     "/v1/jobs/{id}/cancel": "job-0123456789abcdef",
 }
+"""Values of the path parameter `id` by path."""
 
 
 def bodies(base: str) -> dict[str, dict[str, Json]]:
-    """By call (its operation id) and by what each is for: bodies of requests to a server with this base model."""
+    """Return request bodies for a server with base model `base`, by operation id and by name of the example."""
     model, pool = f"base/{base}", {"base_model": base}
     return _stored(base) | {
         "fit_selector": {"clusters of all domains": {"selector": {"kind": "gmm"}, "pool": pool, "wait": 60}},
@@ -116,7 +117,7 @@ def bodies(base: str) -> dict[str, dict[str, Json]]:
 
 
 def _stored(base: str) -> dict[str, dict[str, Json]]:
-    """Of calls that store something."""
+    """Return the bodies of calls that store something."""
     adapter = {"method": "bottleneck", "structure": "pfeiffer", "bottleneck": 48, "activation": "relu"}
     recipe = {"steps": 100, "batch": 4, "block": 64}
     return {
@@ -155,26 +156,26 @@ def _stored(base: str) -> dict[str, dict[str, Json]]:
 
 
 def document(schema: Json, base: str) -> Json:
-    """Put the examples into an OpenAPI document, which is changed and given back."""
-    found = bodies(base)
+    """Put the examples into an OpenAPI document, in place, and return it."""
+    examples = bodies(base)
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):
                 if parameter.get("required"):
-                    parameter["example"] = _part(path, parameter["name"], base)
-            if operation["operationId"] in found:
+                    parameter["example"] = _path_parameter(path, parameter["name"], base)
+            call = operation["operationId"]
+            if call in examples:
                 content = operation["requestBody"]["content"]["application/json"]
                 content["examples"] = {
-                    name: {"summary": _summary(operation["operationId"], name), "value": value}
-                    for name, value in found[operation["operationId"]].items()
+                    name: {"summary": _summary(call, name), "value": value} for name, value in examples[call].items()
                 }
     return schema
 
 
 def _summary(call: str, name: str) -> str:
-    needed = NEEDS.get((call, name))
-    return name if needed is None else f"{name} (needs {needed})"
+    needs = NEEDS.get((call, name))
+    return name if needs is None else f"{name} (needs {needs})"
 
 
-def _part(path: str, name: str, base: str) -> str:
-    return IDS.get(path, base) if name == "id" else PARTS[name]
+def _path_parameter(path: str, name: str, base: str) -> str:
+    return IDS.get(path, base) if name == "id" else PATH_PARAMETERS[name]

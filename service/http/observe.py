@@ -1,7 +1,7 @@
 """Prometheus metrics, request ids and one JSON log line per request: the outermost ASGI layer around the app.
 
-It never logs what people sent: no path, query, header or body, only the route's template; of an unexpected error the
-class and the places in our code, not its message (messages quote values).
+It never logs what clients sent: no path, query, header or body, only the route's template; of an unexpected error the
+class and the lines of our code, not its message (messages quote values).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BASIC_HEADERS = {
     "referrer-policy": "no-referrer",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""On every answer that does not set its own."""
+"""Headers of every answer that does not set them itself."""
 STOPPING = "The server stops before it could answer, and it is not known how far it came. Ask again when it is back."
 
 
@@ -43,7 +43,7 @@ STOPPING = "The server stops before it could answer, and it is not known how far
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own, so that two apps live in one process."""
+    """The metrics of one app, in its own registry so that two apps can live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -75,49 +75,49 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
 
-    def watch(self, part: str, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Ask for these too whenever the metrics are asked for.
+    def watch(self, group: str, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Call `collect` whenever the metrics are rendered.
 
-        Where that fails the part is left out, counted and logged, and the others are there.
+        If it fails, the group is omitted, counted and logged, and the other groups are rendered.
         """
-        self.registry.register(_Part(part, collect, self.failures.labels(part)))
+        self.registry.register(_Group(group, collect, self.failures.labels(group)))
 
     def watch_engine(
         self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, AdapterTotals]]
     ) -> None:
-        """Read the engine's plain counters and its figures by adapter whenever the metrics are asked for."""
-        self.watch("engine", lambda: _of_engine(counters()))
-        self.watch("adapters", lambda: _of_adapters(by_adapter()))
+        """Read the engine's counters and its totals by adapter whenever the metrics are rendered."""
+        self.watch("engine", lambda: _engine_metrics(counters()))
+        self.watch("adapters", lambda: _adapter_metrics(by_adapter()))
 
     def render(self) -> bytes:
-        """The metrics as Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return generate_latest(self.registry)
 
 
-class _Part(Collector):
-    """One part of the metrics, which may fail without the others."""
+class _Group(Collector):
+    """A group of metrics that may fail without the others."""
 
-    def __init__(self, part: str, collect: Callable[[], Iterable[Metric]], failures: Counter) -> None:
-        self._part = part
+    def __init__(self, name: str, collect: Callable[[], Iterable[Metric]], failures: Counter) -> None:
+        self._name = name
         self._collect = collect
         self._failures = failures
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are known by `collect`, which is not to run before the server has started."""
+        """Return nothing: only `collect` knows the names, and it must not run before the server has started."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of this part, none where they cannot be found out."""
+        """Return the metrics of this group, none if collecting them fails."""
         try:
             return list(self._collect())
         except Exception as error:
             self._failures.inc()
-            log.warning("the metrics lack %s", self._part, extra={"fields": describe(error)})
+            log.warning("the metrics lack %s", self._name, extra={"fields": describe(error)})
             return []
 
 
-def _of_engine(counters: Mapping[str, float]) -> Iterator[Metric]:
-    """The engine's {name: number} as metrics: names ending in `_total` are counters, the others gauges."""
+def _engine_metrics(counters: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield the engine's numbers by name: names ending in `_total` are counters, the others gauges."""
     for name, value in counters.items():
         label = f"Engine: {name.replace('_', ' ')}."
         if name.endswith("_total"):
@@ -126,8 +126,8 @@ def _of_engine(counters: Mapping[str, float]) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
 
 
-def _of_adapters(found: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
-    """The engine's figures by adapter: counters of tokens, and sums of seconds with how many they are of."""
+def _adapter_metrics(totals_by_adapter: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
+    """Yield the engine's totals by adapter: counters of tokens, and summaries of seconds."""
     name, labels = "soup_engine_adapter", ("adapter",)
     generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)
     scored = CounterMetricFamily(f"{name}_scored_tokens", "Tokens scored or embedded, by adapter.", labels=labels)
@@ -137,11 +137,11 @@ def _of_adapters(found: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
     answers = SummaryMetricFamily(
         f"{name}_answer_seconds", "Time to the whole answer of a request, by adapter.", labels=labels
     )
-    for label, one in found.items():
-        generated.add_metric((label,), one.generated_tokens)
-        scored.add_metric((label,), one.scored_tokens)
-        first.add_metric((label,), one.first_tokens, one.first_token_seconds)
-        answers.add_metric((label,), one.answers, one.seconds)
+    for adapter, totals in totals_by_adapter.items():
+        generated.add_metric((adapter,), totals.generated_tokens)
+        scored.add_metric((adapter,), totals.scored_tokens)
+        first.add_metric((adapter,), totals.first_tokens, totals.first_token_seconds)
+        answers.add_metric((adapter,), totals.answers, totals.seconds)
     yield from (generated, scored, first, answers)
 
 
@@ -149,19 +149,19 @@ def _of_adapters(found: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's `x-request-id` where it is 1 to 64 of letters, digits, '.', '_', '-'; else a fresh one."""
+    """Return the client's `x-request-id` if it is 1 to 64 of letters, digits, '.', '_', '-'; else a new one."""
     offered = headers.get("x-request-id", "")
     return offered if REQUEST_ID.fullmatch(offered) else uuid.uuid4().hex
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the route that answered, never the path: names in paths are people's."""
+    """Return the template of the route that answered; never the path, whose names are private."""
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) else "unmatched"
 
 
 class Observe:
-    """ASGI layer: gives the request its id, answers unexpected errors with 500, counts and logs."""
+    """ASGI layer that gives the request its id, answers unexpected errors with 500, counts and logs."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, traceparent: Callable[[], str | None] = lambda: None) -> None:
         self._app = app
@@ -169,36 +169,36 @@ class Observe:
         self._traceparent = traceparent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; everything but HTTP goes through untouched."""
+        """Pass on a request and record its answer; everything but HTTP is passed on untouched."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_now.set(request_id)
-        sent = _Sent(scope, send, {"x-request-id": request_id, "traceresponse": self._traceparent()})
+        sender = _Sender(scope, send, {"x-request-id": request_id, "traceresponse": self._traceparent()})
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
-            await self._app(scope, receive, sent)
-        except asyncio.CancelledError:  # a server that stops gives no request longer than its grace
-            if sent.status is not None:
+            await self._app(scope, receive, sender)
+        except asyncio.CancelledError:  # the server stops, and its grace period is over
+            if sender.status is not None:
                 raise
-            await problems.response_of(Unavailable(STOPPING))(scope, receive, sent)
+            await problems.response_of(Unavailable(STOPPING))(scope, receive, sender)
         except Exception as error:
             body = problems.unexpected(error)
-            if sent.status is not None:
+            if sender.status is not None:
                 raise  # the answer has begun: only cutting the connection tells the client
-            await problems.response_of_unexpected(body)(scope, receive, sent)
+            await problems.response_of_unexpected(body)(scope, receive, sender)
         finally:
             self._metrics.in_flight.dec()
-            self._record(scope, sent.status, time.perf_counter() - started)
+            self._record(scope, sender.status, time.perf_counter() - started)
             request_id_now.reset(token)
 
     def _record(self, scope: Scope, status: int | None, seconds: float) -> None:
         method, route = _method(scope), route_of(scope)
-        shown = "none" if status is None else str(status)
-        self._metrics.requests.labels(method, route, shown).inc()
+        label = "none" if status is None else str(status)
+        self._metrics.requests.labels(method, route, label).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
         if "error_code" in scope["state"]:
             self._metrics.errors.labels(scope["state"]["error_code"]).inc()
@@ -220,15 +220,15 @@ def _method(scope: Scope) -> str:
 
 
 def _trace(scope: Scope) -> None:
-    """Name request id, key and error code in the request's span, which ends with the last byte."""
+    """Add request id, key and error code to the request's span, which ends with the last byte."""
     state = scope["state"]
     key_id = getattr(state.get("principal"), "key_id", None)
     attributes = {"soup.request_id": state["request_id"], "soup.key": key_id, "error.type": state.get("error_code")}
     get_current_span().set_attributes({name: value for name, value in attributes.items() if value is not None})
 
 
-class _Sent:
-    """`send` that adds headers (those that are None left out) and the basic ones, and remembers the status."""
+class _Sender:
+    """`send` that adds the given headers that are not None and BASIC_HEADERS, and stores the status."""
 
     def __init__(self, scope: Scope, send: Send, headers: Mapping[str, str | None]) -> None:
         self._scope = scope
@@ -243,6 +243,6 @@ class _Sent:
             headers.update(self._headers)
             for name, value in BASIC_HEADERS.items():
                 headers.setdefault(name, value)
-        if not message.get("more_body"):  # at the start too: an answer that is cut off has no last message
+        if not message.get("more_body"):  # also at the start: an answer that is cut off has no last message
             _trace(self._scope)
         await self._send(message)

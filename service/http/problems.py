@@ -1,9 +1,9 @@
-"""Errors as HTTP answers: the status code of each (400 to 503) and one body, OpenAI's, for all.
+"""Errors as HTTP answers: the status code of each (400 to 503) and one body for all, OpenAI's.
 
-The body is {"error": {"message", "type", "param", "code"}}, and `problems` where there are several. No other module
-knows status codes of errors. Called by the app's exception handlers, and by the ASGI layers (auth, observe) and
-`connections`, which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages
-our own errors carry, and nothing of an unexpected error is shown.
+The body is {"error": {"message", "type", "param", "code"}}, and `problems` if there are several. No other module knows
+status codes of errors. Called by the app's exception handlers, and by the ASGI layers (auth, observe) and
+`connections`, which answer before a route is reached. Nothing from the request is echoed beyond the messages of our own
+errors, and nothing of an unexpected error is shown.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ STATUS: dict[type[SoupError], int] = {
     errors.DamagedBlob: 500,
     errors.Internal: 500,
 }
-"""By class; a class that is not here takes its nearest ancestor's."""
+"""Status by class of error; other classes have the status of their nearest ancestor."""
 
 TOO_MUCH = frozenset({STATUS[errors.TooLarge], STATUS[errors.Busy]})
 """Statuses of requests that ask for too much."""
 NOT_ALLOWED, OTHER = "method_not_allowed", "http_error"
-"""Codes of the framework's errors that no class of ours says."""
+"""Codes of errors of the framework that none of our classes stands for."""
 CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
 """Every code that an answer can have."""
 
 MOST_LISTED = 50
-"""Problems of one request that are named; how many there are in all is said."""
+"""Problems of one request that are listed; the message says how many there are in all."""
 
 MEMBERS = {**UNION_MEMBERS, "adapter": METHODS, "response_format": ("text", "json_object", "json_schema")}
-"""Field of a request -> names that pydantic puts behind it in an error's place, and nobody sent."""
+"""Field of a request -> names of union members that pydantic adds after it in an error's location."""
 
 ABSENT = frozenset({"missing", "union_tag_not_found"})
-"""Kinds of pydantic's errors for what was not sent at all."""
+"""Types of pydantic errors for values that are missing."""
 
 INTERNAL_MESSAGE = "Something went wrong on the server; its log has the details under this request id."
 
@@ -92,20 +92,20 @@ class ErrorBody(BaseModel):
 
 
 def status_of(error: SoupError) -> int:
-    """The HTTP status of one of our errors."""
+    """Return the HTTP status of one of our errors."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def error_type(status: int) -> str:
-    """OpenAI's `type` for a status."""
-    named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-    return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    """Return OpenAI's `type` for a status."""
+    types = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return types.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def body_of(error: SoupError) -> ErrorBody:
-    """One of our errors as its body, also inside of an event stream; `problems` is unset where there is but one.
+    """Return one of our errors as its body, also for event streams; `problems` is unset if there is only one.
 
-    Of an Internal the log has what it says, and the body does not.
+    The message of an Internal error goes to the log and not into the body.
     """
     if isinstance(error, errors.Internal):
         return unexpected(error)
@@ -121,7 +121,7 @@ def body_of(error: SoupError) -> ErrorBody:
 
 
 def unexpected(error: BaseException) -> ErrorBody:
-    """The body of an error that nobody foresaw, which is written to the log here and shows nothing of it."""
+    """Log an unexpected error and return a body that shows nothing of it."""
     log.error("request failed", extra={"fields": describe(error)})
     hidden = errors.Internal(INTERNAL_MESSAGE)
     return ErrorBody(
@@ -130,75 +130,76 @@ def unexpected(error: BaseException) -> ErrorBody:
 
 
 def _sendable(text: str) -> str:
-    """`text` without halves of surrogate pairs, which a message may quote and UTF-8 cannot carry."""
+    """Return `text` without halves of surrogate pairs, which a message may quote and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """One of our errors as a response: the status, and the headers that belong to it."""
+    """Return one of our errors as a response with its status and headers."""
     return ProblemResponse(body_of(error), status_of(error), headers_of(error) | dict(headers or {}))
 
 
 def headers_of(error: SoupError) -> dict[str, str]:
-    """The headers that belong to one of our errors."""
+    """Return the headers that belong to one of our errors, whatever the request."""
     extra: dict[str, str] = {}
     if isinstance(error, errors.Busy | errors.Unavailable):
         extra["retry-after"] = str(error.retry_after)
     if isinstance(error, errors.WrongOffset):
-        extra |= held_headers(error.offset)
+        extra |= offset_headers(error.offset)
     if isinstance(error, errors.Unauthenticated):
         extra["www-authenticate"] = "Bearer"
-    if isinstance(error, errors.TooSlow):  # what comes after all is no request
+    if isinstance(error, errors.TooSlow):  # bytes that still arrive are not a request
         extra["connection"] = "close"
     return extra
 
 
-def noticed(request: Request, error: SoupError) -> dict[str, str]:
-    """The headers of an answer to this request, which is counted as one beyond a limit where that is why."""
+def headers_for(request: Request, error: SoupError) -> dict[str, str]:
+    """Return the headers of an error answer to a request; mark the request for `observe` if it is beyond a limit."""
     if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
-        request.state.over_limit = error.param  # `observe` counts it
-    found: dict[str, str] = getattr(request.state, "rate_headers", dict)()
-    return headers_of(error) | found | getattr(request.state, "problem_headers", _none)(error)
+        request.state.over_limit = error.param
+    rate_headers: dict[str, str] = getattr(request.state, "rate_headers", dict)()
+    return headers_of(error) | rate_headers | getattr(request.state, "problem_headers", _no_headers)(error)
 
 
-def held_headers(offset: int) -> dict[str, str]:
-    """How much of an upload is held, as headers: the number of its bytes, and their Range where there are any."""
+def offset_headers(offset: int) -> dict[str, str]:
+    """Return the headers for an upload with `offset` received bytes: their number, and their Range if there are any."""
     return {"upload-offset": str(offset), **({"range": f"0-{offset - 1}"} if offset else {})}
 
 
 def response_of_unexpected(body: ErrorBody) -> JSONResponse:
-    """What `unexpected` gave, as a response."""
+    """Return a body made by `unexpected` as a response."""
     return ProblemResponse(body, status_of(errors.Internal(INTERNAL_MESSAGE)), None)
 
 
 class ProblemResponse(JSONResponse):
-    """An error answer, which leaves its code in the state of the request: `observe` counts it."""
+    """An error answer that stores its code in the state of the request, where `observe` counts it."""
 
     def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> None:
         super().__init__(body.model_dump(exclude_unset=True), status_code=status, headers=headers)
         self._code = body.error.code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Store the code and send the answer."""
         scope.setdefault("state", {})["error_code"] = self._code
         await super().__call__(scope, receive, send)
 
 
-def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
-    """Validation errors of a request as one of ours: a sentence that names the field, and the list when several."""
-    sentences = [_sentence(error) for error in found[:MOST_LISTED]]
-    where = _place(found[0]) if found else ""
-    named = where.endswith(("config.method", "config.structure")) and found[0]["type"] not in ABSENT
-    return (errors.UnknownMethod if named else errors.InvalidParameter)(
-        (sentences[0] if sentences else "The request is not valid.") + errors.more_problems(len(found), stop="."),
-        param=where or None,
+def from_validation(validation_errors: Sequence[Mapping[str, Any]]) -> SoupError:
+    """Return pydantic's errors as one of ours: a sentence that names the field, and all sentences if several."""
+    sentences = [_sentence(error) for error in validation_errors[:MOST_LISTED]]
+    field = _location(validation_errors[0]) if validation_errors else ""
+    is_method = field.endswith(("config.method", "config.structure")) and validation_errors[0]["type"] not in ABSENT
+    message = sentences[0] if sentences else "The request is not valid."
+    return (errors.UnknownMethod if is_method else errors.InvalidParameter)(
+        message + errors.more_problems(len(validation_errors), stop="."),
+        param=field or None,
         problems=sentences if len(sentences) > 1 else (),
     )
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
-    """'Field 'x.y': input should be ...', from one pydantic error; the input itself is left out."""
-    field = _place(error)
+    """Return 'Field 'x.y': input should be ...' for one pydantic error, without the input itself."""
+    field = _location(error)
     kind, message = str(error["type"]), said_of(error)
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
@@ -207,8 +208,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"Field '{field}' is not known here."
     if kind == "union_tag_invalid":
-        said = error["ctx"]
-        return f"Field '{field}': {str(said['tag'])[:80]!r} is none of {said['expected_tags']}."
+        context = error["ctx"]
+        return f"Field '{field}': {str(context['tag'])[:80]!r} is none of {context['expected_tags']}."
     if not field and kind in {"model_attributes_type", "dict_type", "model_type"}:
         return "The body must be a JSON object sent with 'content-type: application/json'."
     if not field:
@@ -216,25 +217,20 @@ def _sentence(error: Mapping[str, Any]) -> str:
     return f"Field '{field}': {message[:1].lower() + message[1:]}."
 
 
-def _place(error: Mapping[str, Any]) -> str:
-    """The field an error is about; of a union that is told apart by a field, that field."""
+def _location(error: Mapping[str, Any]) -> str:
+    """Return the path of the field an error is about; for a discriminated union the discriminator."""
     kind, loc = str(error["type"]), list(error["loc"])
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         loc.append(str(error["ctx"]["discriminator"]).strip("'"))
-    return _field(loc)
-
-
-def _field(loc: Sequence[Any]) -> str:
-    """A pydantic location as a path without the part of the request it came from: `sample.texts.3`."""
-    parts = [str(part) for part in loc]
-    if parts and parts[0] in {"body", "query", "path", "header"}:
-        parts = parts[1:]
-    parts = [part for before, part in pairwise(["", *parts]) if part not in MEMBERS.get(before, ())]
-    return ".".join(part for part in parts if "[" not in part)[:200]
+    steps = [str(step) for step in loc]
+    if steps and steps[0] in {"body", "query", "path", "header"}:
+        steps = steps[1:]
+    steps = [step for parent, step in pairwise(["", *steps]) if step not in MEMBERS.get(parent, ())]
+    return ".".join(step for step in steps if "[" not in step)[:200]
 
 
 def from_http(error: HTTPException) -> SoupError | None:
-    """A framework error as one of ours, None where no class of ours says the same (405)."""
+    """Return a framework error as one of ours, None if no class of ours stands for it (405)."""
     if error.status_code == 404:
         return errors.NotFound("There is nothing at this path.")
     if error.status_code == 400:
@@ -242,17 +238,16 @@ def from_http(error: HTTPException) -> SoupError | None:
     return None
 
 
-def _none(_: SoupError) -> dict[str, str]:
-    """The headers of an error where a route has none of its own."""
+def _no_headers(_: SoupError) -> dict[str, str]:
     return {}
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers of this module on `app`. Unexpected errors are answered by `observe`."""
+    """Register the exception handlers of this module on `app`; `observe` answers unexpected errors."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SoupError)
-        return response_of(error, noticed(request, error))
+        return response_of(error, headers_for(request, error))
 
     async def validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -260,9 +255,9 @@ def install(app: FastAPI) -> None:
 
     async def framework(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        known = from_http(error)
-        if known is not None:
-            return response_of(known, error.headers)
+        soup_error = from_http(error)
+        if soup_error is not None:
+            return response_of(soup_error, error.headers)
         code = NOT_ALLOWED if error.status_code == 405 else OTHER
         problem = Problem(message=f"{error.detail}.", type=error_type(error.status_code), param=None, code=code)
         return ProblemResponse(ErrorBody(error=problem), error.status_code, error.headers)

@@ -108,7 +108,7 @@ def render_page(
     if error is not None:
         values["problem"] = problems.body_of(error).error
         request.state.error_code = values["problem"].code
-        status, headers = problems.status_of(error), headers | problems.noticed(request, error)
+        status, headers = problems.status_of(error), headers | problems.headers_for(request, error)
     principal: Principal | None = getattr(request.state, "principal", None)
     links = [link for link in NAVIGATION if principal is not None and link.is_visible_to(principal)]
     frame = {

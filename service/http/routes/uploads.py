@@ -21,7 +21,7 @@ from registry.names import Digest
 from registry.uploads.sessions import Part
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
-from service.http.problems import held_headers
+from service.http.problems import offset_headers
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.received import announced_length, check_digest, received
 from service.http.schemas.uploads import BlobStored, NewUpload, Upload, UploadList
@@ -162,7 +162,7 @@ def _held(row: UploadRow) -> Response:
 
 
 def _headers(row: UploadRow) -> dict[str, str]:
-    return {"location": f"/v1/blobs/uploads/{row.id}", "upload-uuid": row.id, **held_headers(row.received)}
+    return {"location": f"/v1/blobs/uploads/{row.id}", "upload-uuid": row.id, **offset_headers(row.received)}
 
 
 def _shown(row: UploadRow) -> Upload:
