@@ -139,7 +139,7 @@ class Target:
                 if table.name not in self.uncounted
             }
         kept = {path: size for path, size in files.items() if not Path(path).name.startswith("soup.db")}
-        return {**rows, "files": kept, "held": self.world.app.state.bodies.held.total}
+        return {**rows, "files": kept, "held": self.world.app.state.bodies.memory.total}
 
     def withstands(self, attack: Attack) -> None:
         """Raises AssertionError unless the attack is refused as it says, and nothing is lost, opened or left behind."""

@@ -76,14 +76,14 @@ def test_whatever_is_left_or_lost_is_noticed(target: Target) -> None:
         return gone(target)
 
     def held(target: Target) -> Said:
-        target.world.app.state.bodies.held.change("key-x", 10, own=0)
+        target.world.app.state.bodies.memory.change("key-x", 10, of_request=0)
         return gone(target)
 
     for strike in (left, row, held):
         with pytest.raises(AssertionError):
             target.withstands(attack(strike))
     stray.unlink()
-    target.world.app.state.bodies.held.change("key-x", -10, own=10)
+    target.world.app.state.bodies.memory.change("key-x", -10, of_request=10)
     target.withstands(attack(gone))
 
 

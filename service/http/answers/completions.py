@@ -1,7 +1,7 @@
-"""The answer of `POST /v1/completions`, whole or as the events of a stream, from what the engine generated.
+"""The answer of `POST /v1/completions`, in one piece or as events of a stream, from the engine's output.
 
 For harnesses that measure likelihoods: with `echo` and `logprobs` the arrays hold every token of the prompt (without
-a BOS that was put in front) and then exactly the generated ones; the first entry is null where nothing precedes it.
+an added BOS) and then exactly the generated ones; the first entry is null if no token precedes it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from service.engine import Completion, Delta, Generation, PromptScores
 from service.engine.request import FinishReason, TopTokens
-from service.http.answers.events import JSON, Chunks, event
+from service.http.answers.events import JSON, ChunkEncoder, event
 from service.http.answers.token_text import TokenText
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest
 from service.http.schemas.wire import Usage
 
 Row = tuple[int, float | None, TopTokens | None, int]
-"""A token's id, log-probability, most likely alternatives, and where its text begins."""
+"""A token's id, log-probability, most likely alternatives, and the offset of its text."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as ids, BOS included, and as the text that `echo` gives back; `skip` tokens were put in front."""
+    """A prompt as ids, BOS included, and as the text that `echo` returns; the first `skip` ids were added."""
 
     ids: tuple[int, ...]
     text: str
@@ -34,12 +34,12 @@ class Prompt:
 
 
 def mean_logprob(choice: Completion) -> float:
-    """Mean log-probability of a choice's tokens, its EOS included; 0 where no tokens were asked for."""
+    """Return the mean log-probability of a choice's tokens, EOS included; 0 for a choice without tokens."""
     return sum(choice.token_logprobs) / len(choice.token_logprobs) if choice.token_logprobs else 0.0
 
 
 class CompletionAnswers:
-    """Answers to one request. The choices of prompt i are numbered from i * n."""
+    """Builder of the answer to one request. The choices of prompt i are numbered from i * n."""
 
     def __init__(self, body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> None:
         self.body = body
@@ -55,7 +55,7 @@ class CompletionAnswers:
         }
 
     def whole(self, generations: list[Generation]) -> CompletionAnswer:
-        """The answer in one piece; `generations` has one entry a prompt."""
+        """Return the answer in one piece; `generations` has one entry a prompt."""
         choices = [
             CompletionChoice(
                 index=number * self.body.n + index,
@@ -64,19 +64,15 @@ class CompletionAnswers:
                 finish_reason=choice.finish_reason,
             )
             for number, (prompt, generation) in enumerate(zip(self.prompts, generations, strict=True))
-            for index, choice in enumerate(self._given(generation))
+            for index, choice in enumerate(self._returned_choices(generation))
         ]
         return CompletionAnswer(**self.head, choices=choices, usage=self.usage(generations))
 
-    def _given(self, generation: Generation) -> Sequence[Completion]:
-        """The choices to give back of those generated: all, or the best, of equal ones the first."""
+    def _returned_choices(self, generation: Generation) -> Sequence[Completion]:
+        """Return the choices to send: all, or with `best_of` those of the highest mean log-probability."""
         if not self.body.ranked:
             return generation.choices
         return sorted(generation.choices, key=mean_logprob, reverse=True)[: self.body.n]
-
-    def events(self) -> CompletionEvents:
-        """The answer in pieces."""
-        return CompletionEvents(self)
 
     def _echoed(self, prompt: Prompt) -> str:
         return prompt.text if self.body.echo else ""
@@ -94,7 +90,7 @@ class CompletionAnswers:
         return CompletionLogprobs(**self.arrays(rows))
 
     def arrays(self, rows: list[Row]) -> dict[str, Any]:
-        """The fields of CompletionLogprobs."""
+        """Return the fields of CompletionLogprobs for these tokens."""
         return {
             "tokens": [self.words.text(token) for token, _, _, _ in rows],
             "token_logprobs": [logprob for _, logprob, _, _ in rows],
@@ -106,14 +102,14 @@ class CompletionAnswers:
         }
 
     def _top(self, token: int, logprob: float, top: TopTokens) -> dict[str, float]:
-        """The alternatives, best first, and the token itself, whose float is the very same in both places."""
-        found: dict[str, float] = {}
-        for other, value in (*top, (token, logprob)):
-            found.setdefault(self.words.text(other), value)
-        return found
+        """Return the alternatives, best first, and the token itself with the same float as in `token_logprobs`."""
+        logprobs: dict[str, float] = {}
+        for alternative, value in (*top, (token, logprob)):
+            logprobs.setdefault(self.words.text(alternative), value)
+        return logprobs
 
     def usage(self, generations: Collection[Generation]) -> Usage:
-        """Of all prompts and choices."""
+        """Return the usage of all prompts and choices."""
         return Usage.of(
             sum(len(prompt.ids) for prompt in self.prompts),
             sum(len(choice.token_ids) for generation in generations for choice in generation.choices),
@@ -122,49 +118,49 @@ class CompletionAnswers:
 
 
 class CompletionEvents:
-    """An answer in pieces, each a CompletionAnswer with one choice; `usage` is unset unless the client asked for it.
+    """Encoder of a streamed answer; each event is a CompletionAnswer with one choice.
 
-    The fields of a choice are put together as text: this is done for every token.
+    A choice is formatted as text and not through the schema, since there is an event for every token.
     """
 
     def __init__(self, answers: CompletionAnswers) -> None:
         self._answers = answers
         self._body = answers.body
-        self._chunks = Chunks(answers.head, usage=answers.body.include_usage)
+        self._chunks = ChunkEncoder(answers.head, usage=answers.body.include_usage)
         self._generations: dict[int, Generation] = {}
         self._unfinished = {
             (number, index) for number in range(len(answers.prompts)) for index in range(answers.body.n)
         }
 
     def first(self) -> str:
-        """With `echo` the prompt, for every choice."""
+        """Return the prompt for every choice if `echo` is set."""
         if not self._body.echo:
             return ""
         return "".join(
             self._chunk(number, index, self._answers.prompts[number].text) for number, index in sorted(self._unfinished)
         )
 
-    def of(self, number: int, found: Delta | Generation) -> str:
-        """Of a token that shows; of a prompt's end where nothing was generated."""
-        if isinstance(found, Generation):
-            self._generations[number] = found
+    def encode(self, number: int, output: Delta | Generation) -> str:
+        """Return the event of a token with visible text, or the ends of choices for which nothing was generated."""
+        if isinstance(output, Generation):
+            self._generations[number] = output
             return "".join(
                 self._chunk(number, index, "", finish_reason=choice.finish_reason)
-                for index, choice in enumerate(found.choices)
+                for index, choice in enumerate(output.choices)
                 if (number, index) in self._unfinished
             )
-        if found.finish_reason is not None:
-            self._unfinished.discard((number, found.index))
-        elif not found.text and self._body.logprobs is None:
+        if output.finish_reason is not None:
+            self._unfinished.discard((number, output.index))
+        elif not output.text and self._body.logprobs is None:
             return ""
         logprobs = "null"
         if self._body.logprobs is not None:
-            row = (found.token_id, found.logprob, found.top, found.offset)
+            row = (output.token_id, output.logprob, output.top, output.offset)
             logprobs = JSON.encode(self._answers.arrays([row]))
-        return self._chunk(number, found.index, found.text, finish_reason=found.finish_reason, logprobs=logprobs)
+        return self._chunk(number, output.index, output.text, finish_reason=output.finish_reason, logprobs=logprobs)
 
     def last(self) -> str:
-        """`usage`, where the client asked for it."""
+        """Return the event with `usage` if the client asked for it."""
         if not self._body.include_usage:
             return ""
         usage = self._answers.usage(self._generations.values())
@@ -175,6 +171,6 @@ class CompletionEvents:
     ) -> str:
         index += number * self._body.n
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        return self._chunks.of(
+        return self._chunks.encode(
             f'{{"index": {index}, "text": {JSON.encode(text)}, "logprobs": {logprobs}, "finish_reason": {reason}}}'
         )

@@ -1,7 +1,7 @@
-"""Answers as server-sent events: `data: `, a JSON value, an empty line.
+"""Server-sent events of streamed answers: `data: `, a JSON value, an empty line.
 
-Called by `streaming` and by what puts answers together. A stream has an event for every token, and what they share is
-encoded once (`Chunks`); that each is still what the schema says, a test holds.
+Called by `streaming`, `completions` and `chat`. A stream has an event for every token, so the fields that all events
+share are encoded once (`ChunkEncoder`); a test checks every event against the schema.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from pydantic import BaseModel
 from service.engine import Delta, Generation
 
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-"""Made once: `json.dumps` would make one for every value."""
+"""One encoder for all values, since `json.dumps` with options makes one for every call."""
 DONE = "data: [DONE]\n\n"
-"""The event behind the last of a stream that is complete."""
+"""The event that ends a complete stream."""
 
 
 def event(value: BaseModel) -> str:
-    """One event of a value's JSON; what is unset is left out."""
+    """Return a value as an event, without its unset fields."""
     return f"data: {JSON.encode(value.model_dump(exclude_unset=True))}\n\n"
 
 
-class Chunks:
-    """Events of one stream that differ in the choice alone: a `head` of fields, then `choices` with one entry.
+class ChunkEncoder:
+    """Encoder of the events of one stream: the fields of `head`, then `choices` with one entry.
 
-    With `usage` they also say that it is null, until an event of its own has it.
+    With `usage` each event has the field `usage`, which is null until the last event.
     """
 
     def __init__(self, head: Mapping[str, Any], *, usage: bool) -> None:
-        self._before = f'data: {JSON.encode(head)[:-1]}, "choices": ['
-        self._after = '], "usage": null}\n\n' if usage else "]}\n\n"
+        self._prefix = f'data: {JSON.encode(head)[:-1]}, "choices": ['
+        self._suffix = '], "usage": null}\n\n' if usage else "]}\n\n"
 
-    def of(self, choice: str) -> str:
-        """The event of a choice, which is JSON."""
-        return self._before + choice + self._after
+    def encode(self, choice: str) -> str:
+        """Return the event of a choice, which is given as JSON."""
+        return self._prefix + choice + self._suffix
 
 
 class Events(Protocol):
-    """An answer as events, made of what the engine says as it comes. One for each stream."""
+    """Encoder of one streamed answer, called with the engine's output as it arrives."""
 
     def first(self) -> str:
-        """Those before any token."""
+        """Return the events before any token."""
 
-    def of(self, number: int, found: Delta | Generation, /) -> str:
-        """Those of a token of prompt `number`, or of its end; there may be none."""
+    def encode(self, number: int, output: Delta | Generation, /) -> str:
+        """Return the events, possibly none, for a token of prompt `number` or for the end of its generation."""
 
     def last(self) -> str:
-        """Those after everything, without [DONE]."""
+        """Return the events after all generations, without [DONE]."""

@@ -1,9 +1,9 @@
-"""Waiting for what the engine computes, whole or token by token as server-sent events, until the client is gone.
+"""Wait for the engine's results, complete or token by token as server-sent events, until the client disconnects.
 
-Used by every route that infers; what an answer looks like is not known here. The engine's thread only hands values
-over, all tokens of a step at once (`Outbox`); the event loop only waits. Both take turns at the interpreter's lock,
-so that what one of them does for a token keeps the other from the next. However a request ends, its tickets are
-cancelled, so that the engine never works for nobody.
+Used by every route that infers; the shape of answers is not known here. The engine's thread only hands values over, all
+tokens of a step at once (`Outbox`), and the event loop only waits: both share the interpreter's lock, so that work of
+one for a token delays the next token. However a request ends, its tickets are cancelled, so that the engine does not
+work for a client that is gone.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from service.http.answers.events import DONE, Events, event
 from service.http.thread_turns import in_thread
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""Streams pass proxies unbuffered."""
+"""Headers that keep caches and proxies from storing or buffering a stream."""
 JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
 }
-"""What the schema says of a route whose answer is streamed where the client asks for it."""
+"""`responses` of a route whose answer is streamed on request."""
 
 
 async def finish(
-    request: Request, engine: Engine, asked: Sequence[GenerateRequest] | Sequence[ScoreRequest]
+    request: Request, engine: Engine, engine_requests: Sequence[GenerateRequest] | Sequence[ScoreRequest]
 ) -> list[Any]:
-    """What the engine answers to all of `asked`; raises the first error, and Cancelled where the client goes away."""
-    tickets = await in_thread(engine.submit_all, asked)
-    waiting = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
-    waiting.add_done_callback(_looked_at)
+    """Return the engine's results of all requests; raises the first error, and Cancelled if the client disconnects."""
+    tickets = await in_thread(engine.submit_all, engine_requests)
+    pending = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
+    pending.add_done_callback(_retrieve_exception)
     try:
-        results: list[Any] = await unless_gone(request, waiting)
+        results: list[Any] = await unless_disconnected(request, pending)
         return results
     finally:
         for ticket in tickets:
             ticket.cancel()
 
 
-async def unless_gone(request: Request, waiting: asyncio.Future[Any]) -> Any:
-    """What `waiting` gives; raises Cancelled, and cancels it, where the client disconnects before."""
-    gone = asyncio.ensure_future(_disconnected(request))
+async def unless_disconnected(request: Request, pending: asyncio.Future[Any]) -> Any:
+    """Return the result of `pending`; if the client disconnects first, cancel it and raise Cancelled."""
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
+        await asyncio.wait({pending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not pending.done():
             raise Cancelled("The client went away.")
-        if waiting.cancelled():
+        if pending.cancelled():
             raise Cancelled("The engine dropped the request.")
-        return waiting.result()
+        return pending.result()
     finally:
-        waiting.cancel()
-        gone.cancel()
+        pending.cancel()
+        disconnected.cancel()
 
 
-def _looked_at(waiting: asyncio.Future[Any]) -> None:
-    """Have asyncio not log what became of a future that nobody waits for: its client has gone away."""
-    if not waiting.cancelled():
-        waiting.exception()
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging the error of a future that nobody awaits after the client has disconnected."""
+    if not future.cancelled():
+        future.exception()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -79,48 +79,48 @@ async def _disconnected(request: Request) -> None:
 
 
 class Outbox:
-    """What the engine's thread has for the streams of one event loop, until they are woken up for all of it at once.
+    """Queue of tokens from the engine's thread for the streams of one event loop, delivered together once a step.
 
-    To wake an event loop is a system call, which gives it the interpreter's lock, too: once a step, not once a token.
+    Waking an event loop is a system call that also hands over the interpreter's lock, too costly for every token.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._things: deque[tuple[TokenStream, int, Delta | None]] = deque()
-        self._woken = False
+        self._queue: deque[tuple[TokenStream, int, Delta | None]] = deque()
+        self._is_scheduled = False
 
     def put(self, stream: TokenStream, number: int, delta: Delta | None) -> None:
-        """A token of a stream's prompt `number`, or None at its end; nobody is woken up. From any thread."""
-        self._things.append((stream, number, delta))
+        """Queue a token of a stream's prompt `number`, or None at its end, without delivering it. Thread-safe."""
+        self._queue.append((stream, number, delta))
 
     def flush(self) -> None:
-        """Have everything delivered soon. From any thread."""
-        if self._woken or not self._things:
+        """Schedule the delivery of the queue in the event loop. Thread-safe."""
+        if self._is_scheduled or not self._queue:
             return
-        self._woken = True
+        self._is_scheduled = True
         try:
             self.loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the event loop is closed: nobody listens
-            self._things.clear()
+            self._queue.clear()
 
     def _deliver(self) -> None:
-        self._woken = False  # before the last look: what comes after it is flushed again
-        while self._things:
-            stream, number, delta = self._things.popleft()
+        self._is_scheduled = False  # before the queue is read, so that a later token is flushed again
+        while self._queue:
+            stream, number, delta = self._queue.popleft()
             stream.take(number, delta)
 
 
 def outbox_of(request: Request) -> Outbox:
-    """The outbox that all streams of an application share in the running event loop."""
+    """Return the outbox that all streams of an application share in the running event loop."""
     state, loop = request.app.state, asyncio.get_running_loop()
-    found: Outbox | None = getattr(state, "outbox", None)
-    if found is None or found.loop is not loop:
-        found = state.outbox = Outbox(loop)
-    return found
+    outbox: Outbox | None = getattr(state, "outbox", None)
+    if outbox is None or outbox.loop is not loop:
+        outbox = state.outbox = Outbox(loop)
+    return outbox
 
 
 class TokenStream:
-    """The tokens of several generate requests as they come, then each prompt's Generation."""
+    """The tokens of several generate requests as they arrive, then the Generation of each prompt."""
 
     def __init__(self, engine: Engine, requests: Sequence[GenerateRequest], outbox: Outbox) -> None:
         self._engine = engine
@@ -129,18 +129,18 @@ class TokenStream:
             replace(request, on_token=partial(outbox.put, self, number), on_step=outbox.flush)
             for number, request in enumerate(requests)
         ]
-        self._there: list[tuple[int, Delta | None]] = []
-        self._news = asyncio.Event()
+        self._received: list[tuple[int, Delta | None]] = []
+        self._has_received = asyncio.Event()
         self.tickets: list[Ticket] = []
 
     async def start(self, request: Request) -> None:
-        """Submit, and wait for the first token, so that what fails at once fails with its own status."""
+        """Submit the requests and wait for the first token, so that early errors are answered with their own status."""
         self.tickets = await in_thread(self._engine.submit_all, self._requests)
         for number, ticket in enumerate(self.tickets):
-            ticket.add_done_callback(partial(self._ended, number))
+            ticket.add_done_callback(partial(self._on_done, number))
         try:
-            await unless_gone(request, asyncio.ensure_future(self._news.wait()))
-            number, delta = self._there[0]
+            await unless_disconnected(request, asyncio.ensure_future(self._has_received.wait()))
+            number, delta = self._received[0]
             if delta is None:
                 self.result(number)
         except BaseException:
@@ -148,20 +148,20 @@ class TokenStream:
             raise
 
     def take(self, number: int, delta: Delta | None) -> None:
-        """A token of prompt `number`, or None at its end. In the event loop."""
-        self._there.append((number, delta))
-        self._news.set()
+        """Receive a token of prompt `number`, or None at its end. Called in the event loop."""
+        self._received.append((number, delta))
+        self._has_received.set()
 
-    async def arrived(self) -> list[tuple[int, Delta | None]]:
-        """What has come since the last call, at least one thing, in its order: prompt numbers with tokens or None."""
-        if not self._there:
-            self._news.clear()
-            await self._news.wait()
-        found, self._there = self._there, []
-        return found
+    async def receive(self) -> list[tuple[int, Delta | None]]:
+        """Wait for tokens and return all since the last call: prompt numbers, each with a token or None at its end."""
+        if not self._received:
+            self._has_received.clear()
+            await self._has_received.wait()
+        received, self._received = self._received, []
+        return received
 
     def result(self, number: int) -> Generation:
-        """What came of a prompt that has ended; raises what the engine raises."""
+        """Return the generation of a prompt that has ended; raises what the engine raises."""
         try:
             result: Generation = self.tickets[number].result(0)
         except TicketCancelled as error:
@@ -169,48 +169,48 @@ class TokenStream:
         return result
 
     def cancel(self) -> None:
-        """Drop what is not finished."""
+        """Cancel the requests that are not finished."""
         for ticket in self.tickets:
             ticket.cancel()
 
-    def _ended(self, number: int, _: Any) -> None:
+    def _on_done(self, number: int, _: Any) -> None:
         self._outbox.put(self, number, None)
         self._outbox.flush()
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of a stream that has started; it is cancelled however they end."""
+    """Response with the server-sent events of a stream that has started; it cancels the stream however it ends."""
 
     media_type = "text/event-stream"
 
     def __init__(self, stream: TokenStream, events: Events, *, headers: Mapping[str, str]) -> None:
-        super().__init__(_parts(stream, events), headers={**STREAM_HEADERS, **headers})
+        super().__init__(_event_chunks(stream, events), headers={**STREAM_HEADERS, **headers})
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send, and cancel whatever is left when the client goes away."""
+        """Send the events, and cancel the stream if the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._stream.cancel()
 
 
-async def _parts(stream: TokenStream, events: Events) -> AsyncIterator[bytes]:
-    """The events, those that are ready together in one part, [DONE] as the last.
+async def _event_chunks(stream: TokenStream, events: Events) -> AsyncIterator[bytes]:
+    """Yield the events, those that are ready at once in one chunk, and [DONE] at the end.
 
-    An error is the last event instead, in the shape OpenAI's client raises from.
+    After an error the last event is the error instead, in the shape OpenAI's client raises from.
     """
-    ready = events.first()
-    left = len(stream.tickets)
+    chunk = events.first()
+    running = len(stream.tickets)
     try:
-        while left:
-            for number, delta in await stream.arrived():
-                left -= delta is None
-                ready += events.of(number, stream.result(number) if delta is None else delta)
-            if left and ready:
-                yield ready.encode()
-                ready = ""
-        ready += events.last() + DONE
+        while running:
+            for number, delta in await stream.receive():
+                running -= delta is None
+                chunk += events.encode(number, stream.result(number) if delta is None else delta)
+            if running and chunk:
+                yield chunk.encode()
+                chunk = ""
+        chunk += events.last() + DONE
     except SoupError as error:
-        ready += event(problems.body_of(error))
-    yield ready.encode()
+        chunk += event(problems.body_of(error))
+    yield chunk.encode()

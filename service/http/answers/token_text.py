@@ -1,6 +1,6 @@
-"""Token ids as the strings, bytes and character offsets that log-probability answers show.
+"""Token ids as the strings, bytes and character offsets of log-probabilities in answers.
 
-Called by completions and chat. A token that is part of a character has no text of its own; it is shown as the
+Called by completions and chat. A token that is only a fragment of a character has no text; it is given as the
 vocabulary spells it, so that different tokens never look the same.
 """
 
@@ -15,40 +15,40 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenText:
-    """Strings of one base model's tokens."""
+    """Texts and bytes of one base model's tokens, each read from the tokenizer once."""
 
     def __init__(self, base: BaseText) -> None:
         self._tokenizer = base.tokenizer
-        self._seen: dict[int, tuple[str, bytes | None]] = {}
+        self._cache: dict[int, tuple[str, bytes | None]] = {}
 
     def text(self, token: int) -> str:
-        """The token as text."""
-        return self._look(token)[0]
+        """Return the token as text."""
+        return self._text_and_bytes(token)[0]
 
     def data(self, token: int) -> list[int] | None:
-        """The UTF-8 bytes the token stands for, None where the vocabulary does not say."""
-        found = self._look(token)[1]
-        return None if found is None else list(found)
+        """Return the UTF-8 bytes the token stands for, None if the vocabulary does not tell."""
+        data = self._text_and_bytes(token)[1]
+        return None if data is None else list(data)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Several tokens as one text, special tokens included: the text that `offsets` counts in."""
+        """Return tokens as one text, special tokens included: the text that `offsets` refers to."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def offsets(self, tokens: Sequence[int], *, start: int = 0) -> list[int]:
-        """The character at which each token begins, counted from `start`."""
-        found: list[int] = []
+        """Return the character offset of each token, counted from `start`."""
+        offsets: list[int] = []
         position = start
         for token in tokens:
-            found.append(position)
-            text, data = self._look(token)
+            offsets.append(position)
+            text, data = self._text_and_bytes(token)
             # continuation bytes (0b10......) begin no character
             position += len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
-        return found
+        return offsets
 
-    def _look(self, token: int) -> tuple[str, bytes | None]:
-        if token not in self._seen:
-            self._seen[token] = self._read(token)
-        return self._seen[token]
+    def _text_and_bytes(self, token: int) -> tuple[str, bytes | None]:
+        if token not in self._cache:
+            self._cache[token] = self._read(token)
+        return self._cache[token]
 
     def _read(self, token: int) -> tuple[str, bytes | None]:
         text = str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -63,7 +63,7 @@ class TokenText:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's spelling of bytes in byte-level vocabularies: printable Latin-1 is itself, the rest from U+0100 on."""
+    """Return GPT-2's letters for bytes in byte-level vocabularies: printable Latin-1 as is, others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}

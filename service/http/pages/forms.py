@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, TooSlow
 from service.http.pages.cookies import check_site, check_token
-from service.http.requests.bodies import LARGE_JSON, gathered
+from service.http.requests.bodies import LARGE_JSON, read_body
 from service.http.requests.body_limits import BodyLimit
 from service.http.thread_turns import parsing_turn
 
@@ -83,7 +83,7 @@ async def read_form(request: Request, key_id: str, limit: BodyLimit) -> None:
     check_site(request)
     try:
         async with asyncio.timeout(None if key_id else ANONYMOUS_SECONDS):
-            body = await gathered(request, key_id, limit, request.app.state.bodies.settings)
+            body = await read_body(request, key_id, limit, request.app.state.bodies.settings)
     except TimeoutError:
         raise TooSlow(f"The form did not come within {ANONYMOUS_SECONDS:g} seconds.") from None
     fields = await _parse_fields(body)

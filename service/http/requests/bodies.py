@@ -1,8 +1,8 @@
-"""The class of every route: who may send a body, how large, how fast; counted as it comes, and parsed once.
+"""The class of every route, which checks a body before FastAPI parses it: the key's scopes, size, time and JSON.
 
-A body costs nothing before its key may send it, little before it is known to be small enough, and is never parsed on
-the event loop where that takes long. JSON that two parsers could read differently (duplicate keys, NaN, lone
-surrogates) is refused. A route without a JSON body (blobs, GET) gets what comes untouched, within the same patience.
+Nothing of a body is read before the scopes are checked, its size is counted while it arrives, and a large body is
+parsed in a thread. JSON that two parsers could read differently (duplicate keys, NaN, lone surrogates) is refused. A
+route without a JSON body (blobs, GET) gets its body untouched, within the same time limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.http.requests.body_limits import (
     MAX_KEYS,
     Account,
     BodyLimit,
-    HeldBytes,
+    BodyMemory,
     check_announced,
     limit_of,
     too_large,
@@ -38,158 +38,158 @@ from service.settings import Settings
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 LARGE_JSON = 16 * 1024
-"""Bodies beyond this are parsed in a thread, one at a time, so that the event loop and the memory stay free."""
-NOTHING = object()
-OURS, FOREIGN = "/v1/", "inference"
-"""Where the paths of our own routes begin, and the tag of those among them that others have too."""
+"""Bytes; larger bodies are parsed in a thread, one at a time, to keep the event loop and the memory free."""
+NO_BODY = object()
+API_PREFIX, OPENAI_TAG = "/v1/", "inference"
+"""Prefix of our own API, and the tag of the routes in it that OpenAI's API has too."""
 
 
 class Bodies:
-    """What the bodies of one application share: the settings, and what requests hold."""
+    """State shared by the request bodies of one application: the settings, and the bytes in memory."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.held = HeldBytes(settings.max_json_bytes_held)
+        self.memory = BodyMemory(settings.max_json_bytes_held)
 
 
 class CheckedRoute(APIRoute):
-    """A route that looks at the key before the body, and at the body before FastAPI does.
+    """A route that checks the key before the body, and the body before FastAPI parses it.
 
-    One of our own refuses query parameters that it does not know, since a filter with a typo would list everything.
-    Those that clients of others know (inference, as OpenAI has it) let them pass.
+    Routes of our own API refuse unknown query parameters, since a misspelt filter would list everything. Routes that
+    OpenAI's API has too ignore them.
     """
 
     def get_route_handler(self) -> Handler:
-        """The handler, behind the checks where the route takes a JSON body."""
-        answer = super().get_route_handler()
+        """Return FastAPI's handler behind the checks that this route needs."""
+        handler = super().get_route_handler()
         if not iscoroutinefunction(self.endpoint):
-            answer = _in_turn(answer)
-        if self.path_format.startswith(OURS) and FOREIGN not in self.tags:
-            answer = _strict(answer, list(_queries(self.dependant)), scopes_of(self.dependant))
+            handler = _in_turn(handler)
+        if self.path_format.startswith(API_PREFIX) and OPENAI_TAG not in self.tags:
+            handler = _with_known_query(handler, list(_query_names(self.dependant)), scopes_of(self.dependant))
         if self.body_field is None:
-            return answer
+            return handler
         scopes, limit = scopes_of(self.dependant), limit_of(self.endpoint)
-        assert scopes, f"{self.path} takes a body: its signature must say who may send one"
+        assert scopes, f"{self.path} takes a body: its signature must name the scopes to send one"
 
-        async def checked(request: Request) -> Response:
+        async def handle_body(request: Request) -> Response:
             principal = allowed(request, scopes)
-            value = await _value(request, principal.key_id, limit)
-            return await answer(ReadRequest(request, value))
+            value = await _json_value(request, principal.key_id, limit)
+            return await handler(ParsedRequest(request, value))
 
-        return checked
+        return handle_body
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; whatever becomes of it, the bytes of its body are given back at the end."""
+        """Answer the request, and release the memory of its body at the end."""
         bodies: Bodies = scope["app"].state.bodies
-        account = bodies.held.account()
+        account = bodies.memory.account()
         scope.setdefault("state", {})["body_account"] = account
         try:
-            await super().handle(scope, Patient(receive, bodies.settings.body_seconds), send)
+            await super().handle(scope, TimedReceive(receive, bodies.settings.body_seconds), send)
         finally:
             account.close()
 
 
-def _queries(dependant: Dependant) -> Iterator[str]:
-    """The query parameters of a route and of what it depends on."""
-    yield from (one.alias for one in dependant.query_params)
-    for below in dependant.dependencies:
-        yield from _queries(below)
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Yield the names of the query parameters of a route and of its dependencies."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_names(dependency)
 
 
-def _strict(answer: Handler, known: Sequence[str], scopes: tuple[KeyScope, ...]) -> Handler:
-    """A handler that refuses query parameters which are none of these, for a key that may ask at all."""
-    listed = f"known are {', '.join(known)}" if known else "it takes none"
+def _with_known_query(handler: Handler, names: Sequence[str], scopes: tuple[KeyScope, ...]) -> Handler:
+    """Return a handler that refuses query parameters not in `names`; it checks the key's scopes first."""
+    hint = f"known are {', '.join(names)}" if names else "it takes none"
 
-    async def handler(request: Request) -> Response:
+    async def check_and_handle(request: Request) -> Response:
         for name in request.query_params:
-            if name not in known:
+            if name not in names:
                 if scopes:
                     allowed(request, scopes)
                 raise InvalidParameter(
-                    f"Query parameter {name[:80]!r} is not known to this call; {listed}.", param=name[:80]
+                    f"Query parameter {name[:80]!r} is not known to this call; {hint}.", param=name[:80]
                 )
-        return await answer(request)
+        return await handler(request)
 
-    return handler
+    return check_and_handle
 
 
-def _in_turn(answer: Handler) -> Handler:
-    """A handler that needs a thread, called when it is the turn of whoever asks."""
+def _in_turn(handler: Handler) -> Handler:
+    """Return a handler that waits for a turn of the request's key, for routes that run in a thread."""
 
-    async def handler(request: Request) -> Response:
+    async def wait_and_handle(request: Request) -> Response:
         async with thread_turn():
-            return await answer(request)
+            return await handler(request)
 
-    return handler
+    return wait_and_handle
 
 
-class Patient:
-    """`receive` that waits so long for the next piece of a body, and without end for what comes after it."""
+class TimedReceive:
+    """`receive` with a time limit for each piece of the body, and none for messages after it."""
 
     def __init__(self, receive: Receive, seconds: float) -> None:
         self._receive = receive
         self._seconds = seconds
-        self._whole = False
+        self._is_complete = False
 
     async def __call__(self) -> Message:
-        """The next message; raises TooSlow."""
-        if self._whole:
+        """Return the next message; raises TooSlow."""
+        if self._is_complete:
             return await self._receive()
         try:
             async with asyncio.timeout(self._seconds):
                 message = await self._receive()
         except TimeoutError:
             raise TooSlow(f"Nothing more of the body came for {self._seconds:g} seconds (SOUP_BODY_SECONDS).") from None
-        self._whole = not message.get("more_body", False)
+        self._is_complete = not message.get("more_body", False)
         return message
 
 
-class ReadRequest(Request):
-    """A request whose body has been read: what FastAPI asks of it are the value, and whether there was a body."""
+class ParsedRequest(Request):
+    """A request whose body has been read and parsed, for FastAPI, which checks `body` and reads `json`."""
 
     def __init__(self, request: Request, value: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._value = value
 
     async def body(self) -> bytes:
-        """Empty where there was no body; the bytes of one are not kept."""
-        return b"" if self._value is NOTHING else b"read"
+        """Return a placeholder, empty if there was no body: the bytes are no longer in memory."""
+        return b"" if self._value is NO_BODY else b"read"
 
     async def json(self) -> Any:
-        """The value of the body."""
+        """Return the parsed body."""
         return self._value
 
 
-async def _value(request: Request, key: str, limit: BodyLimit) -> Any:
-    """The JSON value of the body, NOTHING for none; raises what is wrong with it."""
+async def _json_value(request: Request, key_id: str, limit: BodyLimit) -> Any:
+    """Return the parsed body, NO_BODY if it is empty; raises as `_read_json` and `parse_json` do."""
     bodies: Bodies = request.app.state.bodies
-    body = await _read(request, key, limit, bodies.settings)
+    body = await _read_json(request, key_id, limit, bodies.settings)
     if not body:
-        return NOTHING
+        return NO_BODY
     if len(body) <= LARGE_JSON:
-        return parsed(body)
+        return parse_json(body)
     async with parsing_turn():
-        return await run_in_threadpool(parsed, body)  # without a turn there: others wait for this one
+        return await run_in_threadpool(parse_json, body)  # without a thread turn, since others wait for this parse
 
 
-async def _read(request: Request, key: str, limit: BodyLimit, settings: Settings) -> bytearray:
-    """The bytes of the body; raises TooLarge, Busy, TooSlow, Cancelled, or InvalidParameter for what is not JSON."""
-    count, kind = BodyCount(limit, settings), request.headers.get("content-type", "")
+async def _read_json(request: Request, key_id: str, limit: BodyLimit, settings: Settings) -> bytearray:
+    """Return the bytes of a JSON body; raises as `read_body` does, and InvalidParameter for another content type."""
+    count, content_type = BodyCount(limit, settings), request.headers.get("content-type", "")
 
-    def look(piece: bytes) -> None:
-        if piece and not is_json(kind):
+    def check(piece: bytes) -> None:
+        if piece and not is_json(content_type):
             raise InvalidParameter("The body must be a JSON object sent with 'content-type: application/json'.")
         count.add(piece)
 
-    return await gathered(request, key, limit, settings, look)
+    return await read_body(request, key_id, limit, settings, check)
 
 
-async def gathered(
-    request: Request, key: str, limit: BodyLimit, settings: Settings, look: Callable[[bytes], None] | None = None
+async def read_body(
+    request: Request, key_id: str, limit: BodyLimit, settings: Settings, check: Callable[[bytes], None] | None = None
 ) -> bytearray:
-    """The bytes of a body, counted for a key while they come, and each piece shown to `look`.
+    """Return the bytes of a body, counted for a key while they arrive; `check` is called with each piece.
 
-    Raises TooLarge, before any is read where that is announced, Busy, TooSlow, Cancelled, and what `look` raises.
+    Raises TooLarge (at once if Content-Length announces it), Busy, TooSlow, Cancelled, and what `check` raises.
     """
     most, body = limit.bytes_of(settings), bytearray()
     account: Account = request.state.body_account
@@ -198,9 +198,9 @@ async def gathered(
         async for piece in request.stream():
             if len(body) + len(piece) > most:
                 raise too_large(most, settings)
-            account.take(key, len(piece))
-            if look is not None:
-                look(piece)
+            account.take(key_id, len(piece))
+            if check is not None:
+                check(piece)
             body += piece
     except ClientDisconnect as error:
         raise Cancelled("The client went away.") from error
@@ -208,9 +208,10 @@ async def gathered(
 
 
 class BodyCount:
-    """The values of a body as it comes; raises TooLarge as soon as they are more than its call takes.
+    """Count of the JSON values in a body while it arrives, checked against the limits of its call.
 
-    Only texts and numbers may be as many as the call is for: lists and objects cost the most, and no call is for many.
+    A call's own limit allows more texts and numbers; the number of lists and objects, which cost the most memory, has
+    one limit for all calls.
     """
 
     def __init__(self, limit: BodyLimit, settings: Settings) -> None:
@@ -219,7 +220,7 @@ class BodyCount:
         self._containers = settings.max_json_values
 
     def add(self, piece: bytes) -> None:
-        """Count a piece of the body."""
+        """Count a piece of the body; raises TooLarge beyond a limit."""
         self._count.add(piece)
         if self._count.values > self._values:
             raise too_many("values", self._values)
@@ -228,11 +229,11 @@ class BodyCount:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a content type is JSON, as the framework sees it."""
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    """Return True if FastAPI takes a content type for JSON."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
 
 
-def parsed(body: bytes | bytearray) -> Any:
-    """The value of a body; raises InvalidParameter unless it is JSON that every parser reads the same way."""
+def parse_json(body: bytes | bytearray) -> Any:
+    """Parse a body; raises InvalidParameter unless it is JSON that every parser reads the same way."""
     return loads_strict(body, what="The body", error=InvalidParameter, max_keys=MAX_KEYS)

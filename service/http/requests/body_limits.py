@@ -1,6 +1,6 @@
-"""What a body may hold, call by call, and what all bodies together may: the bounds that `bodies` keeps.
+"""Limits of request bodies, for each call and for all bodies in memory together; `bodies` enforces them.
 
-A route says `@takes(TEXTS)` under its path where it needs more than SMALL. `SOUP_MAX_JSON_BYTES` bounds every call.
+A route that needs more than SMALL declares it by `@takes(TEXTS)`. `SOUP_MAX_JSON_BYTES` bounds every call.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from registry.errors import Busy, TooLarge
 from service.settings import MIB, Settings
 
 MAX_KEYS = 1000
-"""Keys of one object: more than any body has, and few enough that naming every unknown one stays cheap."""
+"""Keys of one object: more than any body needs, and few enough to name every unknown one in an error."""
 SMALL_BYTES = MIB
 CHARACTER_BYTES = 12
-"""The most bytes of JSON for one character of a text (escaped, beyond the basic plane), or for one token id."""
+"""Most bytes of JSON for one character of a text (escaped, beyond the basic plane) or for one token id."""
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+_LIMIT = "body_limit"
+"""Attribute of an endpoint with its limit."""
 
 
 @dataclass(frozen=True)
 class BodyLimit:
-    """Bytes of one body, and values beside the `max_json_values` that every body may hold, by the settings."""
+    """Functions from the settings to the bytes of one body, and to its values beyond `max_json_values`."""
 
     bytes: Callable[[Settings], int]
     values: Callable[[Settings], int] = lambda _: 0
 
     def bytes_of(self, settings: Settings) -> int:
-        """The most bytes, never beyond `max_json_bytes`."""
+        """Return the most bytes of a body, never beyond `max_json_bytes`."""
         return min(self.bytes(settings), settings.max_json_bytes)
 
     def values_of(self, settings: Settings) -> int:
-        """The most values: texts, numbers, lists and objects."""
+        """Return the most values of a body: texts, numbers, lists and objects."""
         return settings.max_json_values + self.values(settings)
 
 
@@ -49,38 +51,38 @@ def _one_text(settings: Settings) -> int:
 
 SMALL = BodyLimit(lambda _: SMALL_BYTES)
 FILES = BodyLimit(_all)
-"""Files and samples inline."""
+"""Inline files and samples."""
 RECIPE = BodyLimit(_all, lambda settings: settings.max_ingredients * MAX_KEYS)
-"""A sample inline, or a recipe with a factor for each site of each ingredient."""
+"""An inline sample, or a recipe with a factor for each site of each ingredient."""
 TEXTS = BodyLimit(_all, lambda settings: settings.max_texts)
 CONVERSATION = BodyLimit(_all)
 PROMPTS = BodyLimit(_all, lambda settings: settings.max_prompts + settings.max_text_chars)
-"""Several texts, or lists of token ids that are together as long as one may be."""
+"""Several texts, or lists of token ids of together `max_text_chars` ids."""
 ONE_TEXT = BodyLimit(_one_text)
 TOKEN_IDS = BodyLimit(_one_text, lambda settings: settings.max_text_chars)
 
 
 def takes(limit: BodyLimit) -> Callable[[Endpoint], Endpoint]:
-    """Declare what the body of a route may hold."""
+    """Return a decorator that declares the limit of a route's body."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.body_limit = limit  # type: ignore[attr-defined]  # for `limit_of`
+        setattr(endpoint, _LIMIT, limit)
         return endpoint
 
     return declare
 
 
 def limit_of(endpoint: Callable[..., Any]) -> BodyLimit:
-    """What the body of a route may hold: SMALL where it declares nothing."""
-    limit: BodyLimit = getattr(endpoint, "body_limit", SMALL)
+    """Return the limit of a route's body, SMALL if it declares none."""
+    limit: BodyLimit = getattr(endpoint, _LIMIT, SMALL)
     return limit
 
 
-class HeldBytes:
-    """The bytes of JSON bodies that requests hold, of each key and together. From any thread.
+class BodyMemory:
+    """Budget of bytes for JSON bodies in memory, for each key and in total. Thread-safe.
 
-    One key holds at most half of `most`, so that others have room. A body alone is never refused here, neither the
-    only one of all nor, where there is room, a key's only one: what one may be is the affair of its call.
+    One key may use half of `most`, so that others can send too. A single body is never refused here, neither the only
+    one of all nor, within `most`, a key's only one: BodyLimit bounds it.
     """
 
     def __init__(self, most: int) -> None:
@@ -90,66 +92,66 @@ class HeldBytes:
 
     @property
     def total(self) -> int:
-        """What all requests hold now."""
+        """The bytes of all bodies in memory."""
         return self._by_key.total()
 
     def account(self) -> Account:
-        """For one request: what it takes is given back by `close`."""
+        """Return an account for one request; its `close` releases what it has taken."""
         return Account(self)
 
-    def change(self, key: str, more: int, *, own: int) -> None:
-        """Count `more` bytes for a request of `key` that holds `own`; raises Busy where there is no room for them."""
+    def change(self, key_id: str, delta: int, *, of_request: int) -> None:
+        """Add `delta` bytes to those of a request that has `of_request`; raises Busy beyond the budget."""
         with self._lock:
-            others, of_key = self.total - own, self._by_key[key] - own
-            full = (others > 0 and others + own + more > self._most) or (
-                of_key > 0 and of_key + own + more > self._most // 2
-            )
-            if more > 0 and full:
+            size = of_request + delta
+            of_others, of_key = self.total - of_request, self._by_key[key_id] - of_request
+            exceeds_total = of_others > 0 and of_others + size > self._most
+            exceeds_half = of_key > 0 and of_key + size > self._most // 2
+            if delta > 0 and (exceeds_total or exceeds_half):
                 raise Busy(
                     f"The requests being answered hold {self.total} bytes of JSON, of {self._most} at most and half "
                     "of that for one key (SOUP_MAX_JSON_BYTES_HELD); try again.",
                     retry_after=2,
                 )
-            self._by_key[key] += more
-            if not self._by_key[key]:
-                del self._by_key[key]
+            self._by_key[key_id] += delta
+            if not self._by_key[key_id]:
+                del self._by_key[key_id]
 
 
 class Account:
-    """What one request holds of HeldBytes."""
+    """The bytes that one request has taken from BodyMemory."""
 
-    def __init__(self, held: HeldBytes) -> None:
-        self._held = held
-        self._key = ""
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._key_id = ""
         self._bytes = 0
 
-    def take(self, key: str, count: int) -> None:
-        """Hold `count` bytes more for `key`; raises Busy."""
-        self._held.change(key, count, own=self._bytes)
-        self._key, self._bytes = key, self._bytes + count
+    def take(self, key_id: str, count: int) -> None:
+        """Take `count` more bytes for a key; raises Busy."""
+        self._memory.change(key_id, count, of_request=self._bytes)
+        self._key_id, self._bytes = key_id, self._bytes + count
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all bytes."""
         if self._bytes:
-            self._held.change(self._key, -self._bytes, own=self._bytes)
+            self._memory.change(self._key_id, -self._bytes, of_request=self._bytes)
             self._bytes = 0
 
 
 def check_announced(length: str, most: int, settings: Settings) -> None:
-    """Raises TooLarge where a `Content-Length` says that a body is larger than `most`, before any of it is read."""
+    """Raise TooLarge if a `Content-Length` announces more than `most` bytes."""
     if length.isdecimal() and int(length[:20]) > most:
         raise too_large(most, settings)
 
 
 def too_large(limit: int, settings: Settings) -> TooLarge:
-    """The refusal of a body beyond its call's bytes."""
+    """Return the error for a body with too many bytes for its call."""
     setting = " (SOUP_MAX_JSON_BYTES)" if limit == settings.max_json_bytes else ""
     return TooLarge(f"The body is larger than {limit} bytes, the most for this call{setting}; upload files as blobs.")
 
 
-def too_many(what: str, limit: int) -> TooLarge:
-    """The refusal of a body beyond its call's values."""
+def too_many(noun: str, limit: int) -> TooLarge:
+    """Return the error for a body with too many values, or lists and objects, for its call."""
     return TooLarge(
-        f"The body holds more than {limit} {what}, the most for this call (SOUP_MAX_JSON_VALUES and the limits of what "
+        f"The body holds more than {limit} {noun}, the most for this call (SOUP_MAX_JSON_VALUES and the limits of what "
         "it is for): send less at once."
     )

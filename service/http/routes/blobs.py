@@ -21,7 +21,7 @@ from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.files.ranges import ranged
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.received import announced_length, check_digest, received
+from service.http.requests.upload_body import announced_length, check_digest, write_body
 from service.http.schemas.uploads import BlobStored
 from service.http.security.auth import Reader, Writer, needs
 from service.http.thread_turns import in_thread
@@ -112,7 +112,7 @@ async def _store(request: Request, writer: BlobWriter, limit: int, left: Left) -
     """Write the body as it comes and commit it; returns its size. Nothing is left where it fails."""
     most = limit if left is None else min(limit, left[0])
     try:
-        size = await received(request, writer.write, limit=most)
+        size = await write_body(request, writer.write, limit=most)
     except TooLarge as error:
         raise error if left is None or most == limit else left[1] from None
     except ClientDisconnect as error:

@@ -13,7 +13,7 @@ from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
-from service.http.answers.chat import ChatAnswers
+from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.app_parts import AppServices
 from service.http.models.answer_grammars import following, schema_of
@@ -41,7 +41,7 @@ async def chat_completions(
     if body.stream:
         stream = TokenStream(services.engine, asked, outbox_of(request))
         await stream.start(request)
-        return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
+        return EventStream(stream, ChatEvents(answers), headers=answer_headers(request, answers.model))
     (generation,) = await finish(request, services.engine, asked)
     return JSONResponse(answers.whole(generation), headers=answer_headers(request, answers.model))
 

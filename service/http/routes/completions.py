@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
-from service.http.answers.completions import CompletionAnswers, Prompt
+from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppServices
@@ -40,7 +40,7 @@ async def completions(
     if body.stream:
         stream = TokenStream(services.engine, requests, outbox_of(request))
         await stream.start(request)
-        return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
+        return EventStream(stream, CompletionEvents(answers), headers=answer_headers(request, answers.model))
     generations = await finish(request, services.engine, requests)
     whole = answers.whole(generations).model_dump()
     return JSONResponse(whole, headers=answer_headers(request, answers.model))

@@ -23,7 +23,7 @@ from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.problems import offset_headers
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.received import announced_length, check_digest, received
+from service.http.requests.upload_body import announced_length, check_digest, write_body
 from service.http.schemas.uploads import BlobStored, NewUpload, Upload, UploadList
 from service.http.security.auth import Writer
 from service.http.thread_turns import in_thread
@@ -126,7 +126,7 @@ def delete_upload(request: Request, id: str, services: AppServices, principal: W
 async def _receive(request: Request, part: Part, limit: int) -> None:
     """Write the body into the part; what came of one that breaks off is kept before that is told."""
     try:
-        await received(request, part.write, limit=limit)
+        await write_body(request, part.write, limit=limit)
     except ClientDisconnect as error:
         await in_thread(part.keep)
         raise Cancelled("The client went away; what came of the part is kept.") from error

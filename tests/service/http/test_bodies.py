@@ -19,8 +19,8 @@ from starlette.types import Message
 from registry.errors import Busy, InvalidParameter, TooSlow
 from service.http.app import ROUTES
 from service.http.requests import bodies
-from service.http.requests.bodies import LARGE_JSON, CheckedRoute, Patient, is_json, parsed
-from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, HeldBytes, limit_of
+from service.http.requests.bodies import LARGE_JSON, CheckedRoute, TimedReceive, is_json, parse_json
+from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, BodyMemory, limit_of
 from tests.service.http.asked import Asked
 from tests.service.http.checked_app import checked_app
 
@@ -86,7 +86,7 @@ def test_only_calls_that_need_it_take_large_bodies() -> None:
 def test_a_route_with_a_body_must_say_who_may_send_one() -> None:
     def anybody(body: Annotated[dict[str, int], Body()]) -> None: ...
 
-    with pytest.raises(AssertionError, match="who may send one"):
+    with pytest.raises(AssertionError, match="name the scopes"):
         APIRouter(route_class=CheckedRoute).post("/open")(anybody)
 
 
@@ -219,7 +219,7 @@ def test_blobs_pass_untouched(client: TestClient) -> None:
 
 
 def test_bytes_are_held_up_to_the_limit_and_half_of_it_by_one_key() -> None:
-    held = HeldBytes(100)
+    held = BodyMemory(100)
     one, two, three, four = (held.account() for _ in range(4))
     one.take("a", 90)  # a body alone is the affair of its call
     with pytest.raises(Busy, match="hold 90 bytes of JSON, of 100 at most"):
@@ -241,7 +241,7 @@ def test_bytes_are_held_up_to_the_limit_and_half_of_it_by_one_key() -> None:
 
 def test_what_a_request_holds_is_given_back_when_its_answer_is_done() -> None:
     app = checked_app(max_json_bytes_held=100_000)
-    held = app.state.bodies.held
+    held = app.state.bodies.memory
 
     async def journey() -> list[Asked]:
         begun, go_on = asyncio.Event(), asyncio.Event()
@@ -315,7 +315,7 @@ def test_a_body_that_stops_half_way_is_408_and_the_connection_ends(path: str, me
     assert answer.headers["connection"] == "close"
     assert json.loads(answer.body)["error"]["code"] == "too_slow"
     assert b"SOUP_BODY_SECONDS" in answer.body
-    assert app.state.bodies.held.total == 0
+    assert app.state.bodies.memory.total == 0
 
 
 def test_slow_but_steady_is_taken_and_nothing_after_the_body_is_timed() -> None:
@@ -336,10 +336,10 @@ def test_slow_but_steady_is_taken_and_nothing_after_the_body_is_timed() -> None:
             await asyncio.sleep(0)
             return {"type": "http.request", "body": b"x", "more_body": left.pop(0)}
 
-        patient = Patient(receive, 10.0)
+        timed = TimedReceive(receive, 10.0)
         for _ in range(6):
-            assert (await patient())["body"] == b"x"
-        assert (await patient())["type"] == "http.disconnect"
+            assert (await timed())["body"] == b"x"
+        assert (await timed())["type"] == "http.disconnect"
         passed[0] = 0.0
 
     asyncio.run(journey())
@@ -347,7 +347,7 @@ def test_slow_but_steady_is_taken_and_nothing_after_the_body_is_timed() -> None:
 
 def test_the_rest_of_a_body_that_never_comes_is_too_slow() -> None:
     with pytest.raises(TooSlow, match="came for"):
-        asyncio.run(Patient(_never, 0.01)())
+        asyncio.run(TimedReceive(_never, 0.01)())
 
 
 @given(
@@ -364,7 +364,7 @@ def test_whatever_json_writes_is_taken(value: Any) -> None:
         except UnicodeEncodeError:
             continue
         try:
-            assert parsed(body) == value
+            assert parse_json(body) == value
         except InvalidParameter:
             with pytest.raises(UnicodeEncodeError):
                 json.dumps(value, ensure_ascii=False).encode()

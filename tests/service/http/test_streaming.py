@@ -22,10 +22,10 @@ from starlette.requests import Request
 
 from registry.errors import Cancelled, Internal, Unavailable
 from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
-from service.http.answers.chat import ChatAnswers
-from service.http.answers.completions import CompletionAnswers, Prompt
+from service.http.answers.chat import ChatAnswers, ChatEvents
+from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.events import DONE, Events, event
-from service.http.answers.streaming import EventStream, Outbox, TokenStream, _parts, finish
+from service.http.answers.streaming import EventStream, Outbox, TokenStream, _event_chunks, finish
 from service.http.schemas.chat import ChatChunk, ChatRequest
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 
@@ -54,8 +54,8 @@ def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("
         base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64, asked=body.model
     )
     if isinstance(body, ChatRequest):
-        return ChatAnswers(body, model, 3).events()
-    return CompletionAnswers(body, model, [Prompt((1, 2), text, 0) for text in prompts]).events()
+        return ChatEvents(ChatAnswers(body, model, 3))
+    return CompletionEvents(CompletionAnswers(body, model, [Prompt((1, 2), text, 0) for text in prompts]))
 
 
 def parsed(text: str, schema: type[BaseModel]) -> list[Any]:
@@ -106,8 +106,8 @@ class TestEvents:
         for number in range(len(prompts)):
             tokens = data.draw(tokens_of(n))
             said += [(number * n + one.index, one) for one in tokens]
-            sent += "".join(events.of(number, one) for one in tokens)
-            sent += events.of(number, ended(tokens, n))
+            sent += "".join(events.encode(number, one) for one in tokens)
+            sent += events.encode(number, ended(tokens, n))
         sent += events.last()
         chunks: list[CompletionAnswer] = parsed(sent, CompletionAnswer)
         written = [chunk.choices[0] for chunk in chunks if chunk.choices]
@@ -131,8 +131,8 @@ class TestEvents:
             **asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top
         )
         tokens, events = data.draw(tokens_of(n)), events_of(body)
-        sent = events.first() + "".join(events.of(0, one) for one in tokens)
-        sent += events.of(0, ended(tokens, n)) + events.last()
+        sent = events.first() + "".join(events.encode(0, one) for one in tokens)
+        sent += events.encode(0, ended(tokens, n)) + events.last()
         chunks: list[ChatChunk] = parsed(sent, ChatChunk)
         written = [chunk.choices[0] for chunk in chunks if chunk.choices]
         assert [one.delta.role for one in written[:n]] == ["assistant"] * n
@@ -151,7 +151,7 @@ class TestEvents:
     def test_a_choice_without_tokens_still_ends(self, schema: type[BaseModel]) -> None:
         chat = ChatRequest(model="a", messages=HELLO, n=2)
         events = events_of(chat if schema is ChatChunk else CompletionRequest(model="a", prompt="a", n=2))
-        found = parsed(events.of(0, ended([], 2)), schema)
+        found = parsed(events.encode(0, ended([], 2)), schema)
         assert [(one.choices[0].index, one.choices[0].finish_reason) for one in found] == [(0, "length"), (1, "length")]
 
 
@@ -185,8 +185,8 @@ class Raw:
     def first(self) -> str:
         return "<"
 
-    def of(self, number: int, found: Delta | Generation, /) -> str:
-        return f"{number}{found.text if isinstance(found, Delta) else '.'} "
+    def encode(self, number: int, output: Delta | Generation, /) -> str:
+        return f"{number}{output.text if isinstance(output, Delta) else '.'} "
 
     def last(self) -> str:
         return ">"
@@ -223,7 +223,7 @@ class TestHandingOver:
         async def play(engine: Prepared, started: Any) -> None:
             streams = [await started(2), await started(), await started()]
             for stream in streams:
-                await stream.arrived()
+                await stream.receive()
             loop, woken = asyncio.get_running_loop(), []
             wake = loop.call_soon_threadsafe
 
@@ -234,12 +234,12 @@ class TestHandingOver:
             monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
             engine.step(["b", "c", None, "d"])
             assert len(woken) == 1
-            assert [(number, delta.text) for number, delta in await streams[0].arrived()] == [(0, "b"), (1, "c")]
-            assert [delta.text for _, delta in await streams[2].arrived()] == ["d"]
+            assert [(number, delta.text) for number, delta in await streams[0].receive()] == [(0, "b"), (1, "c")]
+            assert [delta.text for _, delta in await streams[2].receive()] == ["d"]
             engine.step([None] * 4)
             assert len(woken) == 1, "a step without tokens wakes nobody"
             engine.step([None, None, "e", None])
-            assert [delta.text for _, delta in await streams[1].arrived()] == ["e"]
+            assert [delta.text for _, delta in await streams[1].receive()] == ["e"]
             assert len(woken) == 2
 
         streaming(play)
@@ -259,7 +259,7 @@ class TestHandingOver:
             thread.start()
             found: list[str] = []
             while len(found) < 3000:
-                found += [delta.text for _, delta in await stream.arrived()]
+                found += [delta.text for _, delta in await stream.receive()]
             thread.join()
             assert found == ["0", *tokens]
 
@@ -276,7 +276,7 @@ class TestHandingOver:
     def test_what_is_ready_goes_together_and_the_end_with_the_last_token(self) -> None:
         async def play(engine: Prepared, started: Any) -> None:
             stream = await started(2)
-            parts = _parts(stream, Raw())
+            parts = _event_chunks(stream, Raw())
             assert await anext(parts) == b"<0a 1a "
             engine.step(["b", None])
             engine.step(["c", "é"])
@@ -299,7 +299,7 @@ class TestHandingOver:
                 engine.tickets[0].cancel()
             else:
                 engine.tickets[0].set_exception(error)
-            part = b"".join([part async for part in _parts(stream, Raw())])
+            part = b"".join([part async for part in _event_chunks(stream, Raw())])
             assert part.startswith(b'<0a 0b data: {"error": {"message": ')
             assert b"[DONE]" not in part
             assert part.count(b"\n\n") == 1

@@ -1,4 +1,4 @@
-"""Bytes that come as a body: what was announced of them, and how they are written down while they come.
+"""Write the body of an upload while it arrives, and check its digest and length parameters.
 
 Called by the routes that take files: blobs, and uploads in parts.
 """
@@ -24,13 +24,13 @@ BUFFER = 1024 * 1024
 
 
 def check_digest(digest: str) -> None:
-    """Raises InvalidName unless `digest` is `sha256:` and 64 lower-case hex digits."""
+    """Raise InvalidName unless `digest` is `sha256:` and 64 lower-case hex digits."""
     if not re.fullmatch(DIGEST_PATTERN, digest) or digest.endswith("\n"):
         raise InvalidName("A blob is named 'sha256:' and 64 lower-case hex digits.", param="digest")
 
 
 def announced_length(request: Request) -> int | None:
-    """The Content-Length, None for a chunked body; raises InvalidParameter for what is not a number."""
+    """Return the Content-Length, None for a chunked body; raises InvalidParameter if it is not a number."""
     text = request.headers.get("content-length")
     if text is None:
         return None
@@ -39,54 +39,53 @@ def announced_length(request: Request) -> int | None:
     return int(text)
 
 
-async def received(request: Request, write: Callable[[bytes], object], *, limit: int) -> int:
-    """Write the body as it comes, in threads, each part while the next one is on its way; returns its size.
+async def write_body(request: Request, write: Callable[[bytes], object], *, limit: int) -> int:
+    """Write the body in threads, each piece while the next one arrives, and return its size in bytes.
 
-    Raises TooLarge, and where it breaks off ClientDisconnect or TooSlow: what came before is written then too. When it
-    ends, however it does, nothing is being written any more.
+    Raises TooLarge, and if the body breaks off ClientDisconnect or TooSlow, after the bytes received so far are
+    written. All writes have ended when it returns or raises.
     """
     pending: list[bytes] = []
-    waiting = size = 0
-    async with _Behind(write) as behind:
+    pending_bytes = size = 0
+    async with _BackgroundWriter(write) as writer:
         try:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
                     raise too_large(limit)
                 pending.append(chunk)
-                waiting += len(chunk)
-                if waiting >= BUFFER:
-                    await behind.write(pending)
-                    pending, waiting = [], 0
+                pending_bytes += len(chunk)
+                if pending_bytes >= BUFFER:
+                    await writer.write(pending)
+                    pending, pending_bytes = [], 0
         except (ClientDisconnect, TooSlow):
-            await behind.write(pending)
+            await writer.write(pending)
             raise
         if pending:
-            await behind.write(pending)
+            await writer.write(pending)
     return size
 
 
-class _Behind:
-    """Writes one part in a thread while the next one is gathered; what goes wrong is raised by the call after."""
+class _BackgroundWriter:
+    """Writer of chunks in a thread, one call at a time; an error is raised by the next call or at the end."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._running: asyncio.Task[object] | None = None
 
-    async def write(self, pieces: Sequence[bytes]) -> None:
-        """Begin to write, once what came before is written."""
-        await self._done()
-        self._running = asyncio.create_task(in_thread(self._write_all, pieces))
+    async def write(self, chunks: Sequence[bytes]) -> None:
+        """Start to write `chunks`, after the end of the write before."""
+        await self._finish()
+        self._running = asyncio.create_task(in_thread(self._write_all, chunks))
 
-    def _write_all(self, pieces: Sequence[bytes]) -> None:
-        """In the thread: one after the other, for putting them together would be another copy on the event loop."""
-        for piece in pieces:
-            self._write(piece)
+    def _write_all(self, chunks: Sequence[bytes]) -> None:
+        for chunk in chunks:  # one by one: to join them would copy them once more
+            self._write(chunk)
 
-    async def _done(self) -> None:
+    async def _finish(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            with CancelScope(shield=True):  # nobody closes the file while a thread writes to it
+            with CancelScope(shield=True):  # the file must not be closed while a thread writes to it
                 await asyncio.wait([running])
             running.result()
 
@@ -94,5 +93,5 @@ class _Behind:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait for the last part; where it went wrong that is what is raised, for nobody may count on it."""
-        await self._done()
+        """Wait for the last write and raise its error, which takes precedence over any other."""
+        await self._finish()
