@@ -1,8 +1,8 @@
 """How often a soup that does not help is said to help: the rule for held-out passages, on differences that are drawn.
 
 Passages are of unequal length, and a soup's NLL per token differs from the base's by noise alone. `claimed_...` are the
-largest shares of draws, over numbers of passages, in which the rule says that it helps (`registry.cook.verify`), which
-is to be one in twenty:
+largest shares of draws, over numbers of passages, in which the rule says that it helps (`registry.cook.acceptance`),
+which is to be one in twenty:
 
 - of one soup, and of the best of two and of four whose differences correlate, as soups of the same adapters do;
 - `claimed_uncounted`: of the best of several, judged as if it were the only one;
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from benchmarks.report import Result, options
 from demo.results import Figure
-from registry.cook.verify import LEVEL, verification_of
+from registry.cook.acceptance import LEVEL, verification_of
 
 PASSAGES, CORRELATIONS, DRAWS = (5, 8, 15, 20), (0.5, 0.9), 2000
 SPREAD = 0.05

@@ -23,7 +23,7 @@ from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import adapter_digest, dtype_of, load_tensors
 from registry.base_model import shape_of
-from registry.cook.mix import planned
+from registry.cook.mix import plan_recipe
 from registry.errors import Conflict
 from registry.formats import read_directory
 from registry.mixing.auto import choose_mixing
@@ -185,6 +185,6 @@ def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:
         by_digest[digest].part(number, weight, shape.fingerprint)
         for number, (digest, weight) in enumerate(weights.items())
     ]
-    plan = planned(parts, choose_mixing(parts, request.mixing, max_width=request.max_width).mixing, shape)
-    tensors, report = plan.make()
+    plan = plan_recipe(parts, choose_mixing(parts, request.mixing, max_width=request.max_width).mixing, shape)
+    tensors, report = plan.mix()
     return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors, report.size_bytes)

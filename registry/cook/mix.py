@@ -1,41 +1,60 @@
-"""Mixing: the ingredients of a recipe become tensors with a report, or the bytes of the same recipe cooked before."""
+"""Mix the ingredients of a plan into tensors with a report, or read the bytes of the same recipe cooked before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.adapters import sites_of
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.context import BaseModel, Registry
 from registry.errors import Incompatible, Internal, InvalidRecipe
-from registry.mixing import MIXINGS
+from registry.mixing import MIXINGS, recompress
 from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, by_digest
 from registry.mixing.report import TOLERANCE, ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
     BaseShape,
-    CookRequest,
+    ConcatMixing,
     MergeMixing,
     Mixing,
+    MixingRequest,
     MixReport,
     Recipe,
     RecipeIngredient,
+    RecompressMixing,
 )
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """Ingredients with their weights, the mixing method or `auto`, and the most values a soup may be wide."""
+
+    ingredients: tuple[SoupIngredient, ...]
+    mixing: MixingRequest
+    max_width: int
+
+    def narrowed(self) -> MixPlan | None:
+        """The plan of a soup by `concat`, as narrow as one ingredient; None where that is one, or cannot be done."""
+        assert isinstance(self.mixing, ConcatMixing)
+        mixing = RecompressMixing(scale=self.mixing.scale)
+        if len(self.ingredients) < 2 or recompress.too_wide(self.ingredients, mixing, self.max_width):
+            return None
+        return replace(self, mixing=mixing)
 
 
 @dataclass(frozen=True)
 class Mixed:
     """A finished mixture: recipe, tensors and stored bytes; `cached` when it was cooked before.
 
-    `why` says why it was mixed so, where the request left that open. `replaces` is the digest that the recipe gave
-    before, where LAPACK gives the same tensors in other bytes now.
+    `reason` says why this method was taken, where the request left it open. `replaces` is the digest that the recipe
+    gave before, where LAPACK gives the same tensors in other bytes now.
     """
 
     base: BaseModel
-    parts: tuple[SoupIngredient, ...]
+    ingredients: tuple[SoupIngredient, ...]
     recipe: Recipe
     config: AdapterConfig
     tensors: Tensors
@@ -43,7 +62,7 @@ class Mixed:
     digest: str
     report: MixReport
     cached: bool
-    why: str
+    reason: str
     replaces: str | None = None
 
     @property
@@ -54,114 +73,124 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        alone = len(self.parts) == 1 and self.recipe.mixing.scale == "1" and self.parts[0].layers is None
-        return alone and self.recipe.tuning is None and self.config == self.parts[0].config
+        alone = len(self.ingredients) == 1 and self.recipe.mixing.scale == "1" and self.ingredients[0].layers is None
+        return alone and self.recipe.tuning is None and self.config == self.ingredients[0].config
 
     @property
     def is_merge(self) -> bool:
-        """The adapter of a bank of experts."""
+        """True for the merge of a bank of experts."""
         return isinstance(self.recipe.mixing, MergeMixing) and self.recipe.tuning is None
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRecipe:
     """A recipe before it is mixed: its ingredients in the order of their digests, and the configuration of the soup."""
 
-    parts: tuple[SoupIngredient, ...]
+    ingredients: tuple[SoupIngredient, ...]
     recipe: Recipe
     config: AdapterConfig
     shape: BaseShape
 
-    def make(self) -> tuple[Tensors, MixReport]:
+    def mix(self) -> tuple[Tensors, MixReport]:
         """The soup's tensors and the report on them; every ingredient is read once."""
         exact = ExactMixture(self.config, self.shape, self.recipe.mixing)
         method = MIXINGS[self.recipe.mixing.method]
-        tensors = method.mix([exact.watched(part) for part in self.parts], self.recipe.mixing)
-        return tensors, report_of(self.parts, self.recipe, self.config, tensors, shape=self.shape, exact=exact)
+        tensors = method.mix([exact.watched(ingredient) for ingredient in self.ingredients], self.recipe.mixing)
+        return tensors, report_of(self.ingredients, self.recipe, self.config, tensors, shape=self.shape, exact=exact)
 
     def digest_of(self, tensors: Tensors) -> str:
-        """The digest of the soup that they are."""
+        """The adapter digest of the soup with these tensors."""
         return adapter_digest(self.shape.fingerprint, self.config, tensors)
 
 
-def planned(parts: Sequence[SoupIngredient], mixing: Mixing, shape: BaseShape) -> Planned:
-    """The recipe of ingredients that can be mixed so; raises InvalidRecipe for factors that are not of its sites."""
-    _check_layers(parts, shape)
-    ordered = tuple(by_digest(parts))
+def plan_recipe(ingredients: Sequence[SoupIngredient], mixing: Mixing, shape: BaseShape) -> PlannedRecipe:
+    """The recipe of these ingredients; raises InvalidRecipe for factors by layer that do not fit an adapter."""
+    _check_layers(ingredients, shape)
+    ordered = tuple(by_digest(ingredients))
     recipe = Recipe(
         base_fingerprint=shape.fingerprint,
         ingredients=tuple(
             RecipeIngredient(
-                digest=part.digest,
-                weight=part.weight,
-                layers=part.layers,
-                statistic=None if part.statistic is None else part.statistic.blob,
+                digest=ingredient.digest,
+                weight=ingredient.weight,
+                layers=ingredient.layers,
+                statistic=None if ingredient.statistic is None else ingredient.statistic.blob,
             )
-            for part in ordered
+            for ingredient in ordered
         ),
         mixing=MIXINGS[mixing.method].resolved(ordered, mixing, shape),
     )
-    return Planned(ordered, recipe, MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing), shape)
+    return PlannedRecipe(ordered, recipe, MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing), shape)
 
 
-def mix_ingredients(
-    registry: Registry, base: BaseModel, parts: tuple[SoupIngredient, ...], *, request: CookRequest
-) -> Mixed:
-    """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
+def mix(registry: Registry, base: BaseModel, plan: MixPlan) -> Mixed:
+    """Choose the mixing method where it is `auto`, then mix, or read the bytes of the same recipe cooked before.
 
     Raises Incompatible with all reasons at once.
     """
-    choice = choose_mixing(parts, request.mixing, max_width=request.max_width)
-    check_base(parts, base)
-    plan = planned(parts, choice.mixing, base.shape)
-    recipe = plan.recipe
+    choice = choose_mixing(plan.ingredients, plan.mixing, max_width=plan.max_width)
+    check_fingerprint(plan.ingredients, base)
+    planned = plan_recipe(plan.ingredients, choice.mixing, base.shape)
+    recipe = planned.recipe
     with registry.database.read() as catalogue:
-        known = catalogue.soups.recipe(recipe.digest)
-    cached = known is not None and registry.blobs.is_whole(known.weights_blob)
-    if known is not None and cached:
-        data = registry.blobs.read(known.weights_blob)
+        stored = catalogue.soups.recipe(recipe.digest)
+    cached = stored is not None and registry.blobs.is_whole(stored.weights_blob)
+    if stored is not None and cached:
+        data = registry.blobs.read(stored.weights_blob)
         tensors: Tensors = load_tensors(data)
-        report = known.report
+        report = stored.report
     else:
-        tensors, report = plan.make()
+        tensors, report = planned.mix()
         data = save_tensors(tensors)
-    digest = plan.digest_of(tensors)
-    replaces = known.adapter_digest if known is not None and known.adapter_digest != digest else None
-    if known is not None and replaces is not None and not _agrees(report, known.report):
+    digest = planned.digest_of(tensors)
+    replaces = stored.adapter_digest if stored is not None and stored.adapter_digest != digest else None
+    if stored is not None and replaces is not None and not _agrees(report, stored.report):
         raise Internal(f"recipe {recipe.digest} gave {replaces} before and {digest} now")
-    return Mixed(base, plan.parts, recipe, plan.config, tensors, data, digest, report, cached, choice.reason, replaces)
+    return Mixed(
+        base=base,
+        ingredients=planned.ingredients,
+        recipe=recipe,
+        config=planned.config,
+        tensors=tensors,
+        data=data,
+        digest=digest,
+        report=report,
+        cached=cached,
+        reason=choice.reason,
+        replaces=replaces,
+    )
 
 
-def _agrees(report: MixReport, before: MixReport) -> bool:
+def _agrees(report: MixReport, stored: MixReport) -> bool:
     """Return True if a soup made by LAPACK is, to the tolerance, as far from the exact mixture as before."""
     if not MIXINGS[report.method].by_lapack:
         return False
-    if report.residual is None or before.residual is None:
-        return report.residual == before.residual
-    return abs(report.residual - before.residual) <= TOLERANCE
+    if report.residual is None or stored.residual is None:
+        return report.residual == stored.residual
+    return abs(report.residual - stored.residual) <= TOLERANCE
 
 
-def check_base(parts: Sequence[SoupIngredient], base: BaseModel) -> None:
-    """Raises Incompatible where they, who are of one base model, are of another state of it."""
+def check_fingerprint(ingredients: Sequence[SoupIngredient], base: BaseModel) -> None:
+    """Raises Incompatible where ingredients, all of one base model, are of another state of it."""
     fingerprint = base.shape.fingerprint
-    if parts[0].base_fingerprint != fingerprint:
+    if ingredients[0].base_fingerprint != fingerprint:
         raise Incompatible(
-            f"{parts[0].ref} was made for another state of base model {base.entry.id!r} "
-            f"({parts[0].base_fingerprint[:19]} and not {fingerprint[:19]}).",
+            f"{ingredients[0].ref} was made for another state of base model {base.entry.id!r} "
+            f"({ingredients[0].base_fingerprint[:19]} and not {fingerprint[:19]}).",
             param="recipe",
         )
 
 
-def _check_layers(parts: Sequence[SoupIngredient], shape: BaseShape) -> None:
+def _check_layers(ingredients: Sequence[SoupIngredient], shape: BaseShape) -> None:
     """Raises InvalidRecipe where factors by site are not for exactly the sites of their adapter."""
-    for part in parts:
-        if part.layers is None:
+    for ingredient in ingredients:
+        if ingredient.layers is None:
             continue
-        sites = sites_of(part.config, shape)
-        missing, unknown = sorted(sites - part.layers.keys()), sorted(part.layers.keys() - sites)
+        sites = sites_of(ingredient.config, shape)
+        missing, unknown = sorted(sites - ingredient.layers.keys()), sorted(ingredient.layers.keys() - sites)
         if missing or unknown:
             wrong = f"lack {missing[0]}" if missing else f"name {unknown[0]}, where it has nothing"
             raise InvalidRecipe(
-                f"The 'layers' of {part.ref} {wrong}; it needs a factor for each of its {len(sites)} sites.",
+                f"The 'layers' of {ingredient.ref} {wrong}; it needs a factor for each of its {len(sites)} sites.",
                 param="recipe",
             )

@@ -15,7 +15,7 @@ from registry.spec import BaseEntry, BaseShape, PassageScore, Spent
 
 @dataclass
 class TimedBase:
-    """A base model that keeps count of how long scoring texts of how many characters took."""
+    """A base model (`registry.context.BaseModel`) that counts the seconds and characters of what it scored."""
 
     base: BaseModel
     seconds: float = 0.0
@@ -24,41 +24,41 @@ class TimedBase:
 
     @property
     def entry(self) -> BaseEntry:
-        """The base's."""
+        """Its entry of the allowlist."""
         return self.base.entry
 
     @property
     def shape(self) -> BaseShape:
-        """The base's."""
+        """Its shape."""
         return self.base.shape
 
     @property
     def bos(self) -> str | None:
-        """The base's."""
+        """The text of its BOS token."""
         return self.base.bos
 
     def encoders(self) -> Mapping[str, Encoder]:
-        """The base's."""
+        """Its encoders by digest."""
         return self.base.encoders()
 
     def score(
         self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
-        """The base's, timed."""
+        """Log-likelihoods of texts, timed."""
         began = time.perf_counter()
-        found = self.base.score(texts, adapter, progress=progress)
+        scores = self.base.score(texts, adapter, progress=progress)
         self.add(time.perf_counter() - began, texts)
-        return found
+        return scores
 
     def add(self, seconds: float, texts: Sequence[str]) -> None:
-        """Count texts that were scored elsewhere, in the process that computes gradients say."""
+        """Count texts that were scored elsewhere, such as in the process that computes gradients."""
         self.seconds += seconds
         self.characters += sum(map(len, texts))
 
     def spent(self, sample: Sequence[str]) -> Spent:
-        """What there was since this was made; in passes over `sample` too, where anything was scored."""
-        whole = time.perf_counter() - self.began
+        """The seconds since this was made; in passes over `sample` too, where anything was scored."""
+        elapsed = time.perf_counter() - self.began
         if not self.characters or not sample:
-            return Spent(seconds=whole)
+            return Spent(seconds=elapsed)
         forward = self.seconds / self.characters * sum(map(len, sample))
-        return Spent(seconds=whole, forward_seconds=forward, passes=whole / forward if forward > 0 else None)
+        return Spent(seconds=elapsed, forward_seconds=forward, passes=elapsed / forward if forward > 0 else None)

@@ -1,6 +1,6 @@
 """Choose the mixing method of a soup: `auto` becomes `average`, `concat` or `merge` before a recipe is written.
 
-Called by `cook.choose`, which drops adapters that cannot be mixed with the best-ranked one, and by `cook.mix`, which
+Called by `cook.ingredients`, which drops adapters that cannot be mixed with the best-ranked, and by `cook.mix`, which
 chooses the method or refuses with all reasons and what could be done instead.
 """
 

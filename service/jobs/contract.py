@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import Caller
-from registry.cook import Gradients
+from registry.cook.job import Workers
 from registry.progress import Progress
 from registry.spec import (
     MeasuredStatistic,
@@ -50,8 +50,8 @@ class JobContext:
         return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
 
     @property
-    def gradients(self) -> Gradients:
-        """Weighing, tuning and statistics on a base model in the process for it, as part of this job."""
+    def workers(self) -> Workers:
+        """Fits, weighing, tuning and statistics in the processes for them, as part of this job."""
 
         def weigh(base_id: str, request: WeighingRequest) -> Weighing:
             return self.computing.weigh(self.services.bases[base_id].entry, request, progress=self.progress)
@@ -62,7 +62,7 @@ class JobContext:
         def measure(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
             return self.computing.measure(self.services.bases[base_id].entry, request, progress=self.progress)
 
-        return Gradients(weigh, tune, measure)
+        return Workers(self.fit, weigh, tune, measure)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from registry.context import Caller, Registry
-from registry.cook import cook
-from registry.cook.choose import selector_of
-from registry.cook.statistics import may_measure
+from registry.cook.cook import cook
+from registry.cook.ingredients import selector_of
+from registry.cook.statistics import needs_statistics
 from registry.errors import InvalidParameter, NotFound
 from registry.select.select import answering, check_selectable, encoder_for, latest, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
@@ -37,8 +37,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         context.caller,
         CookRequest.model_validate(stored["request"]),
         namespace=arguments["namespace"],
-        fit=context.fit,
-        gradients=context.gradients,
+        workers=context.workers,
         progress=context.progress,
         settled=arguments.get("effort"),
     )
@@ -52,9 +51,9 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     it. Raises InvalidParameter, Forbidden or Unavailable where the pool is none for this caller.
     """
     if request.recipe is not None:
-        return "search" if request.effort in BY_GRADIENTS or may_measure(request.mixing) else "cook"
+        return "search" if request.effort in BY_GRADIENTS or needs_statistics(request.mixing) else "cook"
     base, pool = pool_of(registry, caller, request.pool)
-    if request.effort in BY_GRADIENTS or may_measure(request.mixing):
+    if request.effort in BY_GRADIENTS or needs_statistics(request.mixing):
         return "search"
     spec = selector_of(request)
     encoder = encoder_for(spec, base.encoders())

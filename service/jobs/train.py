@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from registry.catalogue.rows import AdapterRow, JobRow
-from registry.cook import cook
+from registry.cook.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
@@ -83,8 +83,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         _present(training).context.caller,
         merge_request(pushed.row.ref, name=request.name, owner=_owner(training)),
         namespace=split_name(request.name)[0],
-        fit=context.fit,
-        gradients=context.gradients,
+        workers=context.workers,
         progress=context.progress,
     )
     return {**found, "bank": found["adapter"], "adapter": cooked.model, "digest": cooked.digest}

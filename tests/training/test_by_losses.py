@@ -15,7 +15,7 @@ import training.by_losses
 from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
-from registry.cook.plan import scored_by_losses
+from registry.cook.budget import scored_by_losses
 from registry.errors import Cancelled
 from registry.spec import ByLosses, Weighing
 from tests.training.test_coefficients import TEXTS, asked, bank_of, weighed

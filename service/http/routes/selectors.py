@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import BaseModel, Caller
-from registry.cook.choose import with_note
+from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
 from registry.quotas import check_jobs
 from registry.samples.sample import CheckedSample, check_sample, prepare

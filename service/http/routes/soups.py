@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from registry.catalogue.rows import JobRow
-from registry.cook.setting import by_setting
+from registry.cook.effort import with_default_effort
 from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.quotas import check_jobs
@@ -72,7 +72,7 @@ def begin_cook(services: Services, principal: Principal, body: SoupRequest, requ
     if body.name and "/" not in body.name:
         body = body.model_copy(update={"name": f"{principal.home}/{body.name}"})
     namespace = _check(services, principal, body)
-    settled = by_setting(services.registry, body, namespace)
+    settled = with_default_effort(services.registry, body, namespace)
     kind = kind_of(services.registry, principal.caller(request_id), settled)
     no_owner = {"owner"} if body.owner is None else None  # a worker of the last release refuses what it does not know
     told = body.model_dump(mode="json", exclude=no_owner)

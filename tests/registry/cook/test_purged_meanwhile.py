@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from registry.cook import Gradients, choose
+from registry.cook import ingredients
+from registry.cook.job import Workers
 from registry.errors import DamagedBlob, Retired
 from registry.spec import Cooked, PoolSpec, UniformSpec, Weighing, WeighingRequest
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, purging
@@ -37,7 +38,7 @@ def test_a_cook_goes_on_without_it_and_says_why(
     three: ToyRegistry, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     where = {
-        "once it is chosen": (choose, "rows_of"),
+        "once it is chosen": (ingredients, "rows_of"),
         "before its weights are read": (three.blobs, "read"),
         "before the soup is stored": (three.blobs, "put_bytes"),
     }
@@ -67,8 +68,8 @@ def test_a_search_and_a_training_begin_again(
 
     processes = SimpleNamespace(weigh=weigh, tune=three.tune)
     purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")
-    three.gradients = Gradients(
-        lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
+    three.workers = Workers(
+        three.fit, lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
     )
     cooked = three.cook(sample=SAMPLE, effort=effort, verify=True, name="acme/soup")
     assert "purged since the fit" in reason(cooked)

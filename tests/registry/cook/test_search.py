@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 from pydantic import ValidationError
 
 from registry.context import Limits, SampleLimits
-from registry.cook import candidates as candidates_module
-from registry.cook.choose import part_of
-from registry.cook.mix import mix_ingredients
-from registry.cook.ways import request_of, side_by_side
+from registry.cook import shortlist, weighing
+from registry.cook.ingredients import ingredient_of
+from registry.cook.mix import mix
+from registry.cook.strategies import quick as quick_strategy
+from registry.cook.strategies import thorough as thorough_strategy
 from registry.errors import Incompatible, InvalidParameter, InvalidSample, NotFound
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
@@ -62,10 +62,11 @@ QUICK, THOROUGH = (
 def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
     """What a weighing of these adapters (of all, by default) leads to, by way."""
     rows = [pool.named(f"acme/{name}") for name in names or NAMES]
-    candidates = [(row, part_of(row, "1", pool.blobs)) for row in rows]
-    weighing = request_of(request, candidates, ["text"])
-    parts = [part for _, part in candidates]
-    return side_by_side(pool.weigh("tiny", weighing), parts, request, SHAPE, weighing)
+    adapters = [(row, ingredient_of(row, "1", pool.blobs)) for row in rows]
+    depth = {"quick": quick_strategy, "thorough": thorough_strategy}[request.effort].DEPTH
+    asked = weighing.weighing_request(request, depth, adapters, ["text"])
+    ingredients = [ingredient for _, ingredient in adapters]
+    return weighing.mixtures(pool.weigh("tiny", asked), asked, ingredients, shape=SHAPE, max_width=request.max_width)
 
 
 def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_passages(pool):
@@ -179,10 +180,10 @@ def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkey
     """Of whatever size the blocks are: the same are weighed, and the same is told of the others."""
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
     helps(pool, law=0.4)
-    monkeypatch.setattr(candidates_module, "MOST", most + len(also))
+    monkeypatch.setattr(shortlist, "MOST", most + len(also))
     found = {}
     for size in (256, block):
-        monkeypatch.setattr(candidates_module, "BLOCK", size)
+        monkeypatch.setattr(shortlist, "BLOCK", size)
         made = quick(pool, "zoo", "law", also=also).evidence.search
         found[size] = made.candidates, {one.ref: one.reason for one in made.left_out}, made.more_left_out
     assert found[block] == found[256]
@@ -203,7 +204,7 @@ def test_where_nobody_can_be_put_beside_another_the_block_does_not_matter(verbs,
         verbs.push("acme/law", seed=9)
     found = []
     for size in (256, 1, 2):
-        monkeypatch.setattr(candidates_module, "BLOCK", size)
+        monkeypatch.setattr(shortlist, "BLOCK", size)
         found.append(quick(verbs, "zoo", also=also).evidence.search.left_out)
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 3
@@ -215,7 +216,7 @@ def test_of_many_that_are_not_weighed_the_best_ranked_are_named(pool):
     helps(pool, law=0.4)
     search = quick(pool, "zoo").evidence.search
     assert len(search.left_out) == LISTED
-    assert search.more_left_out == {candidates_module.NOT_BESIDE: 40 - LISTED}
+    assert search.more_left_out == {shortlist.NOT_BESIDE: 40 - LISTED}
 
 
 def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
@@ -254,9 +255,12 @@ def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
 
 def test_a_mixture_of_distributions_keeps_the_bases_share(pool):
     digests = helps(pool, law=0.3, news=0.1)
-    mixed, request = ways_of(pool, THOROUGH, "law", "news")["em"]
-    assert request.mixing == ConcatMixing(scale="0.8")
-    assert {part.digest: part.weight for part in mixed} == {digests["law"]: "0.75", digests["news"]: "0.25"}
+    plan = ways_of(pool, THOROUGH, "law", "news")["em"]
+    assert plan.mixing == ConcatMixing(scale="0.8")
+    assert {ingredient.digest: ingredient.weight for ingredient in plan.ingredients} == {
+        digests["law"]: "0.75",
+        digests["news"]: "0.25",
+    }
 
 
 @pytest.mark.parametrize("best", ["em", "greedy", "weighed"])
@@ -273,10 +277,7 @@ def test_whatever_does_best_on_held_out_passages_wins_and_is_made_narrow(pool, b
 
 def mixtures(pool):
     """The wide soups that thorough tries, by way."""
-    return {
-        way: mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=request)
-        for way, (parts, request) in ways_of(pool, THOROUGH).items()
-    }
+    return {way: mix(pool.registry, pool.tiny, plan) for way, plan in ways_of(pool, THOROUGH).items()}
 
 
 def test_at_most_as_many_as_asked_for_also_by_losses(pool):
@@ -325,15 +326,14 @@ def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
         helps(pool, **turn)
         ways = ways_of(pool, QUICK)
         if "weighed" in ways:
-            parts, request = ways["weighed"]
-            soups["+".join(turn)] = mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=request).digest
+            soups["+".join(turn)] = mix(pool.registry, pool.tiny, ways["weighed"]).digest
     pool.weighings.clear()
 
     def in_turn(base_id, request):
         helps(pool, **left.pop(0))
         return weigh(base_id, request)
 
-    pool.gradients = replace(pool.gradients, weigh=in_turn)
+    pool.workers = replace(pool.workers, weigh=in_turn)
     return soups
 
 
@@ -371,8 +371,8 @@ def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
 @pytest.mark.parametrize("most", [3, 2])
 def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(pool, monkeypatch, most):
     """So that folds know what the first weighing found, though others are among their best; unless these are many."""
-    monkeypatch.setattr(candidates_module, "MOST", 2)
-    monkeypatch.setattr(import_module("registry.cook.search"), "TOGETHER", most)
+    monkeypatch.setattr(shortlist, "MOST", 2)
+    monkeypatch.setattr(weighing, "MOST_TOGETHER", most)
     texts = [f"{('zoo', 'law', 'law')[number % 3]} passage {number}" for number in range(15)]
     texts[2::3] = [f"news passage {number}" for number in range(5)]
     pool.cook(sample={"texts": texts}, effort="quick", verify=True)

@@ -14,7 +14,7 @@ import torch
 from registry.adapters.weights import load_tensors
 from registry.context import Retention
 from registry.cook import statistics
-from registry.cook.statistics import may_measure
+from registry.cook.statistics import needs_statistics
 from registry.errors import Cancelled, DamagedBlob, Incompatible, InvalidRecipe, QuotaExceeded, Retired
 from registry.lifecycle.collect import collect
 from registry.lifecycle.purge import purge
@@ -236,19 +236,19 @@ def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
 
 
 def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) -> None:
-    real = two.gradients
+    real = two.workers
 
     def once(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         if two.measurings:
             raise Cancelled("Enough.")
         return two.measure(base_id, request)
 
-    two.gradients = replace(real, measure=once)
+    two.workers = replace(real, measure=once)
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
     assert "computing what mixing needs to know of acme/tax@1" in two.said
-    two.gradients = real
+    two.workers = real
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
 
@@ -257,18 +257,18 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
 def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegistry, same: bool) -> None:
     found: list[Cooked] = []
     computed: list[str] = []
-    real = two.gradients
+    real = two.workers
 
     def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
-        two.gradients = real
+        two.workers = real
         found.append(two.cook(recipe=RECIPE, mixing=FISHER))
         texts = request.texts if same else ("rounded otherwise", *request.texts)
         result = two.measure(base_id, request.model_copy(update={"texts": texts}))
         computed.append(result.blob)
         return result
 
-    two.gradients = replace(real, measure=slower)
+    two.workers = replace(real, measure=slower)
     second = two.cook(recipe=RECIPE, mixing=FISHER)
     assert (second.cached, second.recipe_digest) == (True, found[0].recipe_digest)
     assert len(two.measurings) == 3
@@ -286,7 +286,7 @@ def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) ->
 
 def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names the same bytes comes before the look, or after the file went and stores it again."""
-    two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+    two.workers = replace(two.workers, measure=lambda *asked: purged_after(two, *asked))
     named: list[Future[str]] = []
     before, delete = set(two.blobs.digests()), two.blobs.delete
 
@@ -318,7 +318,7 @@ def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch
     ],
 )
 def test_only_methods_that_need_it_may_take_a_minute(mixing: Mixing, may: bool) -> None:
-    assert may_measure(mixing) == may
+    assert needs_statistics(mixing) == may
 
 
 # --- what becomes of it -----------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
         return two.measure(base_id, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
 
     if not same:
-        two.gradients = replace(two.gradients, measure=elsewhere)
+        two.workers = replace(two.workers, measure=elsewhere)
     again = two.cook(recipe=RECIPE, mixing=FISHER)
     assert (again.recipe_digest == first.recipe_digest) == same
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
@@ -400,10 +400,10 @@ def test_a_purge_while_it_is_computed_leaves_no_statistic(
 ) -> None:
     before = set(two.blobs.digests())
     if computed:
-        two.gradients = replace(two.gradients, measure=lambda *asked: purged_after(two, *asked))
+        two.workers = replace(two.workers, measure=lambda *asked: purged_after(two, *asked))
     else:
         purging(two, monkeypatch, two, "measure")
-        two.gradients = replace(two.gradients, measure=lambda *asked: two.measure(*asked))
+        two.workers = replace(two.workers, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert set(two.blobs.digests()) < before

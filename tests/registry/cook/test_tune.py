@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from registry.cook.tune import honest
+from registry.cook.strategies.tune import held_out_nll
 from registry.errors import InvalidParameter, InvalidSample
 from registry.spec import CookRequest, HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
 from tests.registry.toy_registry import (
@@ -258,7 +258,7 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
     """Whatever a passage's own losses are, it is scored under the state that the others chose."""
     count = len(by_passage)
     nll = np.array(by_passage).T
-    found = honest(_tuned(nll))
+    found = held_out_nll(_tuned(nll))
     for number in range(count):
         others = np.delete(nll, number, axis=1).sum(axis=1)
         assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
@@ -269,7 +269,7 @@ def test_a_leak_would_be_seen():
     nll = np.random.default_rng(0).normal(5.0, 1.0, size=(50, 8))
     leaking = nll[nll.sum(axis=1).argmin()].mean()
     assert leaking < 4.5
-    assert np.mean(honest(_tuned(nll))) > leaking + 0.4
+    assert np.mean(held_out_nll(_tuned(nll))) > leaking + 0.4
 
 
 def _tuned(nll: np.ndarray) -> Tuned:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from registry import cook
-from registry.cook.mix import mix_ingredients
+from registry.cook import scoring
+from registry.cook.mix import mix
 from registry.lifecycle.collect import collect
 from registry.names import parse_ref, sha256_digest
 from service.jobs.training_requests import blobs_in_use
@@ -142,9 +142,9 @@ def test_a_cook_by_hand_that_a_purge_comes_into_says_what_is_gone(
 
     def purged_first(*args: Any, **options: Any) -> Any:
         assert purge(world, "during/one@1").status_code == 200
-        return mix_ingredients(*args, **options)
+        return mix(*args, **options)
 
-    monkeypatch.setattr(cook, "mix_ingredients", purged_first)
+    monkeypatch.setattr(scoring, "mix", purged_first)
     recipe = {"ingredients": [{"ref": f"during/{name}", "weight": 0.5} for name in ("one", "two")]}
     answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
     assert answer.status_code == 410

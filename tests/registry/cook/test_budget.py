@@ -7,28 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from registry.cook.plan import (
-    DEPTHS,
+from registry.cook.budget import (
     START_SECONDS,
     Depth,
     Size,
-    beyond,
     cut_training,
     cut_weighing,
-    passes_of,
     passes_within,
 )
+from registry.cook.sample import Split
+from registry.cook.strategies import STRATEGIES, dearer_efforts, quick, thorough
 from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
-from tests.registry.cook.test_setting import set_tuning
+from tests.registry.cook.test_effort import set_tuning
 from tests.registry.toy_registry import FakeBase, ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
 
 SAMPLE = sample("law")
 SPENT = Spent(seconds=9.0, forward_seconds=2.0)
+
+
+def passes_of(effort: str, passages: int, adapters: int) -> float:
+    passes = STRATEGIES[effort].passes
+    assert passes is not None
+    return passes(passages, adapters)
 
 
 def request(**fields) -> CookRequest:
@@ -55,14 +60,16 @@ def pool(verbs) -> ToyRegistry:
     ],
 )
 def test_what_does_more_has_a_price(fields, more):
-    prices = beyond(request(**fields), SPENT, 30, candidates=21, tuning=True)
+    prices = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=True)
     assert [price.effort for price in prices] == more
     for price in prices:
         assert price.seconds == pytest.approx(START_SECONDS + 2.0 * price.passes)
         assert price.passes == passes_of(price.effort, 30, 21)
-    forbidden = beyond(request(**fields), SPENT, 30, candidates=21, tuning=False)
+    forbidden = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=False)
     assert [price.effort for price in forbidden] == [effort for effort in more if effort != "tune"]
-    assert beyond(request(**fields), Spent(seconds=9.0), 30, candidates=21, tuning=True) == ()  # no pass was timed
+    assert (
+        dearer_efforts(request(**fields), Spent(seconds=9.0), 30, adapters=21, tuning=True) == ()
+    )  # no pass was timed
 
 
 @pytest.mark.parametrize("passages", [100, 30, 20, 15, 5])
@@ -125,7 +132,7 @@ def least_of(depth: Depth, size: Size) -> float:
 
 @given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100), st.integers(1, 100))
 def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, steps, alone, passes, candidates):
-    depth, size = Depth(members=5, steps=steps, turns=2, alone=alone), Size.of(passages, candidates)
+    depth, size = Depth(members=5, steps=steps, turns=2, alone=alone, trials=4), Size.of(Split.of(passages), candidates)
     if passes < least_of(depth, size) - 0.1:  # which is told to one decimal
         with pytest.raises(InvalidParameter, match="this effort takes at least"):
             cut_weighing(depth, size, passes)
@@ -139,12 +146,12 @@ def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, s
 
 
 @pytest.mark.parametrize("passages", [5, 15, 30, 100])
-@pytest.mark.parametrize("effort", ["quick", "thorough"])
-def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(effort, passages):
-    depth, size = DEPTHS[effort], Size.of(passages, 21)
+@pytest.mark.parametrize("strategy", [quick, thorough])
+def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(strategy, passages):
+    depth, size = strategy.DEPTH, Size.of(Split.of(passages), 21)
     whole = cut_weighing(depth, size, 1e6)
-    assert cut_weighing(depth, size, passes_of(effort, passages, 21)) == whole
-    assert cut_weighing(depth, size, 0.6 * passes_of(effort, passages, 21)) != whole
+    assert cut_weighing(depth, size, strategy.passes(passages, 21)) == whole
+    assert cut_weighing(depth, size, 0.6 * strategy.passes(passages, 21)) != whole
 
 
 @pytest.mark.parametrize(("passages", "passes", "left"), [(100, 3.0, 1), (100, 6.0, 2), (15, 11.0, 1), (15, 33.0, 3)])
@@ -196,7 +203,7 @@ def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(pool):
 
 
 def test_several_weighings_share_a_budget():
-    depth = DEPTHS["quick"]
+    depth = quick.DEPTH
     once, folds = Size((10,), 15, 21), Size((15, 10, 10, 10), 15, 21)
     assert least_of(depth, folds) > least_of(depth, once)
     assert cut_weighing(depth, once, 8.0).steps > cut_weighing(depth, folds, 8.0).steps

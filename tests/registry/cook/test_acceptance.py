@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.acceptance import Case
-from registry.cook.verify import verification_of, why_not
+from registry.cook.acceptance import verification_of, why_not
 from registry.errors import InvalidSample
 from registry.spec import Verification
 

@@ -1,4 +1,4 @@
-"""What a cook does that leaves its effort open, by the setting of the namespace that it writes to and of the server."""
+"""The effort of a cook that leaves it open, by the settings of the namespace that it writes to and of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from registry.select.pools import pool_base
 from registry.spec import WEIGHING, AutoMixing, CookRequest
 
 
-def by_setting(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
+def with_default_effort(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
     """The request with an effort, where it has a sample and names no effort, selector or recipe.
 
     That is `tune` where it is the default of `namespace` and the request is to be verified, so that its sample comes
@@ -22,8 +22,8 @@ def by_setting(registry: Registry, request: CookRequest, namespace: str) -> Cook
             check_tuning(catalogue, namespace)
         if (request.effort, request.selector, request.recipe) != (None, None, None):
             return request
-        tuned = catalogue.namespaces.get(namespace).tuning == "default"
-    if tuned and request.verify:
+        tunes_by_default = catalogue.namespaces.get(namespace).tuning == "default"
+    if tunes_by_default and request.verify:
         return request.model_copy(update={"effort": "tune"})
     weighs = registry.default_effort in WEIGHING
     effort = "instant" if weighs and not _can_weigh(registry, request) else registry.default_effort
@@ -31,13 +31,13 @@ def by_setting(registry: Registry, request: CookRequest, namespace: str) -> Cook
 
 
 def _can_weigh(registry: Registry, request: CookRequest) -> bool:
-    """Whether an effort that weighs would take the request: nothing in it says how to mix, or not to verify."""
-    asks = request.verify and not request.options.single and request.mixing == AutoMixing()
-    return asks and registry.bases[pool_base(request.pool, registry.bases)].shape.kind != "encoder"
+    """Return True if an effort that weighs would take the request: it neither says how to mix nor not to verify."""
+    is_open = request.verify and not request.options.single and request.mixing == AutoMixing()
+    return is_open and registry.bases[pool_base(request.pool, registry.bases)].shape.kind != "encoder"
 
 
 def may_tune(database: Database, namespace: str) -> bool:
-    """Whether soups may be tuned in the namespace."""
+    """Return True if soups may be tuned in the namespace."""
     with database.read() as catalogue:
         return catalogue.namespaces.get(namespace).tuning != "forbid"
 

@@ -1,0 +1,192 @@
+"""What efforts take, and how far they go within a budget.
+
+Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`TimedBase`). A
+pass with its gradients counts as several of them, the more the more adapters are attached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from registry.cook.ingredients import MOST
+from registry.cook.sample import FEW, Split
+from registry.cook.timed import TimedBase
+from registry.errors import InvalidParameter
+from registry.progress import Progress
+from registry.spec import Budget, TuningOptions, WeighingRequest
+
+LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
+"""What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
+TRAINING_STEPS, MOST_TRAINING_PASSES = 48, 6
+"""Steps that a training has by default, if that takes no more passes."""
+GRADIENT, AN_ADAPTER = 3.2, 0.06
+"""Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
+TRAINING = 3.5
+"""Passes of the base that a pass of training one adapter takes."""
+ALONE = 1.2
+"""Passes of the base that a pass with one adapter takes."""
+GREEDY = 6
+"""Times over the texts that searching greedily takes."""
+START_SECONDS = 5.0
+"""Seconds until the process that computes gradients has loaded a small base model."""
+ROUNDING = 1e-9
+TIMED = 8
+"""Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
+SCREENED, BATCH, PARTS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch", "parts"))
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How far weighing goes: `steps` for the coefficients of at most `members`, and how many are scored `alone`.
+
+    Of few texts a step takes fewer, so that all steps together go over each of them about `turns` times at most.
+    `trials` is about how many soups are tried on what is held out.
+    """
+
+    members: int
+    steps: int
+    turns: int
+    alone: int
+    trials: int
+
+    def batch(self, texts: int) -> int:
+        """Texts of a step, where there are so many."""
+        return max(1, min(BATCH, self.turns * texts // self.steps))
+
+    def steps_over(self, texts: int) -> int:
+        """Steps, where there are so many texts."""
+        batch = self.batch(texts)
+        return self.steps if batch == BATCH else max(LEAST_STEPS, round(self.turns * texts / batch))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to weigh: the texts of each weighing, of which the first has all that the others have.
+
+    What the first finds of a text and an adapter the others know (`training.score_cache`).
+    """
+
+    texts: tuple[int, ...]
+    passages: int
+    candidates: int
+
+    @classmethod
+    def of(cls, split: Split, candidates: int) -> Size:
+        """The size of weighing so many candidates on a sample that is split so."""
+        texts = [split.count - len(fold) for fold in split.folds]
+        return cls((*[split.count] * split.fits_all, *texts), split.count, candidates)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is left of a weighing's depth: passages that are screened, steps, and adapters scored by themselves."""
+
+    screened: int
+    steps: int
+    alone: int
+
+
+# --- prices ----------------------------------------------------------------------------------------
+
+
+def weighing_passes(depth: Depth, passages: int, candidates: int) -> float:
+    """About how many passes of the base over a sample weighing takes, with its trials and the selector's embedding."""
+    split = Split.of(passages)
+    cut = Cut(SCREENED, depth.steps, min(depth.alone, candidates))
+    trials = depth.trials * len(split.held_out) / passages
+    return 1 + trials + _weighing(depth, Size.of(split, candidates), cut)
+
+
+def tuning_passes(passages: int) -> float:
+    """About how many passes of the base over a sample a training takes with its defaults."""
+    split = Split.of(passages)
+    trained = default_passes(len(split.fit), TuningOptions().batch)
+    return 1 + len(split.held_out) / passages * (2 + trained) + trained * _training(passages)
+
+
+def default_passes(passages: int, batch: int) -> int:
+    """As many passes over so many training passages as make TRAINING_STEPS steps."""
+    return min(MOST_TRAINING_PASSES, math.ceil(TRAINING_STEPS / math.ceil(passages / batch)))
+
+
+def screening_parts(texts: int) -> int:
+    """Parts in which so many texts are screened: of few each by itself, as what is held out is another each time."""
+    return texts if texts < FEW else PARTS
+
+
+def _weighing(depth: Depth, size: Size, cut: Cut) -> float:
+    """Passes of the base that weighing takes, so far as it is cut."""
+    screened = min(cut.screened, size.texts[0])
+    stepped = sum(min(cut.steps, depth.steps_over(texts)) * depth.batch(texts) for texts in size.texts)
+    screening, stepping = (GRADIENT + AN_ADAPTER * min(most, size.candidates) for most in (MOST, depth.members))
+    alone = ALONE * scored_by_losses(cut.alone, size.texts)
+    return (screening * screened + stepping * stepped + alone) / size.passages
+
+
+def scored_by_losses(alone: int, texts: Sequence[int]) -> int:
+    """Passages that are scored for the mixtures by losses: by the base and each adapter alone, and by greedy search.
+
+    The first of the `texts` of several weighings are all that there are.
+    """
+    return (alone + 1) * texts[0] + GREEDY * sum(texts) if alone else 0
+
+
+def _training(passages: int) -> float:
+    """Passes of the base that one pass of training takes, on all folds of a sample of so many passages."""
+    split = Split.of(passages)
+    if split.fits_all:
+        return TRAINING * len(split.folds)  # on two thirds of the sample for each fold, and then on all of it
+    return TRAINING * len(split.fit) / passages
+
+
+# --- budgets ---------------------------------------------------------------------------------------
+
+
+def passes_within(budget: Budget, base: TimedBase, texts: Sequence[str], *, progress: Progress) -> float:
+    """How many passes of the base over the texts a budget allows, for which some of them may be scored."""
+    if budget.passes is not None:
+        return budget.passes
+    timed = texts[:TIMED]
+    scores = base.score(timed, None, progress=progress)
+    share = sum(map(len, timed)) / sum(map(len, texts))
+    if budget.tokens is not None:
+        return budget.tokens * share / max(1, sum(score.tokens for score in scores))
+    forward = base.spent(texts).forward_seconds or 0.0
+    return max(0.0, (budget.seconds or 0.0) - START_SECONDS) / max(forward, 1e-6)
+
+
+def cut_weighing(depth: Depth, size: Size, passes: float) -> Cut:
+    """As much of a depth as fits, of everything alike; raises InvalidParameter where that is too little."""
+    whole = Cut(min(SCREENED, size.texts[0]), depth.steps, min(depth.alone, size.candidates))
+    price = _weighing(depth, size, whole)
+    if passes >= price:
+        return whole
+    least = Cut(min(LEAST_SCREENED, size.texts[0]), LEAST_STEPS, 0)
+    least_price = _weighing(depth, size, least)
+    if passes < least_price - ROUNDING:
+        raise _too_small(passes, least_price)
+    share = passes / price
+    alone, screened = math.floor(whole.alone * share), max(least.screened, math.floor(whole.screened * share))
+    cuts = [Cut(screened, LEAST_STEPS, alone if alone >= LEAST_ALONE else 0), Cut(screened, LEAST_STEPS, 0)]
+    cut = next((cut for cut in cuts if _weighing(depth, size, cut) <= passes), least)
+    longer = [replace(cut, steps=steps) for steps in range(LEAST_STEPS, depth.steps + 1)]
+    fitting = [cut for cut in longer if _weighing(depth, size, cut) <= passes]
+    return fitting[-1] if fitting else cut
+
+
+def cut_training(planned: int, passes: float, passages: int) -> int:
+    """As many of the planned passes of training as fit; raises InvalidParameter where not one does."""
+    price = _training(passages)
+    if passes < price:
+        raise _too_small(passes, price)
+    return min(planned, math.floor(passes / price))
+
+
+def _too_small(passes: float, least: float) -> InvalidParameter:
+    return InvalidParameter(
+        f"The budget allows {passes:.1f} passes of the base over the sample, and this effort takes at least "
+        f"{least:.1f}: allow more, or choose a smaller effort.",
+        param="budget",
+    )

@@ -1,0 +1,68 @@
+"""A candidate: a soup that could be the answer of a cook, and how it is made again without held-out passages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from registry.cook.mix import Mixed, MixPlan
+from registry.spec import Search, Way, WeighingRequest
+
+
+@dataclass(frozen=True)
+class Scores:
+    """NLL in nats and token counts of passages: two arrays (passages,)."""
+
+    nll: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class TrainedSoup:
+    """A soup that training made, and its scores on the held-out passages by states that have not seen them."""
+
+    soup: Mixed
+    scores: Scores
+    is_start: bool = False
+    """True where training kept its start: then it is reported, and no answer by itself."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A soup that could be the answer: its ingredients, weights and mixing method are its `plan`.
+
+    `fold_plans` has for each fold of held-out passages the plan that was made alike without them; None where that led
+    to no soup, so that the base model stands for it. It is empty where the plan itself has seen no held-out passage.
+    """
+
+    way: Way | Literal["single"]
+    plan: MixPlan
+    fold_plans: tuple[MixPlan | None, ...] = ()
+    trained: TrainedSoup | None = None
+
+    def narrowed(self) -> Candidate | None:
+        """The same candidate as narrow as one of its ingredients; None where it is one, or cannot be narrowed."""
+        plan = self.plan.narrowed()
+        if plan is None:
+            return None
+        fold_plans = tuple(None if fold is None else fold.narrowed() or fold for fold in self.fold_plans)
+        return Candidate("recompressed", plan, fold_plans)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a strategy proposes.
+
+    `search` reports on the work, without trials; None where candidates are scored on the sample that chose them.
+    `single` is the best adapter by itself, scored beside them. `noise` are weighings of random adapters, one a fold,
+    where the request asks for that control. `base_nll`, (passages,), is the base model's NLL of the held-out passages
+    where the strategy has computed it.
+    """
+
+    candidates: tuple[Candidate, ...]
+    search: Search | None = None
+    single: Candidate | None = None
+    noise: tuple[WeighingRequest, ...] = ()
+    base_nll: np.ndarray | None = None

@@ -1,0 +1,134 @@
+"""Cook a request: from a sample, or a recipe, to a stored soup and the report on it.
+
+Called by the cook job and by trainings.
+"""
+
+from __future__ import annotations
+
+from registry.context import Caller, Registry
+from registry.cook.effort import may_tune, with_default_effort
+from registry.cook.ingredients import recipe_ingredients, select_ingredients
+from registry.cook.job import CookJob, Workers
+from registry.cook.report import Outcome, abstained, cooked_soup, evidence_of, single_adapter
+from registry.cook.sample import read_sample
+from registry.cook.scoring import judge
+from registry.cook.store import purged_while_cooking, store_soup
+from registry.cook.strategies import dearer_efforts, strategy_of
+from registry.cook.timed import TimedBase
+from registry.errors import DamagedBlob, Retired, Unavailable
+from registry.mixing.compat import SoupIngredient
+from registry.names import split_name
+from registry.progress import Progress
+from registry.select.pools import pool_base
+from registry.spec import Cooked, CookRequest, Effort, Price, Spent
+
+
+def cook(
+    registry: Registry,
+    caller: Caller,
+    request: CookRequest,
+    *,
+    namespace: str,
+    workers: Workers,
+    progress: Progress,
+    settled: Effort | None = None,
+) -> Cooked:
+    """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
+
+    `settled` is the effort that `with_default_effort` gave a request that left it open, when it was made: settings may
+    have changed since. An adapter that is purged meanwhile is left out with its reason; where the request names it,
+    Retired is raised. Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter,
+    NotFound, Retired, and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
+    """
+    target = split_name(request.name)[0] if request.name else namespace
+    effort_by_default = request.effort is None
+    if settled is not None:
+        request = request.model_copy(update={"effort": settled})
+    request = with_default_effort(registry, request, target)
+    progress(0, 4, "reading the sample")
+    job = read_request(registry, caller, request, namespace=namespace, workers=workers, progress=progress)
+    cooked = _cook_until_nothing_is_purged(job)
+    spent = job.base.spent(job.texts)
+    cooked = cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
+    if request.effort == "tune" and effort_by_default:
+        reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
+        return cooked.model_copy(update={"reason": reason})
+    return cooked
+
+
+def read_request(
+    registry: Registry, caller: Caller, request: CookRequest, *, namespace: str, workers: Workers, progress: Progress
+) -> CookJob:
+    """The job of a request: its recipe resolved, its base model found, its sample read."""
+    ingredients: tuple[SoupIngredient, ...] = ()
+    if request.recipe is not None:
+        base_id, ingredients = recipe_ingredients(registry, caller, request.recipe)
+    else:
+        base_id = pool_base(request.pool, registry.bases)
+    if base_id not in registry.bases:
+        raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
+    base = TimedBase(registry.bases[base_id])
+    sample = read_sample(registry, caller, request, base)
+    return CookJob(registry, caller, request, base, sample, ingredients, namespace, workers, progress)
+
+
+def _cook_until_nothing_is_purged(job: CookJob) -> Cooked:
+    """Cook once; retry if an adapter the selector knew was purged while cooking."""
+    purged = _count_purged(job)
+    while True:
+        try:
+            return _cook_once(job)
+        except (Retired, DamagedBlob):
+            _check_present(job)
+            purged_before, purged = purged, _count_purged(job)
+            if purged == purged_before:
+                raise
+            job.report(1, "beginning again without what was purged meanwhile")
+
+
+def _count_purged(job: CookJob) -> int:
+    with job.registry.database.read() as catalogue:
+        return catalogue.removals.count_purged()
+
+
+def _check_present(job: CookJob) -> None:
+    """Raises Retired where an ingredient of the recipe was purged."""
+    with job.registry.database.read() as catalogue:
+        purged = catalogue.removals.gone([ingredient.adapter_id for ingredient in job.ingredients])
+    for ingredient in job.ingredients:
+        if ingredient.adapter_id in purged:
+            raise purged_while_cooking(ingredient)
+
+
+def _cook_once(job: CookJob) -> Cooked:
+    """Choose ingredients, propose candidates, judge them, and store the one that is accepted."""
+    job.report(1, "choosing adapters")
+    job = select_ingredients(job)
+    outcome = _outcome(job)
+    if outcome.soup is None or outcome.abstains:
+        return abstained(job, outcome)
+    if outcome.soup.is_single:
+        return single_adapter(job, outcome.soup, outcome.evidence)
+    row, created = store_soup(job, outcome.soup, outcome.evidence)
+    return cooked_soup(job, outcome.soup, row, outcome.evidence, created=created)
+
+
+def _outcome(job: CookJob) -> Outcome:
+    strategy = strategy_of(job.request)
+    evidence = evidence_of(job)
+    if strategy.needs_ingredients and not job.ingredients:
+        return Outcome(None, evidence)
+    proposed = strategy.propose(job)
+    return proposed if isinstance(proposed, Outcome) else judge(job, proposed, evidence)
+
+
+def _prices(job: CookJob, spent: Spent, cooked: Cooked, target: str) -> tuple[Price, ...]:
+    """The efforts that would do more with the same sample, and what each would take."""
+    if not job.texts:
+        return ()
+    selection = cooked.evidence.selection
+    ranked = 0
+    if selection is not None:
+        ranked = len(selection.selected) + len(selection.left_out) + sum(selection.more_left_out.values())
+    tuning = may_tune(job.registry.database, target)
+    return dearer_efforts(job.request, spent, len(job.texts), adapters=ranked, tuning=tuning)

@@ -1,0 +1,101 @@
+"""The sample of a cook, read once and split into passages to fit on and passages that are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from registry.context import BaseModel, Caller, Registry
+from registry.errors import InvalidSample
+from registry.samples.sample import CheckedSample, check_sample
+from registry.spec import CookRequest, SampleReport
+
+HELD_OUT_EVERY = 5
+"""Every fifth passage of a sample is held out."""
+FEW = 20
+"""Of fewer passages each is held out of one of FOLDS fits, and the answer is fitted on all of them."""
+FOLDS = 3
+
+
+@dataclass(frozen=True)
+class Split:
+    """How `count` passages are held out: `folds` are the numbers of passages that are held out together.
+
+    With `fits_all` the answer is fitted on all passages, and each fold is scored by what was fitted alike without it.
+    Otherwise there is one fold, and the answer is fitted on the other passages.
+    """
+
+    count: int
+    folds: tuple[tuple[int, ...], ...]
+    fits_all: bool
+
+    @classmethod
+    def of(cls, count: int) -> Split:
+        """The split of so many passages."""
+        if count >= FEW:
+            return cls(count, (tuple(range(HELD_OUT_EVERY - 1, count, HELD_OUT_EVERY)),), False)
+        return cls(count, tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True)
+
+    @property
+    def held_out(self) -> list[int]:
+        """The numbers of all passages that are held out, fold by fold."""
+        return [number for fold in self.folds for number in fold]
+
+    @property
+    def fit(self) -> list[int]:
+        """The numbers of the passages that the answer is fitted on."""
+        return list(range(self.count)) if self.fits_all else self.without(self.folds[0])
+
+    def without(self, fold: Sequence[int]) -> list[int]:
+        """The numbers of the passages that are not in a fold."""
+        return [number for number in range(self.count) if number not in fold]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sample of a request: its texts, or the vectors that a client sent, and how its texts are split."""
+
+    checked: CheckedSample
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The passages; none where only vectors came."""
+        return self.checked.texts
+
+    @property
+    def report(self) -> SampleReport:
+        """Counts of what was received, cleaned and kept."""
+        return self.checked.report
+
+    @cached_property
+    def split(self) -> Split:
+        """Which passages are held out of what."""
+        return Split.of(len(self.texts))
+
+    def texts_of(self, numbers: Sequence[int]) -> tuple[str, ...]:
+        """The passages of these numbers."""
+        return tuple(self.texts[number] for number in numbers)
+
+    @property
+    def fit_texts(self) -> tuple[str, ...]:
+        """The passages that the answer is fitted on."""
+        return self.texts_of(self.split.fit)
+
+    @property
+    def held_out_texts(self) -> tuple[str, ...]:
+        """The passages that candidates are scored on, fold by fold."""
+        return self.texts_of(self.split.held_out)
+
+
+def read_sample(registry: Registry, caller: Caller, request: CookRequest, base: BaseModel) -> Sample | None:
+    """The sample of a request, or None; raises InvalidSample where it is to be verified on, and only vectors came."""
+    if request.sample is None:
+        return None
+    checked = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos, novel=True)
+    if request.verify and not checked.texts:
+        raise InvalidSample(
+            "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",
+            param="verify",
+        )
+    return Sample(checked)

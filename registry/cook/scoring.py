@@ -1,0 +1,210 @@
+"""Score candidates beside the base model and the best single adapter, and take the best of them.
+
+Where passages were held out, candidates are scored on these; of few passages each is scored by what was made alike
+without it. Otherwise the one candidate is scored on the sample that chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from registry.cook.acceptance import verification_of
+from registry.cook.candidate import Candidate, Proposal, Scores
+from registry.cook.job import CookJob
+from registry.cook.mix import Mixed, mix
+from registry.cook.report import Outcome
+from registry.errors import Internal
+from registry.spec import Evidence, NoiseControl, Search, SingleBeside, Trial, Verification, Weighing
+from registry.uncertainty import paired_difference
+
+
+def judge(job: CookJob, proposal: Proposal, evidence: Evidence) -> Outcome:
+    """The best candidate of a proposal, with its verification and the report on all of them as evidence."""
+    if proposal.search is None:
+        return _judge_on_sample(job, proposal.candidates[0], evidence)
+    return _judge_held_out(job, proposal, proposal.search, evidence)
+
+
+def score_texts(job: CookJob, soup: Mixed | None, texts: Sequence[str]) -> Scores:
+    """The scores of texts under a soup or, without one, the base model."""
+    scores = job.base.score(texts, None if soup is None else soup.adapter, progress=job.progress)
+    return Scores(np.array([score.nll for score in scores]), np.array([score.tokens for score in scores]))
+
+
+def _base_nll(job: CookJob, numbers: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+    """The base model's NLL of passages, (passages,), which embedding the sample may have yielded."""
+    vectors = None if job.selection is None else job.selection.vectors
+    if vectors is not None and vectors.base_nll is not None:
+        return vectors.base_nll[list(numbers)]
+    return score_texts(job, None, texts).nll
+
+
+# --- on the sample -----------------------------------------------------------------------------------
+
+
+def _judge_on_sample(job: CookJob, candidate: Candidate, evidence: Evidence) -> Outcome:
+    job.report(2, f"mixing {len(candidate.plan.ingredients)} adapters")
+    soup = mix(job.registry, job.base, candidate.plan)
+    if job.sample is None or not job.request.verify:
+        return Outcome(soup, evidence)
+    job.report(3, "verifying on the sample")
+    scores = score_texts(job, soup, job.texts)
+    base_nll = _base_nll(job, range(len(job.texts)), job.texts)
+    verification = verification_of(scores.nll, base_nll, scores.tokens, held_out=False)
+    return Outcome(soup, evidence.model_copy(update={"verification": verification}))
+
+
+# --- on held-out passages ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScoredCandidate:
+    """A candidate, its soup, and how that did on the held-out passages."""
+
+    candidate: Candidate
+    soup: Mixed
+    scores: Scores
+    verification: Verification
+
+    @property
+    def can_be_answer(self) -> bool:
+        """False where training kept its start, which is a candidate of its own."""
+        return self.candidate.trained is None or not self.candidate.trained.is_start
+
+    @property
+    def loss(self) -> float:
+        """Mean NLL per token, in nats."""
+        return self.verification.soup_nll
+
+    @property
+    def trial(self) -> Trial:
+        """The candidate as it is reported."""
+        assert self.candidate.way != "single"
+        return Trial(
+            way=self.candidate.way,
+            members=len(self.soup.ingredients),
+            width=self.soup.config.width,
+            difference=self.verification.difference,
+            standard_error=self.verification.standard_error,
+        )
+
+
+def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: Evidence) -> Outcome:
+    assert job.sample is not None
+    held_out = job.sample.split.held_out
+    base_nll = proposal.base_nll
+    if base_nll is None:
+        message = f"trying {len(proposal.candidates)} soups on {len(held_out)} passages that were held out"
+        job.report(2, message)
+        base_nll = _base_nll(job, held_out, job.sample.held_out_texts)
+    scored = [_score(job, candidate, base_nll) for candidate in proposal.candidates]
+    rivals = [candidate for candidate in scored if candidate.can_be_answer]
+    widest = _best_mixture(rivals)
+    narrow = None if widest is None else widest.candidate.narrowed()
+    if widest is not None and narrow is not None:
+        scored_narrow = _score(job, narrow, base_nll)
+        scored.append(scored_narrow)
+        rivals.remove(widest)
+        rivals.append(_narrow_unless_worse(scored_narrow, widest))
+    search = search.model_copy(update={"trials": tuple(candidate.trial for candidate in scored)})
+    if not rivals:
+        return Outcome(None, evidence.model_copy(update={"search": search}))
+    best = min(rivals, key=lambda candidate: (candidate.loss, candidate.candidate.way == "selected"))
+    verification = verification_of(best.scores.nll, base_nll, best.scores.tokens, held_out=True, ways=len(rivals))
+    search = search.model_copy(
+        update={
+            "noise": _noise_control(job, proposal, base_nll, best),
+            "single": _single_beside(job, proposal, base_nll, best),
+        }
+    )
+    return Outcome(best.soup, evidence.model_copy(update={"search": search, "verification": verification}))
+
+
+def _score(job: CookJob, candidate: Candidate, base_nll: np.ndarray) -> ScoredCandidate:
+    """Mix a candidate and score it; where it has plans of folds, each fold by the soup of its plan."""
+    assert job.sample is not None
+    if candidate.trained is not None:
+        soup, scores = candidate.trained.soup, candidate.trained.scores
+    else:
+        soup = mix(job.registry, job.base, candidate.plan)
+        if candidate.fold_plans:
+            scores = _scores_by_fold(job, candidate)
+        else:
+            scores = score_texts(job, soup, job.sample.held_out_texts)
+    verification = verification_of(scores.nll, base_nll, scores.tokens, held_out=True)
+    return ScoredCandidate(candidate, soup, scores, verification)
+
+
+def _scores_by_fold(job: CookJob, candidate: Candidate) -> Scores:
+    assert job.sample is not None
+    scores = []
+    for plan, fold in zip(candidate.fold_plans, job.sample.split.folds, strict=True):
+        soup = None if plan is None else mix(job.registry, job.base, plan)
+        scores.append(score_texts(job, soup, job.sample.texts_of(fold)))
+    return Scores(
+        np.concatenate([fold_scores.nll for fold_scores in scores]),
+        np.concatenate([fold_scores.tokens for fold_scores in scores]),
+    )
+
+
+def _best_mixture(scored: Sequence[ScoredCandidate]) -> ScoredCandidate | None:
+    """The best of the mixtures that weighing led to, which may be wide."""
+    mixtures = [candidate for candidate in scored if candidate.candidate.way in ("weighed", "em", "greedy")]
+    return min(mixtures, key=lambda candidate: (candidate.loss, candidate.candidate.way), default=None)
+
+
+def _narrow_unless_worse(narrow: ScoredCandidate, wide: ScoredCandidate) -> ScoredCandidate:
+    """The narrow form of a wide soup, unless it is worse by more than a standard error."""
+    worse = paired_difference(narrow.scores.nll, wide.scores.nll, wide.scores.tokens)
+    return narrow if worse.difference <= worse.standard_error else wide
+
+
+# --- beside the best ---------------------------------------------------------------------------------
+
+
+def _single_beside(
+    job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
+) -> SingleBeside | None:
+    """The best single adapter beside the base and the best soup; None where the soup is that adapter."""
+    if proposal.single is None:
+        return None
+    (adapter,) = proposal.single.plan.ingredients
+    if [ingredient.digest for ingredient in best.soup.ingredients] == [adapter.digest]:
+        return None
+    single = _score(job, proposal.single, base_nll)
+    ahead = paired_difference(best.scores.nll, single.scores.nll, best.scores.tokens)
+    return SingleBeside(
+        ref=adapter.ref,
+        digest=adapter.digest,
+        difference=single.verification.difference,
+        standard_error=single.verification.standard_error,
+        ahead=ahead.difference,
+        ahead_standard_error=ahead.standard_error,
+    )
+
+
+def _noise_control(
+    job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
+) -> NoiseControl | None:
+    """Random adapters of the same sizes, weighed alike, beside the base and the best soup on the same passages."""
+    weighings: list[Weighing] = []
+    for request in proposal.noise:
+        job.report(3, f"weighing {len(request.candidates)} adapters of noise")
+        weighings.append(job.workers.weigh(job.base.entry.id, request))
+    unseen = [weighing.unseen for weighing in weighings if weighing.unseen is not None]
+    if not unseen:
+        return None
+    noise_nll = np.array([nll for scores in unseen for nll in scores.nll])
+    if [count for scores in unseen for count in scores.tokens] != best.scores.tokens.tolist():
+        raise Internal("noise and the soup were scored on different tokens")
+    gained = paired_difference(noise_nll, base_nll, best.scores.tokens)
+    ahead = paired_difference(best.scores.nll, noise_nll, best.scores.tokens)
+    return NoiseControl(
+        difference=gained.difference,
+        standard_error=gained.standard_error,
+        ahead=ahead.difference,
+        ahead_standard_error=ahead.standard_error,
+    )

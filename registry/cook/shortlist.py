@@ -1,0 +1,110 @@
+"""The adapters that weighing looks at: the best-ranked that can be put side by side, and those the request names.
+
+Called by `registry.cook.weighing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from registry.catalogue.rows import AdapterRow
+from registry.cook.ingredients import MOST, ingredient_of, rows_of
+from registry.cook.job import CookJob
+from registry.mixing import concat
+from registry.mixing.auto import exclusion_reasons
+from registry.mixing.compat import SoupIngredient
+from registry.names import parse_ref
+from registry.select.select import Chosen
+from registry.selectors.ranking import Why, listed_of
+from registry.spec import ConcatMixing, LeftOut
+
+BLOCK = 256
+"""Ranked adapters that are read together, where not all are needed."""
+NOT_BESIDE = "Cannot be put side by side with the best-ranked that can be at all."
+Adapter = tuple[AdapterRow, SoupIngredient]
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Adapters to weigh; `excluded` are the best-ranked of the others, `more_excluded` counts the rest by reason."""
+
+    adapters: list[Adapter]
+    excluded: tuple[LeftOut, ...]
+    more_excluded: dict[str, int]
+
+    @property
+    def ingredients(self) -> list[SoupIngredient]:
+        """The adapters as they are mixed, each at weight 1."""
+        return [ingredient for _, ingredient in self.adapters]
+
+
+def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
+    """The best-ranked adapters that can be put side by side with the first that can be at all; and why others not.
+
+    Those that the request names come too, whatever their rank. A ranking is read block by block, until there are
+    enough.
+    """
+    blobs = job.registry.blobs
+    by_name = {row.digest: (row, ingredient_of(row, "1", blobs)) for row in _rows_by_name(job)}
+    most = MOST - len(by_name)
+    adapters: list[Adapter] = []
+    unfit: dict[str, str] = {}
+    read = 0
+    for block in _blocks(job, selection, [ingredient for _, ingredient in by_name.values()]):
+        read += len(block)
+        unfit |= {row.digest: reason for row, _, reason in block if reason}
+        adapters += [(row, ingredient) for row, ingredient, reason in block if not reason and row.digest not in by_name]
+        if len(adapters) > most:
+            break
+    better = f"{most} better-ranked ones are weighed."
+    reasons = {digest: Why(reason, NOT_BESIDE) for digest, reason in unfit.items()}
+    reasons |= {row.digest: Why(better, better) for row, _ in adapters[most:]}
+    members = [candidate.member for candidate in selection.ranking.ranked]
+    excluded = [
+        (member, reasons[member.digest])
+        for member in members[:read]
+        if member.digest in reasons and member.digest not in by_name
+    ]
+    excluded += [(member, Why(better, better)) for member in members[read:] if member.digest not in by_name]
+    return Shortlist([*adapters[:most], *by_name.values()], *listed_of(excluded))
+
+
+def _blocks(
+    job: CookJob, selection: Chosen, by_name: Sequence[SoupIngredient]
+) -> Iterator[list[tuple[AdapterRow, SoupIngredient, str]]]:
+    """The ranked adapters block by block, each with why it cannot be put beside the first that can be at all.
+
+    That is the best-ranked or, where none of the ranked can be, the first of those the request names.
+    """
+    digests = [candidate.member.digest for candidate in selection.ranking.ranked]
+    pending: list[Adapter] = []
+    best: SoupIngredient | None = None
+    for first in range(0, len(digests), BLOCK):
+        rows = rows_of(job.registry, selection, digests[first : first + BLOCK])
+        pending += [(row, ingredient_of(row, "1", job.registry.blobs)) for row in rows.values()]
+        best = best or _first_joinable([ingredient for _, ingredient in pending])
+        if best is not None:
+            yield _beside(best, pending)
+            pending = []
+    if pending:
+        yield _beside(_first_joinable(by_name), pending)
+
+
+def _first_joinable(ingredients: Sequence[SoupIngredient]) -> SoupIngredient | None:
+    return next((ingredient for ingredient in ingredients if ingredient.config.joinable), None)
+
+
+def _beside(best: SoupIngredient | None, pending: Sequence[Adapter]) -> list[tuple[AdapterRow, SoupIngredient, str]]:
+    """Adapters with why they cannot be put beside the best or, without a best, side by side at all."""
+    if best is None:
+        reasons = {ingredient.digest: " ".join(concat.check([ingredient], ConcatMixing())) for _, ingredient in pending}
+    else:
+        reasons = exclusion_reasons(best, [ingredient for _, ingredient in pending], ConcatMixing(), ranked=True)
+    return [(row, ingredient, reasons.get(ingredient.digest, "")) for row, ingredient in pending]
+
+
+def _rows_by_name(job: CookJob) -> list[AdapterRow]:
+    """The adapters of the request's `also`; raises NotFound, Retired or InvalidName."""
+    with job.registry.database.read() as catalogue:
+        return [catalogue.adapters.resolve(job.caller.namespaces, parse_ref(ref)) for ref in job.request.also]

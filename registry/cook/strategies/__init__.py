@@ -1,0 +1,47 @@
+"""Strategies of a cook, one a file: each proposes candidates for a job, and knows what that takes.
+
+`STRATEGIES` has them by name; the conformance class in the tests runs over every entry. None of them scores a candidate
+or stores one.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from registry.cook.budget import START_SECONDS
+from registry.cook.strategies import quick, selected, thorough, tune
+from registry.cook.strategies.contract import Strategy
+from registry.spec import CookRequest, Effort, Price, Spent
+
+STRATEGIES: dict[str, Strategy] = {
+    "recipe": Strategy(selected.propose),
+    "instant": Strategy(selected.propose),
+    "quick": Strategy(quick.propose, quick.passes, needs_ingredients=False),
+    "thorough": Strategy(thorough.propose, thorough.passes, needs_ingredients=False),
+    "tune": Strategy(tune.propose, tune.passes),
+}
+
+
+def strategy_of(request: CookRequest) -> Strategy:
+    """The strategy of a request: that of its effort or, where it names none, its recipe or its selector."""
+    return STRATEGIES[request.effort or ("instant" if request.recipe is None else "recipe")]
+
+
+def dearer_efforts(
+    request: CookRequest, spent: Spent, passages: int, *, adapters: int, tuning: bool
+) -> tuple[Price, ...]:
+    """The efforts that would do more with the same sample of so many passages, each with its price.
+
+    More than a recipe is only training; `tuning` says whether the namespace allows it. Empty where no pass was timed,
+    or where nothing is to be verified.
+    """
+    if spent.forward_seconds is None or not request.verify:
+        return ()
+    efforts: tuple[Effort, ...] = get_args(Effort)
+    prices = []
+    for effort in efforts[efforts.index(request.effort or "instant") + 1 :]:
+        strategy = STRATEGIES[effort]
+        if strategy.passes is not None and (tuning if effort == "tune" else request.recipe is None):
+            passes = strategy.passes(passages, adapters)
+            prices.append(Price(effort=effort, passes=passes, seconds=START_SECONDS + passes * spent.forward_seconds))
+    return tuple(prices)

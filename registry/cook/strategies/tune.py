@@ -1,0 +1,192 @@
+"""Strategy `tune`: the soup is trained on the sample, as far as held-out passages say that it helps.
+
+The start is what the selector, or a recipe, would mix; the training runs in a process of its own (`training.tuning`).
+The trained soup has learnt from the sample: its recipe says so (`Tuning`), and it is no mixture of stored adapters.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from registry.adapters.loadable import Tensors
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique
+from registry.cook.acceptance import check_verifiable
+from registry.cook.budget import cut_training, default_passes, passes_within, tuning_passes
+from registry.cook.candidate import Candidate, Proposal, Scores, TrainedSoup
+from registry.cook.job import CookJob
+from registry.cook.mix import Mixed, MixPlan, mix
+from registry.cook.report import Outcome, evidence_of
+from registry.cook.sample import Sample
+from registry.cook.statistics import with_statistics
+from registry.mixing.auto import choose_mixing
+from registry.spec import (
+    AutoMixing,
+    ConcatMixing,
+    Evidence,
+    Recipe,
+    RecompressMixing,
+    Search,
+    StoredAdapter,
+    Tuned,
+    Tuning,
+    TuningOptions,
+    TuningReport,
+    TuningRequest,
+)
+
+RATES = ((48, "0.005"), (24, "0.003"), (0, "0.001"))
+"""(least number of training passages, learning rate)."""
+
+
+def propose(job: CookJob) -> Proposal | Outcome:
+    """The start and what training made of it, or the outcome of an equal request where the caller sees that.
+
+    Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained.
+    """
+    sample = job.sample
+    assert sample is not None  # a CookRequest with effort `tune` has one
+    check_verifiable(job.base, job.ingredients, effort=job.request.effort)
+    plan = with_statistics(job, _plan_of_start(job))
+    job.report(2, f"mixing {len(plan.ingredients)} adapters")
+    start = mix(job.registry, job.base, plan)
+    tuning = _tuning(job, sample)
+    recipe = start.recipe.model_copy(update={"tuning": tuning})
+    earlier = _earlier_outcome(job, start, recipe)
+    if earlier is not None:
+        return earlier
+    job.report(2, "tuning the soup on the sample")
+    began = time.perf_counter()
+    tuned, tensors = _train(job, sample, start, tuning)
+    seconds = time.perf_counter() - began
+    job.base.add(tuned.base_seconds, sample.texts_of(tuned.held_out))
+    soup = start if tensors is None else _tuned_soup(start, recipe, tensors, save_tensors(tensors))
+    tokens = np.array(tuned.tokens)
+    start_scores, tuned_scores = Scores(np.array(tuned.nll[0]), tokens), Scores(held_out_nll(tuned), tokens)
+    return Proposal(
+        candidates=(
+            Candidate("selected", plan, trained=TrainedSoup(start, start_scores)),
+            Candidate("tuned", plan, trained=TrainedSoup(soup, tuned_scores, is_start=tensors is None)),
+        ),
+        search=_search_of(sample, tuning, tuned, seconds),
+        base_nll=np.array(tuned.base_nll),
+    )
+
+
+def passes(passages: int, _adapters: int) -> float:
+    """Passes of the base model over a sample of so many passages."""
+    return tuning_passes(passages)
+
+
+def held_out_nll(tuned: Tuned) -> np.ndarray:
+    """NLL of each held-out passage under the state that all the others would have kept: (passages,).
+
+    So no passage has a part in choosing the state that it is scored under.
+    """
+    nll = np.array(tuned.nll)  # (states, passages)
+    sums_of_the_rest = nll.sum(axis=1, keepdims=True) - nll
+    scores: np.ndarray = nll[sums_of_the_rest.argmin(axis=0), np.arange(nll.shape[1])]
+    return scores
+
+
+def _plan_of_start(job: CookJob) -> MixPlan:
+    """The mixture that training starts from: as narrow as one adapter, where the request leaves the mixing open."""
+    plan = MixPlan(job.ingredients, job.request.mixing, job.request.max_width)
+    choice = choose_mixing(plan.ingredients, plan.mixing, max_width=plan.max_width)
+    is_wide = isinstance(choice.mixing, ConcatMixing) and len(plan.ingredients) > 1
+    if isinstance(plan.mixing, AutoMixing) and is_wide:
+        return replace(plan, mixing=RecompressMixing(scale=plan.mixing.scale))
+    return plan
+
+
+def _tuning(job: CookJob, sample: Sample) -> Tuning:
+    """The training that the request asks for, with defaults filled in and cut to its budget."""
+    options = job.request.tuning or TuningOptions()
+    passages = len(sample.fit_texts)
+    passes = options.passes or default_passes(passages, options.batch)
+    if job.request.budget is not None:
+        allowed = passes_within(job.request.budget, job.base, sample.texts, progress=job.progress)
+        passes = cut_training(passes, allowed, len(sample.texts))
+    return Tuning(
+        sample=sample.report.digest,
+        passes=passes,
+        rate=options.rate or next(rate for least, rate in RATES if passages >= least),
+        batch=options.batch,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        dtype=job.base.entry.dtype,
+    )
+
+
+def _train(job: CookJob, sample: Sample, start: Mixed, tuning: Tuning) -> tuple[Tuned, Tensors | None]:
+    """What the training reports, and the tensors it kept; None where it kept the start's.
+
+    Tensors travel as blobs that nothing else names, and are deleted again.
+    """
+    blobs, split = job.registry.blobs, sample.split
+    start_blob = blobs.put_bytes(save_unique(start.tensors))
+    try:
+        options = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
+        stored = StoredAdapter(config=start.config, blob=start_blob)
+        request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, whole=split.fits_all, **options)
+        tuned = job.workers.tune(job.base.entry.id, request)
+    finally:
+        blobs.delete(start_blob)
+    if tuned.blob is None:
+        return tuned, None
+    tensors = load_tensors(blobs.read(tuned.blob))
+    blobs.delete(tuned.blob)
+    return tuned, tensors
+
+
+def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> Search:
+    """The report on the training, without trials."""
+    split = sample.split
+    return Search(
+        effort="tune",
+        trials=(),
+        decided_on=len(sample.texts) - (0 if split.fits_all else len(tuned.held_out)),
+        held_out=len(tuned.held_out),
+        tokens=tuned.trained_tokens,
+        seconds=seconds,
+        tuning=TuningReport(
+            passes=tuning.passes,
+            kept=tuned.kept,
+            rate=tuning.rate,
+            trainings=len(split.folds) + split.fits_all,
+            losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll),
+            trained_losses=tuned.trained_nll,
+        ),
+    )
+
+
+def _earlier_outcome(job: CookJob, start: Mixed, recipe: Recipe) -> Outcome | None:
+    """The outcome of an equal request, with its evidence; None where the caller sees no such live soup.
+
+    So nobody learns from a quick answer that others have trained on the very same sample.
+    """
+    registry = job.registry
+    with registry.database.read() as catalogue:
+        row = catalogue.adapters.find_by_recipe(job.caller.namespaces, recipe.digest)
+        stored = [] if row is None else catalogue.soups.evidence(row.id)
+    if row is None or not stored or not registry.blobs.is_whole(row.weights_blob):
+        return None
+    data = registry.blobs.read(row.weights_blob)
+    earlier = Evidence.model_validate({name: value for name, value in stored[-1].items() if name != "created_at"})
+    evidence = evidence_of(job).model_copy(update={"search": earlier.search, "verification": earlier.verification})
+    soup = _tuned_soup(start, recipe, load_tensors(data), data)
+    return Outcome(replace(soup, cached=True), evidence)
+
+
+def _tuned_soup(start: Mixed, recipe: Recipe, tensors: Tensors, data: bytes) -> Mixed:
+    """The trained soup, which is no longer the mixture of its ingredients."""
+    assert recipe.tuning is not None
+    digest = adapter_digest(recipe.base_fingerprint, start.config, tensors)
+    note = f"Tuned: it has learnt from sample {recipe.tuning.sample}, and is no mixture of its ingredients any more."
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    report = start.report.model_copy(update={"residual": None, "size_bytes": size, "notes": (note,)})
+    return replace(
+        start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, reason=""
+    )

@@ -1,0 +1,98 @@
+"""What every strategy of a cook promises, walked over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from registry.cook.candidate import Proposal
+from registry.cook.cook import read_request
+from registry.cook.ingredients import select_ingredients
+from registry.cook.job import CookJob
+from registry.cook.strategies import STRATEGIES, strategy_of
+from registry.spec import CookRequest
+from tests.registry.toy_registry import ToyRegistry, by_hand, sample
+
+ON_DATABASES = ("sqlite",)  # they ask a catalogue nothing that the tests of cooks do not
+
+ADAPTERS = ("code", "law", "zoo")
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("passages", [30, 12])
+class TestConformance:
+    @pytest.fixture
+    def pool(self, verbs: ToyRegistry) -> ToyRegistry:
+        for seed, domain in enumerate(ADAPTERS):
+            verbs.ready(f"acme/{domain}", seed=seed, provenance={})
+        verbs.helpful = {verbs.named(f"acme/{domain}").weights_blob: 0.3 for domain in ("law", "zoo")}
+        return verbs
+
+    @pytest.fixture
+    def job(self, pool: ToyRegistry, name: str, passages: int) -> CookJob:
+        chosen: dict[str, Any] = {"recipe": by_hand("acme/law", "acme/zoo")} if name == "recipe" else {"effort": name}
+        fields = {"sample": sample("law", count=passages), "verify": True, **chosen}
+        request = CookRequest.model_validate(fields)
+        assert strategy_of(request) is STRATEGIES[name]
+        job = read_request(
+            pool.registry,
+            pool.caller(),
+            request,
+            namespace="acme",
+            workers=pool.workers,
+            progress=pool.progress,
+        )
+        return select_ingredients(job)
+
+    @pytest.fixture
+    def proposal(self, job: CookJob, name: str) -> Proposal:
+        proposed = STRATEGIES[name].propose(job)
+        assert isinstance(proposed, Proposal)
+        return proposed
+
+    def test_it_proposes_mixtures_of_stored_adapters(self, pool: ToyRegistry, proposal: Proposal) -> None:
+        digests = {pool.named(f"acme/{domain}").digest for domain in ADAPTERS}
+        assert len({candidate.way for candidate in proposal.candidates}) == len(proposal.candidates) > 0
+        for candidate in proposal.candidates:
+            assert {ingredient.digest for ingredient in candidate.plan.ingredients} <= digests
+
+    def test_workers_that_fit_a_candidate_see_no_passage_that_it_is_scored_on(
+        self, pool: ToyRegistry, job: CookJob, proposal: Proposal
+    ) -> None:
+        assert job.sample is not None
+        folds = [set(job.sample.texts_of(fold)) for fold in job.sample.split.folds]
+        fits = [set(request.texts) for request in pool.weighings]
+        if job.sample.split.fits_all and fits:
+            assert fits[0] == set(job.texts)  # the answer, which no passage is scored by
+            fits = fits[1:]
+            assert all(len(candidate.fold_plans) == len(folds) for candidate in proposal.candidates)
+        for fold, texts in zip(folds, fits, strict=False):
+            assert not fold & texts
+        for tuning in pool.tunings:
+            assert tuning.folds == job.sample.split.folds
+
+    def test_candidates_are_judged_on_held_out_passages_where_there_is_a_search(
+        self, name: str, job: CookJob, proposal: Proposal
+    ) -> None:
+        assert job.sample is not None
+        assert (proposal.search is not None) == (name in ("quick", "thorough", "tune"))
+        if proposal.search is not None:
+            assert proposal.search.held_out == len(job.sample.split.held_out)
+            assert proposal.search.trials == ()
+
+    def test_where_the_selector_abstains_it_proposes_without_ingredients_or_needs_them(
+        self, name: str, job: CookJob
+    ) -> None:
+        strategy = STRATEGIES[name]
+        if not strategy.needs_ingredients:
+            proposed = strategy.propose(replace(job, ingredients=()))
+            assert isinstance(proposed, Proposal)
+            assert "selected" not in {candidate.way for candidate in proposed.candidates}
+
+    def test_its_price_grows_with_the_adapters_to_look_at(self, name: str, passages: int) -> None:
+        price = STRATEGIES[name].passes
+        assert (price is None) == (name in ("recipe", "instant"))
+        if price is not None:
+            assert 1 < price(passages, 8) <= price(passages, 64)
