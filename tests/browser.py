@@ -168,9 +168,10 @@ class Page:
         return found["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait until an expression is true, on whatever page there is by then."""
+        """Wait until an expression is true, on whatever page there is by then; where it throws, it is not true yet."""
         waiting = (
-            f"new Promise(done => {{ const look = () => ({condition}) ? done(1) : setTimeout(look, 20); look() }})"
+            f"new Promise(done => {{ const holds = () => {{ try {{ return {condition} }} catch {{ return false }} }};"
+            "const look = () => holds() ? done(1) : setTimeout(look, 20); look() })"
         )
         deadline = time.monotonic() + PATIENCE
         while True:

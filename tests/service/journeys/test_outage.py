@@ -81,9 +81,9 @@ def test_every_request_says_so_and_the_next_one_after_it_works(own: Postgres, wo
     assert world.client.get("/readyz").status_code == 200
 
 
-def of_the_jobs() -> bool:
-    """Whether it is the job runner that calls: it has transactions of its own, at any time."""
-    return threading.current_thread().name.startswith("soup-jobs")
+def is_background_thread() -> bool:
+    """Return True in a thread that has transactions at any time: of jobs, of usage and of servers among each other."""
+    return threading.current_thread().name.startswith(("soup-", "usage", "rates", "presence"))
 
 
 def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment: str) -> None:
@@ -92,7 +92,7 @@ def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment
 
     def going(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not gone.is_set() and not of_the_jobs():
+            if not gone.is_set() and not is_background_thread():
                 gone.set()
                 own.stop()
             return real(*args, **kwargs)
@@ -140,7 +140,7 @@ def test_gone_after_the_commit_and_before_its_answer_is_known_already(
 
     def commit_and_go(connection: Any) -> None:
         commit(connection)
-        if not of_the_jobs():
+        if not is_background_thread():
             own.stop()
             connection.execute("SELECT 1")
 
