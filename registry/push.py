@@ -208,7 +208,7 @@ def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> by
             param="files",
         )
     most = registry.limits.weights_bytes
-    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], what=WEIGHTS_FILE, max_bytes=most)
+    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], field=WEIGHTS_FILE, max_bytes=most)
 
 
 def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:

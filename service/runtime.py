@@ -332,10 +332,10 @@ def limits_of(settings: Settings) -> Limits:
 def upload_limits_of(settings: Settings) -> UploadLimits:
     """The settings that bound uploads in parts."""
     return UploadLimits(
-        open=settings.max_uploads,
-        held=settings.max_upload_bytes,
-        blob=settings.max_blob_bytes,
-        keep=timedelta(seconds=settings.keep_upload_seconds),
+        uploads=settings.max_uploads,
+        reserved_bytes=settings.max_upload_bytes,
+        blob_bytes=settings.max_blob_bytes,
+        lifetime=timedelta(seconds=settings.keep_upload_seconds),
     )
 
 

@@ -73,7 +73,7 @@ def object_blobs(url: str, folder: Path, *, seconds: float = 5.0, most: int = 2*
 
 def hidden(store: ObjectBlobs) -> ObjectBlobs:
     """The same store as another server sees it, that has fetched nothing yet."""
-    return object_blobs(store.where, store.folder.parent / f"other-{next(NUMBERS)}")
+    return object_blobs(store.location, store.folder.parent / f"other-{next(NUMBERS)}")
 
 
 Fault = Callable[["FaultHandler"], bool]

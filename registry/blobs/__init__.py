@@ -1,42 +1,44 @@
-"""Content-addressed bytes: a store is named by digests and nothing else, and what it acknowledged is durable."""
+"""Content-addressed bytes: stores of blobs by digest, which are durable once acknowledged, and unfinished uploads."""
 
 from __future__ import annotations
 
 from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import (
+    AcknowledgedUpload,
     BlobStore,
     BlobWriter,
     LostPartError,
     OpenUpload,
     ServerBlobs,
-    SetAside,
+    SetAsideBlobs,
     UploadStore,
 )
+from registry.blobs.file_uploads import FileUpload, FileUploads
 from registry.blobs.local import LocalBlobs
 from registry.blobs.objects import ObjectBlobs
-from registry.blobs.unfinished import Unfinished, UnfinishedFile
 from registry.spec import BlobPlace
 
 __all__ = [
+    "AcknowledgedUpload",
     "BlobStore",
     "BlobWriter",
+    "FileUpload",
+    "FileUploads",
     "LocalBlobs",
     "LostPartError",
     "OpenUpload",
     "ServerBlobs",
-    "SetAside",
-    "Unfinished",
-    "UnfinishedFile",
+    "SetAsideBlobs",
     "UploadStore",
     "open_blobs",
 ]
 
 
 def open_blobs(place: BlobPlace, *, make: bool = True) -> ServerBlobs:
-    """The store of a place; the folder is made if need be, not where `make` is False: then it is another process's.
+    """The store at a place; creates the folder unless `make` is False, for a folder of another process.
 
-    Raises OSError for the folder, Unavailable for a URL that the library of object stores does not take.
+    Raises OSError for the folder, Unavailable for a URL that the library of object stores does not accept.
     """
     local = LocalBlobs(place.folder, make=make)
     if place.url is None:

@@ -1,7 +1,7 @@
-"""Files of blobs that an object store holds, kept on this machine up to so many bytes, least recently used dropped.
+"""Least-recently-used cache of blob files on this machine, for blobs in an object store.
 
-Nothing here is needed: a file, or the whole folder, may be deleted at any time, and is fetched again. A file is read
-only after its bytes were hashed by this process, and once more where it has become another file.
+Any file, or the whole folder, may be deleted at any time, and is fetched again. A file is read only after this process
+has hashed it, and hashed again if it has changed.
 """
 
 from __future__ import annotations
@@ -18,44 +18,42 @@ from pathlib import Path
 from typing import BinaryIO
 
 from registry.blobs.contract import hex_of
-from registry.blobs.verified import Stamp, Verified
+from registry.blobs.verified import FileStamp, VerifiedFiles
 from registry.errors import Unavailable
 
 PARTIAL = ".part"
-"""How the name of a file ends that is being fetched."""
-OLD = 24 * 3600.0
-"""Seconds after which such a file is taken for what a crash left."""
-
-
-LOOKS = 8
-"""Looks at the folder while as many bytes are fetched as it may hold."""
+"""Suffix of a file that is being fetched."""
+ABANDONED_SECONDS = 24 * 3600.0
+"""Age at which such a file is taken for one that a crash left."""
+SCANS = 8
+"""Scans of the folder while `max_bytes` are fetched."""
 
 
 class BlobCache:
-    """Verified files of blobs in a folder of its own, made when it is needed; threads and processes share it.
+    """Verified files of blobs in a folder of at most `max_bytes`; threads and processes share it.
 
-    Each process knows what it saw and fetched. It looks at the folder at first, and again once it has fetched an eighth
-    of `most`: so much more than `most` may be there for each other process.
+    Each process tracks the files it has seen and fetched. It scans the folder at first, and again whenever it has
+    fetched an eighth of `max_bytes`, so each further process may exceed the limit by that much.
     """
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
-        self._most = most
-        self._verified = Verified()
+        self._max_bytes = max_bytes
+        self._verified = VerifiedFiles()
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        """The files that there are, as far as is known, and their bytes, by this process's last use of them."""
-        self._held = 0
-        """The sum of those bytes."""
-        self._since: int | None = None
-        """Bytes that were fetched since somebody looked, None where nobody did."""
+        """Bytes of the tracked files by name, in the order of this process's last use."""
+        self._total = 0
+        """Bytes of all tracked files."""
+        self._fetched: int | None = None
+        """Bytes fetched since the last scan, None before the first."""
         self._lock = threading.Lock()
 
-    def turn(self, digest: str) -> AbstractContextManager[bool]:
-        """The turn to fetch a blob: of several that want it at once one does."""
-        return self._verified.turn(digest)
+    def lock(self, digest: str) -> AbstractContextManager[bool]:
+        """A lock for fetching a blob, so that of several threads one does."""
+        return self._verified.lock(digest)
 
     def open(self, digest: str) -> BinaryIO | None:
-        """The file of a blob, verified; None where it is not here. One that holds other bytes is removed."""
+        """The verified file of a blob, None if it is not cached; a file with other bytes is removed."""
         name = hex_of(digest)
         try:
             file = (self.folder / name).open("rb")
@@ -63,25 +61,25 @@ class BlobCache:
             with self._lock:
                 self._drop(name)
             return None
-        stamp = Stamp.of(file)
-        if not self._verified.knows(digest, stamp):
+        stamp = FileStamp.of(file)
+        if not self._verified.has(digest, stamp):
             try:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 file.seek(0)
             except OSError:
-                found = ""
-            if found != name:
+                sha256 = ""
+            if sha256 != name:
                 file.close()
                 self.remove(digest)
                 return None
-            self._verified.note(digest, stamp)
+            self._verified.add(digest, stamp)
         with self._lock:
             self._note(name, stamp.size)
         return file
 
     @contextmanager
     def fetching(self, digest: str) -> Iterator[tuple[Path, BinaryIO]]:
-        """A new file beside the others to write a blob to; it is gone at the end, unless it was kept."""
+        """A new file in the folder to write a blob to; it is deleted at the end, unless it was kept."""
         path = self.folder / f"{hex_of(digest)}.{secrets.token_hex(8)}{PARTIAL}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,11 +95,11 @@ class BlobCache:
                 path.unlink(missing_ok=True)
 
     def keep(self, path: Path, digest: str) -> BinaryIO | None:
-        """Take a file in whose bytes were just found to be the digest's, and open it; None where that cannot be."""
+        """Move a file into the cache whose bytes are known to be the digest's, and open it; None if that fails."""
         name = hex_of(digest)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = path.open("rb")  # before it has its name: by that another process's may be opened
+            file = path.open("rb")  # before it is renamed: that name may be another process's file
         except OSError:  # the folder was deleted a moment ago
             return None
         try:
@@ -109,58 +107,58 @@ class BlobCache:
         except OSError:  # another file system
             file.close()
             return None
-        stamp = Stamp.of(file)  # after the rename, which is a change of the file to some systems
-        self._verified.note(digest, stamp)
+        stamp = FileStamp.of(file)  # after the rename, which counts as a change of the file on some systems
+        self._verified.add(digest, stamp)
         with self._lock:
             self._note(name, stamp.size)
-            if self._since is not None:
-                self._since += stamp.size
-            if self._since is None or self._held > self._most:
-                self._make_room()
+            if self._fetched is not None:
+                self._fetched += stamp.size
+            if self._fetched is None or self._total > self._max_bytes:
+                self._evict()
         return file
 
     def remove(self, digest: str) -> None:
-        """Drop a file."""
+        """Remove the file of a blob."""
         with suppress(OSError):
             (self.folder / hex_of(digest)).unlink(missing_ok=True)
         with self._lock:
             self._drop(hex_of(digest))
-        self._verified.forget(digest)
+        self._verified.remove(digest)
 
     def _note(self, name: str, size: int) -> None:
-        """A file is there and was used now."""
-        self._held += size - self._sizes.get(name, 0)
+        """Track a file that is used now."""
+        self._total += size - self._sizes.get(name, 0)
         self._sizes[name] = size
         self._sizes.move_to_end(name)
 
     def _drop(self, name: str) -> None:
-        """A file is not there any more."""
-        self._held -= self._sizes.pop(name, 0)
+        """Track a file no longer."""
+        self._total -= self._sizes.pop(name, 0)
 
-    def _make_room(self) -> None:
-        """Drop the files used least recently until the rest fits; what is open can be read on."""
-        if self._since is None or self._since > self._most // LOOKS:
-            self._look()
-        while self._held > self._most and self._sizes:
+    def _evict(self) -> None:
+        """Delete the least recently used files until the rest fits; open files remain readable."""
+        if self._fetched is None or self._fetched > self._max_bytes // SCANS:
+            self._scan()
+        while self._total > self._max_bytes and self._sizes:
             name, size = self._sizes.popitem(last=False)
-            self._held -= size
+            self._total -= size
             with suppress(OSError):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _look(self) -> None:
-        """See what is there: files that this process never used come first, by age. What a crash left is removed."""
-        found: dict[str, os.stat_result] = {}
+    def _scan(self) -> None:
+        """Track all files of the folder, those first that this process never used, by age; remove abandoned ones."""
+        stats: dict[str, os.stat_result] = {}
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    found[entry.name] = entry.stat(follow_symlinks=False)
-        whole = {name: stat for name, stat in found.items() if re.fullmatch("[0-9a-f]{64}", name)}
-        turn = {name: number for number, name in enumerate(self._sizes)}
-        order = sorted(whole, key=lambda one: (one in turn, turn.get(one, 0), whole[one].st_mtime))
-        self._sizes = OrderedDict((name, whole[name].st_size) for name in order)
-        self._held, self._since = sum(self._sizes.values()), 0
-        newest = max((stat.st_mtime for stat in found.values()), default=0.0)
-        for name, stat in found.items():
-            if name.endswith(PARTIAL) and stat.st_mtime < newest - OLD:
+                    stats[entry.name] = entry.stat(follow_symlinks=False)
+        blobs = {name: stat for name, stat in stats.items() if re.fullmatch("[0-9a-f]{64}", name)}
+        rank = {name: number for number, name in enumerate(self._sizes)}
+        order = sorted(blobs, key=lambda name: (name in rank, rank.get(name, 0), blobs[name].st_mtime))
+        self._sizes = OrderedDict((name, blobs[name].st_size) for name in order)
+        self._total, self._fetched = sum(self._sizes.values()), 0
+        newest = max((stat.st_mtime for stat in stats.values()), default=0.0)
+        for name, stat in stats.items():
+            if name.endswith(PARTIAL) and stat.st_mtime < newest - ABANDONED_SECONDS:
                 with suppress(OSError):
                     (self.folder / name).unlink(missing_ok=True)

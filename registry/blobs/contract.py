@@ -1,4 +1,4 @@
-"""The protocol of a blob store and of its writer; one conformance test class runs over every store there is."""
+"""Protocols of blob stores, their writers and unfinished uploads; one conformance test class runs over all stores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol
@@ -17,9 +18,9 @@ from registry.spec import StoreMark, UploadPart
 
 
 class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
-    """A blob being written: `write` chunks, then `commit`; leaving without a commit leaves nothing behind.
+    """A blob being written: `write` chunks, then `commit`; without a commit nothing is stored.
 
-    Outside of `with`, and after the commit, both raise Internal: what has its name never changes.
+    Outside of `with`, and after the commit, both raise Internal, since a stored blob never changes.
     """
 
     def write(self, chunk: bytes) -> None:
@@ -30,33 +31,30 @@ class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
 
 
 class BlobStore(Protocol):
-    """Bytes by digest. Every method raises InvalidName for what is not a digest, before anything is touched.
+    """Bytes by digest. Every method raises InvalidName for a malformed digest before it does anything.
 
-    Every method that needs the store raises Unavailable while that cannot be used.
-    `size`, `read` and `open` are asked for what was stored: they raise DamagedBlob where it is not there, or is not
-    what its digest says. What is stored again, by `put_bytes` or a writer, takes the place of what is damaged.
+    Every method that needs the store raises Unavailable while the store cannot be used. `size`, `read` and `open` raise
+    DamagedBlob if the blob is missing or its bytes have another digest. Storing a blob again, by `put_bytes` or a
+    writer, replaces damaged bytes.
     """
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> BlobWriter:
-        """A writer of the blob with this digest, and of `length` bytes where that is known."""
+        """A writer of the blob with this digest, of `length` bytes if that is given."""
 
     def has(self, digest: str) -> bool:
-        """Whether there is something under this digest, looked at or not."""
+        """Return True if something is stored under this digest, verified or not."""
 
     def is_whole(self, digest: str) -> bool:
-        """Whether the blob is stored, and is what its digest says."""
+        """Return True if the blob is stored and verified."""
 
     def size(self, digest: str) -> int:
         """Its size in bytes; raises DamagedBlob."""
 
-    def size_there(self, digest: str) -> int:
-        """Its size without fetching it from elsewhere; raises DamagedBlob where it is missing, or known to be damaged.
-
-        What has not been read yet may turn out to be damaged when it is.
-        """
+    def size_unverified(self, digest: str) -> int:
+        """Its size without reading the bytes; raises DamagedBlob if it is missing, or known to be damaged."""
 
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
@@ -65,71 +63,71 @@ class BlobStore(Protocol):
         """Its bytes as a seekable file, all of them verified; raises DamagedBlob."""
 
     def delete(self, digest: str) -> None:
-        """Forget it; nothing happens where it is not stored."""
+        """Delete it, if it is stored."""
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Forget each of them, as `delete` does; where it raises, some may be forgotten.
+        """Delete each of them that is stored; if it raises, some may be deleted.
 
         Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
         """
 
     def digests(self) -> Iterator[str]:
-        """Every digest stored, in no order."""
+        """Digests of all stored blobs, in no order."""
 
-    def trouble(self) -> str | None:
-        """What keeps the store from being used now, in some words; it is tried out. None where it can be."""
-
-    @property
-    def in_trouble(self) -> bool:
-        """Whether it could not be used when that was last tried."""
-
-
-class SetAside(Protocol):
-    """Blobs that a start set aside, since its database does not name them, and the mark of the store beside them."""
+    def probe(self) -> str | None:
+        """Try to use the store; returns in some words why it cannot be used, None if it can."""
 
     @property
-    def where(self) -> str:
-        """Where they are, for people."""
+    def is_failing(self) -> bool:
+        """True if the last use of the store failed."""
+
+
+class SetAsideBlobs(Protocol):
+    """Blobs that a start has set aside, since its database does not refer to them, and the mark of the store."""
+
+    @property
+    def location(self) -> str:
+        """The folder or URL of the set-aside blobs, for messages."""
 
     def put(self, digest: str, day: date) -> None:
-        """Move a stored blob here."""
+        """Set a stored blob aside."""
 
-    def take(self, digest: str) -> bool:
-        """Store a blob again that is here; whether it was."""
+    def restore(self, digest: str) -> bool:
+        """Make a set-aside blob a stored one again; returns False if it is not set aside."""
 
     def names(self) -> Iterator[str]:
-        """Everything that is here, `<day>/<64 hex>`; what is somebody else's is not."""
+        """Names of the set-aside blobs, `<day>/<64 hex>`; other files are ignored."""
 
-    def beginning(self, name: str, size: int) -> bytes:
-        """The first bytes of something that is here; raises OSError."""
+    def read_prefix(self, name: str, size: int) -> bytes:
+        """The first bytes of a set-aside blob; raises OSError."""
 
     def remove(self, name: str) -> None:
-        """Delete something that is here."""
+        """Delete a set-aside blob."""
 
     def mark(self) -> StoreMark | None:
-        """What says whose the store is; raises Unavailable where that cannot be read."""
+        """The mark that ties the store to a database, None without one; raises Unavailable if it cannot be read."""
 
     def set_mark(self, mark: StoreMark) -> None:
-        """Replace the mark, which the store then has to keep; durable when this returns."""
+        """Replace the mark, which later checks expect; durable when this returns."""
 
 
 class ServerBlobs(BlobStore, Protocol):
-    """A BlobStore that a server runs on: bytes may be looked at unverified, and come from files of this machine.
+    """A BlobStore of a server, with access to unverified bytes and to a folder of this machine.
 
-    `folder`, whose state is `state`, holds what is not whole yet: unfinished uploads, and what is being written.
+    `folder`, whose state is `state`, holds unfinished uploads and blobs that are being written.
     """
 
     @property
-    def where(self) -> str:
-        """The folder or the URL of the blobs, for people."""
+    def location(self) -> str:
+        """The folder or URL of the blobs, for messages."""
 
     @property
     def shared(self) -> bool:
-        """Whether servers of other data folders may use it."""
+        """True if servers with other data folders may use it."""
 
     @property
-    def aside(self) -> SetAside:
-        """What is set aside, and the mark."""
+    def set_aside(self) -> SetAsideBlobs:
+        """The set-aside blobs, and the mark."""
 
     @property
     def folder(self) -> Path:
@@ -137,99 +135,111 @@ class ServerBlobs(BlobStore, Protocol):
 
     @property
     def state(self) -> BlobFolder:
-        """Its state."""
+        """The state of `folder`."""
 
     def check(self) -> None:
-        """Raises Unavailable where the store is gone, or is another one."""
+        """Raise Unavailable if the store is gone, or is another one."""
 
-    def beginning(self, digest: str, size: int) -> bytes:
-        """The first bytes stored under a digest, unverified; raises OSError, FileNotFoundError for a missing blob."""
+    def read_prefix(self, digest: str, size: int) -> bytes:
+        """The first bytes of a blob, unverified; raises OSError, FileNotFoundError for a missing blob."""
 
     def stored_size(self, digest: str) -> int:
-        """How many bytes are stored under a digest; raises OSError as `beginning`."""
+        """The size of a blob, unverified; raises OSError like `read_prefix`."""
 
     def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:
-        """All bytes stored under a digest, unverified; raises OSError as `beginning`.
+        """All bytes of a blob, unverified; raises OSError like `read_prefix`.
 
-        With `fresh` they are what the disk holds, and not what memory remembers of it.
+        With `fresh` they are read from the disk, not from the page cache.
         """
 
     def scratch(self) -> AbstractContextManager[Path]:
-        """A file of `folder` that another process may write to; it is gone when this ends."""
+        """A file in `folder` that another process may write to; deleted at the end of the context."""
 
-    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
-        """Make a file of `folder` that was verified, and is open, the blob; durable when this returns."""
+    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make an open, verified file of `folder` the blob with this digest; durable when this returns."""
 
     def uploads(self) -> UploadStore:
-        """What keeps uploads that are not whole yet."""
+        """The store of unfinished uploads."""
 
     def signed_url(self, digest: str, *, seconds: float) -> str:
-        """A URL at which anybody may get the bytes for so long; raises Unavailable where the store gives none."""
+        """A URL at which anybody may get the bytes for so long; raises Unavailable if the store has none."""
+
+
+@dataclass(frozen=True)
+class AcknowledgedUpload:
+    """The part of an upload that the database has acknowledged: the bytes from 0 to before `received`.
+
+    `upload_parts` are those of it that are stored as objects, without gaps.
+    """
+
+    id: str
+    received: int = 0
+    upload_parts: Sequence[UploadPart] = ()
 
 
 class UploadStore(Protocol):
-    """The bytes of uploads that are not whole yet, by ids of ours (never a client's); threads share it.
+    """The bytes of unfinished uploads, by ids that the server assigns; threads share it.
 
-    A folder keeps them as files that grow. A bucket keeps each part as an object, which the database has to name: what
-    it names of an upload is given to `held` and `begin`, from byte 0 on without a gap.
+    In a folder an upload is a growing file. In a bucket each part is an object, and counts once the database refers to
+    it.
     """
 
     @property
     def blobs(self) -> ServerBlobs:
-        """What uploads become."""
+        """The blobs that uploads become."""
 
-    def held(self, id: str, received: int, parts: Sequence[UploadPart]) -> int:
-        """How many of the bytes that the database acknowledged are there; raises Unavailable."""
+    def durable_bytes(self, upload: AcknowledgedUpload) -> int:
+        """The number of acknowledged bytes that are stored; raises Unavailable."""
 
     def open(self, id: str) -> OpenUpload:
-        """An upload to write a part of, made if need be; entering raises Conflict where it is held by another."""
+        """An upload to write a part of, created if need be; entering raises Conflict if another writer locks it."""
 
-    def is_held(self, id: str) -> bool:
-        """Whether somebody writes a part of it now, as far as can be told here."""
+    def is_locked(self, id: str) -> bool:
+        """Return True if a part of the upload is being written, as far as this store can tell."""
 
     def remove(self, id: str) -> bool:
-        """Remove what there is of an upload; False where somebody writes to it now, or it cannot be removed."""
+        """Remove the bytes of an upload; returns False if it is locked, or cannot be removed."""
 
     def older_than(self, moment: float) -> Iterator[str]:
-        """The uploads that were last written before a moment, in seconds since 1970; raises Unavailable."""
+        """Ids of uploads last written before a moment, in seconds since 1970; raises Unavailable."""
 
 
 class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
-    """An upload while a part is written: `begin`, `write`, then `keep` or `store`; what is not kept is gone after it.
+    """An upload while a part is written: `begin`, `write`, then `keep` or `store`; else the part is dropped.
 
-    `end` is the byte that it ends before, with those of this part so far.
+    `end` is the size of the upload with the bytes written so far.
     """
 
     end: int
 
-    def begin(self, offset: int, parts: Sequence[UploadPart] = ()) -> None:
-        """Write from here on, where what is acknowledged ends."""
+    def begin(self, upload: AcknowledgedUpload) -> None:
+        """Write after the acknowledged bytes."""
 
     def write(self, chunk: bytes) -> None:
         """Append; raises Unavailable."""
 
     def keep(self) -> UploadPart | None:
-        """Make what was written durable; what the database has to name, None where that is nothing."""
+        """Make the written bytes durable; returns the part that the database has to record, None if it needs not."""
 
     def store(self, digest: str) -> None:
-        """Make all of it the blob with this digest; raises DigestMismatch, LostPartError, Unavailable."""
+        """Make the whole upload the blob with this digest; raises DigestMismatch, LostPartError, Unavailable."""
 
-    def withdraw(self, part: UploadPart) -> None:
-        """Remove what `keep` gave, where the database names another's part in its place."""
+    def withdraw(self, upload_part: UploadPart) -> None:
+        """Remove a kept part, since the database has recorded another one at the same offset."""
 
     def finish(self) -> None:
-        """Remove the upload, once what was stored of it has a row."""
+        """Remove the upload after its blob was recorded."""
 
     def discard(self) -> None:
-        """Remove the upload: what is held of it is of no use to anybody."""
+        """Remove an upload that cannot be finished."""
 
 
 class LostPartError(Exception):
-    """An acknowledged part of an upload is not there, or not what it was: from its first byte on it is sent again."""
+    """An acknowledged part of an upload is missing or damaged in the store: the client has to send it again."""
 
-    def __init__(self, part: UploadPart) -> None:
-        super().__init__(part.start)
-        self.part = part
+    def __init__(self, upload_part: UploadPart) -> None:
+        super().__init__(upload_part.start)
+        self.upload_part = upload_part
 
 
 def hex_of(digest: str) -> str:
@@ -240,30 +250,30 @@ def hex_of(digest: str) -> str:
 
 
 def missing(digest: str) -> DamagedBlob:
-    """The error for a blob that was stored and is not there."""
+    """The error for a stored blob that is missing."""
     return _damaged(digest, "is missing on this server")
 
 
 def damaged(digest: str, size: int) -> DamagedBlob:
-    """The error for a blob whose stored bytes are others than its digest's."""
+    """The error for a blob whose stored bytes have another digest."""
     return _damaged(digest, f"is damaged: the {size} bytes stored on this server are not those of its digest")
 
 
 def unreadable(digest: str, error: OSError) -> DamagedBlob:
-    """The error for a blob whose bytes the disk does not give."""
+    """The error for a blob that the disk fails to read."""
     return _damaged(digest, f"cannot be read on this server ({error.strerror})")
 
 
-def _damaged(digest: str, what: str) -> DamagedBlob:
+def _damaged(digest: str, damage: str) -> DamagedBlob:
     return DamagedBlob(
-        f"Blob {digest} {what}; push the file again, or have the operator put back a copy ('soup check' says what "
+        f"Blob {digest} {damage}; push the file again, or have the operator put back a copy ('soup check' says what "
         "needs it).",
         param="digest",
     )
 
 
-class Check:
-    """Counts and hashes what is written, and verifies it at the end."""
+class ContentCheck:
+    """Counts and hashes the chunks of a blob, and verifies length and digest at the end."""
 
     def __init__(self, digest: str, max_bytes: int, length: int | None) -> None:
         self._expected = hex_of(digest)
@@ -274,14 +284,14 @@ class Check:
         """Bytes so far."""
 
     def add(self, chunk: bytes) -> None:
-        """Take a chunk into account; raises TooLarge."""
+        """Add a chunk; raises TooLarge."""
         self.size += len(chunk)
         if self.size > self._max_bytes:
             raise TooLarge(f"A blob may have at most {self._max_bytes} bytes here.", param="digest")
         self._sha.update(chunk)
 
     def verify(self) -> None:
-        """Raises DigestMismatch unless length and digest are as announced."""
+        """Raise DigestMismatch unless length and digest are as announced."""
         if self._length is not None and self.size != self._length:
             raise DigestMismatch(f"{self._length} bytes were announced and {self.size} came.", param="digest")
         if self._sha.hexdigest() != self._expected:

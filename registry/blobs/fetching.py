@@ -1,4 +1,4 @@
-"""Objects of a bucket as verified files of the cache, whichever key they lie under. Called by a bucket's stores."""
+"""Download of a bucket's objects into the cache, verified on the way. Called by `objects` and `object_uploads`."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import damaged, hex_of, missing
 
-READS = 3
-"""Times that an object is read whose bytes are not its digest's, before it is called damaged."""
+MAX_READS = 3
+"""Reads of an object before it is called damaged."""
 
 
-def fetched(bucket: Bucket, cache: BlobCache, digest: str, key: str) -> tuple[BinaryIO, ObjectStamp]:
-    """The file of an object with this digest, from the store, and what tells the object from the next one there.
+def fetch(bucket: Bucket, cache: BlobCache, digest: str, key: str) -> tuple[BinaryIO, ObjectStamp]:
+    """Download the object with this digest; returns its file, and the stamp of the object.
 
-    Raises DamagedBlob where there is none, or where the store gives other bytes each time.
+    Raises DamagedBlob if the object is missing, or if the bytes of every read have another digest.
     """
     size = 0
-    for tries in range(READS):
-        if tries:
-            bucket.pause(tries)
-        there = bucket.head(key)
-        if there is None:
+    for attempt in range(MAX_READS):
+        if attempt:
+            bucket.pause(attempt)
+        stamp = bucket.head(key)
+        if stamp is None:
             raise missing(digest)
-        size = there.size
+        size = stamp.size
         with cache.fetching(digest) as (path, file):
-            sha = hashlib.sha256()
-            for part in _parts(bucket, digest, key, size):
-                sha.update(part)
-                file.write(part)
+            sha256 = hashlib.sha256()
+            for chunk in _read_chunks(bucket, digest, key, size):
+                sha256.update(chunk)
+                file.write(chunk)
             file.flush()
-            if sha.hexdigest() == hex_of(digest):
-                return cache.keep(path, digest) or _again(file), there
+            if sha256.hexdigest() == hex_of(digest):
+                return cache.keep(path, digest) or _reopen(file), stamp
     raise damaged(digest, size)
 
 
-def _parts(bucket: Bucket, digest: str, key: str, size: int) -> Iterator[bytes]:
+def _read_chunks(bucket: Bucket, digest: str, key: str, size: int) -> Iterator[bytes]:
     try:
-        yield from bucket.parts(key, size)
+        yield from bucket.read_chunks(key, size)
     except FileNotFoundError:
         raise missing(digest) from None
 
 
-def _again(file: BinaryIO) -> BinaryIO:
-    """The same file from its beginning: its folder was deleted while it was written."""
+def _reopen(file: BinaryIO) -> BinaryIO:
+    """A second file object for an open file, from its beginning; its folder was deleted meanwhile."""
     copy = os.fdopen(os.dup(file.fileno()), "rb")
     copy.seek(0)
     return copy

@@ -1,7 +1,7 @@
-"""The folder that blobs lie in: whether it is there, is the one it was, and can be written.
+"""The folder of the blobs, and its state: present, the same as at the start, writable.
 
-What goes wrong with it is no request's fault: it is told as Unavailable, logged once when it begins and once when it
-is over, and what the store says to whoever asks whether it works. Nothing needs to be done when it is back.
+A fault of the folder is raised as Unavailable, logged when it begins and when it is over, and reported by the store's
+`probe`. When the folder is back the store goes on by itself.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from registry.files import sync_directory
 from registry.spec import StoreMark
 
 INCOMING, ASIDE, MARK = "incoming", "set-aside", "store.json"
-PROBE = 4096
-"""Bytes that are written to see whether anything can be."""
+PROBE_BYTES = 4096
+"""Size of the file that a probe writes."""
 
 log = logging.getLogger("soup.blobs")
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What is wrong with the folder, in some words and in a sentence that says what to do."""
+class FolderFault:
+    """A fault of the folder: a summary, and a message with advice in which `{}` is the system's error."""
 
-    what: str
+    summary: str
     message: str
 
 
-GONE = Trouble(
+GONE = FolderFault(
     "is gone", "The folder of the blobs is gone: mount it or put it back; the server then goes on by itself."
 )
-ANOTHER = Trouble(
+REPLACED = FolderFault(
     "is another one",
     f"The folder of the blobs is not the one that the server was started with (its {MARK} is missing or another's): "
     "mount it or put it back, and the server goes on by itself; restart the server where it is the right one.",
 )
-FULL = Trouble(
+FULL = FolderFault(
     "is full",
     "The folder of the blobs is full ({}); nothing of this was stored. Try again when there is space.",
 )
-READ_ONLY = Trouble(
+READ_ONLY = FolderFault(
     "is read-only",
     "The folder of the blobs is read-only ({}); nothing of this was stored. Make its file system writable again.",
 )
-FORBIDDEN = Trouble(
+FORBIDDEN = FolderFault(
     "may not be used",
     "The folder of the blobs may not be used by the server ({}): give it back to the server's user.",
 )
-FAILING = Trouble("fails", "The folder of the blobs cannot be used ({}): look at its disk or its network.")
+FAILING = FolderFault("fails", "The folder of the blobs cannot be used ({}): look at its disk or its network.")
 BY_ERROR = {
     errno.ENOSPC: FULL,
     errno.EDQUOT: FULL,
@@ -70,114 +70,115 @@ BY_ERROR = {
 
 
 def read_mark(folder: Path) -> StoreMark | None:
-    """What a folder says of whose it is, None without a mark; raises OSError, or ValidationError for another's file."""
+    """The mark of a folder, None without one; raises OSError, or ValidationError for another file of that name."""
     try:
         return StoreMark.model_validate_json((folder / MARK).read_bytes())
     except FileNotFoundError:
         return None
 
 
-def sync_place(path: Path) -> None:
-    """Make the name of a blob durable: its folder, and that folder's own name."""
+def sync_blob_name(path: Path) -> None:
+    """Sync the folder of a blob and the folder above it, so that the blob's name is durable."""
     sync_directory(path.parent)
     sync_directory(path.parent.parent)
 
 
-def place_in(folder: Path, name: str) -> Path:
-    """The file of a blob by its 64 hex digits, stored or not."""
+def blob_path(folder: Path, name: str) -> Path:
+    """The path of a blob's file by its 64 hex digits; it need not exist."""
     return folder / name[:2] / name
 
 
 class BlobFolder:
-    """The state of a folder, which threads share. `store` is whose it has to be by its mark: the first one's found."""
+    """The state of the folder of the blobs; threads share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.incoming = path / INCOMING
         self.store: str | None = None
-        self.trouble: Trouble | None = None
-        """What was wrong when it was last used or looked at."""
+        """The store id that the folder's mark has to have; None until a mark was read."""
+        self.fault: FolderFault | None = None
+        """The fault of the last use, None if it succeeded."""
         self._needed = 0
-        """Bytes that there was no room for."""
+        """Bytes of the largest write that did not fit."""
         self._lock = threading.Lock()
 
-    def look(self) -> Trouble | None:
-        """What is wrong with it now; it is seen whether something can be written."""
+    def probe(self) -> FolderFault | None:
+        """Write and delete a file; returns the fault of the folder, None if it can be used."""
         try:
             self.check()
             with self.writing(0):
                 self._probe()
         except Unavailable:
-            return self.trouble
-        self._is_well(max(PROBE, self._needed))
+            return self.fault
+        self._clear_fault(max(PROBE_BYTES, self._needed))
         return None
 
     def check(self) -> None:
-        """Raises Unavailable where the folder is gone, or is another one."""
+        """Raise Unavailable if the folder is gone, or is another one."""
         try:
-            found = self._absent()
+            fault = self._find_fault()
         except OSError as error:
-            raise self._told(error, 0) from error
-        if found is not None:
-            raise self._remembered(found, found.message)
+            raise self._translate(error, 0) from error
+        if fault is not None:
+            raise self._record_fault(fault, fault.message)
 
     @contextmanager
     def writing(self, size: int) -> Iterator[None]:
-        """While open, raise Unavailable where the system refuses something, for `size` bytes in all."""
+        """Translate an OSError while writing `size` bytes to Unavailable."""
         try:
             yield
         except OSError as error:
             self.check()
-            raise self._told(error, size) from error
+            raise self._translate(error, size) from error
 
-    def wrote(self, size: int) -> None:
-        """So many bytes were stored: whatever was wrong is over, unless there was no room for more."""
-        if self.trouble is not None:
-            self._is_well(size)
+    def record_written(self, size: int) -> None:
+        """Clear the fault after `size` bytes were stored, unless the folder was too full for more than that."""
+        if self.fault is not None:
+            self._clear_fault(size)
 
-    def _absent(self) -> Trouble | None:
+    def _find_fault(self) -> FolderFault | None:
         if not self.path.is_dir():
             return GONE
         try:
             mark = read_mark(self.path)
         except ValidationError:
-            return ANOTHER
+            return REPLACED
         if self.store is None and mark is not None:
             self.store = mark.store
-        if self.store is None:  # a store of a test, or of a process that starts
+        if self.store is None:  # in tests, and while a process starts
             return None if self.incoming.is_dir() else GONE
-        return None if mark is not None and mark.store == self.store else ANOTHER
+        return None if mark is not None and mark.store == self.store else REPLACED
 
     def _probe(self) -> None:
-        """Write a file, and see that there is room for what was last refused; raises OSError."""
+        """Write a file, and check that there is room for the largest refused write; raises OSError."""
         self.incoming.mkdir(exist_ok=True)
         path = self.incoming / secrets.token_hex(16)
         try:
             with path.open("xb") as file:
-                file.write(b"\0" * PROBE)
+                file.write(b"\0" * PROBE_BYTES)
             free = os.statvfs(self.incoming)
             if free.f_bavail * free.f_frsize < self._needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             path.unlink(missing_ok=True)
 
-    def _told(self, error: OSError, size: int) -> Unavailable:
-        found = BY_ERROR.get(error.errno or 0, FAILING)
-        if found is FULL:
+    def _translate(self, error: OSError, size: int) -> Unavailable:
+        fault = BY_ERROR.get(error.errno or 0, FAILING)
+        if fault is FULL:
             with self._lock:
                 self._needed = max(self._needed, size)
-        return self._remembered(found, found.message.format(error.strerror))
+        return self._record_fault(fault, fault.message.format(error.strerror))
 
-    def _remembered(self, found: Trouble, message: str) -> Unavailable:
+    def _record_fault(self, fault: FolderFault, message: str) -> Unavailable:
         with self._lock:
-            if self.trouble is not found:
-                self.trouble = found
-                log.warning("the folder of the blobs %s %s: %s", self.path, found.what, message)
+            if self.fault is not fault:
+                self.fault = fault
+                log.warning("the folder of the blobs %s %s: %s", self.path, fault.summary, message)
         return Unavailable(message)
 
-    def _is_well(self, size: int) -> None:
+    def _clear_fault(self, size: int) -> None:
         with self._lock:
-            if self.trouble is None or (self.trouble is FULL and size < self._needed):
+            if self.fault is None or (self.fault is FULL and size < self._needed):
                 return
-            self.trouble, self._needed = None, 0
+            self.fault, self._needed = None, 0
             log.info("the folder of the blobs %s can be used again", self.path)

@@ -1,9 +1,9 @@
-"""Blobs as files of one folder, `<first two hex>/<64 hex>`.
+"""Blobs as files of a folder, `<first two hex>/<64 hex>`.
 
-A blob is written beside its place, synced, renamed, and its folder synced: a crash leaves either the whole blob or a
-temporary file, which the next start sweeps. Several processes may share the folder: whoever writes a temporary file
-holds the operating system's lock on it, and only what nobody holds is swept. What is read was hashed: once, and again
-when the file is another (`verified`).
+A blob is written to a temporary file, synced, renamed, and its folder synced: a crash leaves either the whole blob or a
+temporary file, which the next start removes. Several processes may share the folder: a writer holds the operating
+system's lock on its temporary file, and only unlocked files are removed. Blobs are verified when they are read, once
+for each state of the file (`verified`).
 """
 
 from __future__ import annotations
@@ -20,52 +20,50 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, Self
 
-from registry.blobs.aside import Aside
-from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
-from registry.blobs.folder import ASIDE, BlobFolder, place_in, sync_place
-from registry.blobs.unfinished import Unfinished
-from registry.blobs.verified import Stamp, Verified
+from registry.blobs.contract import ContentCheck, damaged, hex_of, missing, unreadable
+from registry.blobs.file_uploads import FileUploads
+from registry.blobs.folder import ASIDE, BlobFolder, blob_path, sync_blob_name
+from registry.blobs.set_aside import SetAsideFiles
+from registry.blobs.verified import FileStamp, VerifiedFiles
 from registry.errors import DamagedBlob, Internal, Unavailable
 from registry.files import open_regular, sync_directory
 from registry.names import sha256_digest
 
 log = logging.getLogger("soup.blobs")
-NOTHING = sha256_digest(b"")
-"""Of a file that becomes no blob."""
-
-
+SCRATCH = sha256_digest(b"")
+"""The digest that a writer of a scratch file is given."""
 CHUNK = 1024 * 1024
 
 
 class LocalBlobs:
-    """A ServerBlobs over a folder, made if need be; not where `make` is False: then it is another process's."""
+    """A ServerBlobs over a folder, which is created unless `make` is False, for a folder of another process."""
 
     shared = False
 
     def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
         self.state = BlobFolder(folder)
-        self.aside = Aside(self.state)
-        self._verified = Verified()
+        self.set_aside = SetAsideFiles(self.state)
+        self._verified = VerifiedFiles()
         if make:
             self._make()
 
     def _make(self) -> None:
-        """See that the folder is there, and sweep what crashes left in it."""
+        """Create the folder, and remove temporary files that crashes left in it."""
         folder, incoming = self.folder, self.state.incoming
         incoming.mkdir(parents=True, exist_ok=True)
         sync_directory(folder)
         sync_directory(folder.parent)
-        for left_over in incoming.iterdir():
-            _remove_abandoned(left_over)
+        for temporary in incoming.iterdir():
+            _remove_abandoned(temporary)
 
     @property
-    def where(self) -> str:
-        """The folder."""
+    def location(self) -> str:
+        """The path of the folder."""
         return str(self.folder)
 
     def check(self) -> None:
-        """Raises Unavailable where the folder is gone, or is another one."""
+        """Raise Unavailable if the folder is gone, or is another one."""
         self.state.check()
 
     def put_bytes(self, data: bytes) -> str:
@@ -73,7 +71,7 @@ class LocalBlobs:
         digest = sha256_digest(data)
         if self.is_whole(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
             with self.state.writing(len(data)):
-                sync_place(self.place(digest))
+                sync_blob_name(self.place(digest))
             return digest
         with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
             writer.write(data)
@@ -82,24 +80,24 @@ class LocalBlobs:
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
-        return LocalWriter(self, digest, Check(digest, max_bytes, length))
+        return LocalWriter(self, digest, ContentCheck(digest, max_bytes, length))
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A file beside the blobs that another process may write to. It is gone when this ends, however it does.
+        """A file beside the blobs that another process may write to; deleted at the end of the context.
 
-        Held until then, so that no process that starts sweeps it; after a crash the next start does.
+        It is locked until then, so that no starting process removes it; after a crash the next start does.
         """
-        with LocalWriter(self, NOTHING, Check(NOTHING, 0, None)) as writer:
+        with LocalWriter(self, SCRATCH, ContentCheck(SCRATCH, 0, None)) as writer:
             yield writer.temporary
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is stored."""
+        """Return True if the blob is stored, verified or not."""
         with self._reading(digest):
             return self.place(digest).is_file()
 
     def is_whole(self, digest: str) -> bool:
-        """Whether the blob is stored, and is what its digest says."""
+        """Return True if the blob is stored and verified."""
         try:
             self.open(digest).close()
         except DamagedBlob:
@@ -111,8 +109,8 @@ class LocalBlobs:
         with self.open(digest) as file:
             return os.fstat(file.fileno()).st_size
 
-    def size_there(self, digest: str) -> int:
-        """Its size in bytes, looked at as `size` does; raises DamagedBlob."""
+    def size_unverified(self, digest: str) -> int:
+        """Its size in bytes, verified all the same; raises DamagedBlob."""
         return self.size(digest)
 
     def read(self, digest: str) -> bytes:
@@ -129,21 +127,21 @@ class LocalBlobs:
         return file
 
     def _verify(self, digest: str, file: BufferedReader) -> None:
-        """Raise DamagedBlob unless the file holds what the digest says; it is read where that is not known."""
-        stamp = Stamp.of(file)
-        if self._verified.knows(digest, stamp):
+        """Raise DamagedBlob unless the file has the digest; it is hashed unless it was verified before."""
+        stamp = FileStamp.of(file)
+        if self._verified.has(digest, stamp):
             return
-        with self._verified.turn(digest):
-            if self._verified.knows(digest, stamp):
+        with self._verified.lock(digest):
+            if self._verified.has(digest, stamp):
                 return
             if hashlib.file_digest(file, "sha256").hexdigest() != hex_of(digest):
                 raise damaged(digest, stamp.size)
-            if Stamp.of(file) == stamp:
-                self._verified.note(digest, stamp)
+            if FileStamp.of(file) == stamp:
+                self._verified.add(digest, stamp)
         file.seek(0)
 
-    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
-        """Make a file of this folder that was verified, and is open, the blob: synced, renamed, its place synced."""
+    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make an open, verified file of this folder the blob: sync it, rename it, and sync its new folder."""
         self.state.check()
         target = self.place(digest)
         repairs = self.has(digest) and not self.is_whole(digest)
@@ -152,78 +150,78 @@ class LocalBlobs:
             os.fsync(file.fileno())
             target.parent.mkdir(exist_ok=True)
             path.replace(target)
-            file.close()  # after the rename: until then the lock says that somebody needs it
-            sync_place(target)
-        self.state.wrote(size)
+            file.close()  # after the rename, since it releases the lock
+            sync_blob_name(target)
+        self.state.record_written(size)
         if repairs:
             log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", digest)
 
     def delete(self, digest: str) -> None:
-        """Forget it, also where it was set aside."""
+        """Delete it, also if it was set aside."""
         self.state.check()
         with self.state.writing(0):
             self.place(digest).unlink(missing_ok=True)
             for copy in self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}"):
                 copy.unlink(missing_ok=True)
-        self._verified.forget(digest)
+        self._verified.remove(digest)
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Forget each of them."""
+        """Delete each of them."""
         for digest in digests:
             self.delete(digest)
 
     def digests(self) -> Iterator[str]:
-        """Every digest stored."""
+        """Digests of all stored blobs."""
         for path in self.folder.glob("??/*"):
-            if re.fullmatch("[0-9a-f]{64}", path.name):  # a file of somebody else's is no blob
+            if re.fullmatch("[0-9a-f]{64}", path.name):  # else a file that is not ours
                 yield "sha256:" + path.name
 
-    def beginning(self, digest: str, size: int) -> bytes:
-        """The first bytes of a file, unverified; raises OSError."""
+    def read_prefix(self, digest: str, size: int) -> bytes:
+        """The first bytes of a blob, unverified; raises OSError."""
         with self.place(digest).open("rb") as file:
             return file.read(size)
 
     def stored_size(self, digest: str) -> int:
-        """The bytes of a file; raises OSError."""
+        """The size of a blob, unverified; raises OSError."""
         return self.place(digest).stat().st_size
 
     def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:
-        """The bytes of a regular file, unverified; raises OSError."""
+        """All bytes of a blob, unverified; raises OSError, also for a file that is not a regular one."""
         with open_regular(self.place(digest)) as file:
             if fresh:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := file.read(CHUNK):
                 yield chunk
 
-    def uploads(self) -> Unfinished:
-        """Uploads that are not whole yet, as files."""
-        return Unfinished(self)
+    def uploads(self) -> FileUploads:
+        """The store of unfinished uploads, as growing files."""
+        return FileUploads(self)
 
-    def signed_url(self, digest: str, *, seconds: float) -> str:  # noqa: ARG002 - there is none
-        """A folder gives none; raises Unavailable."""
+    def signed_url(self, digest: str, *, seconds: float) -> str:  # noqa: ARG002
+        """Raise Unavailable: a folder has no signed URLs."""
         raise Unavailable(
             "SOUP_BLOBS_PRESIGNED_SECONDS needs blobs in a bucket (SOUP_BLOBS_URL): a folder gives no URL that is "
             "signed.",
             param="blobs_presigned_seconds",
         )
 
-    def trouble(self) -> str | None:
-        """What keeps the folder from being used now, in some words; it is tried out. None where it can be."""
-        found = self.state.look()
-        return None if found is None else found.what
+    def probe(self) -> str | None:
+        """Try to use the folder; returns in some words why it cannot be used, None if it can."""
+        fault = self.state.probe()
+        return None if fault is None else fault.summary
 
     @property
-    def in_trouble(self) -> bool:
-        """Whether it could not be used when that was last tried."""
-        return self.state.trouble is not None
+    def is_failing(self) -> bool:
+        """True if the last use of the folder failed."""
+        return self.state.fault is not None
 
     def place(self, digest: str) -> Path:
-        """The file that the blob is, stored or not."""
-        return place_in(self.folder, hex_of(digest))
+        """The path of the blob's file; it need not exist."""
+        return blob_path(self.folder, hex_of(digest))
 
     @contextmanager
     def _reading(self, digest: str) -> Iterator[None]:
-        """Raise DamagedBlob where a blob is not there or the disk does not give it, Unavailable where no blob is."""
+        """Translate an OSError to DamagedBlob for one blob, or to Unavailable if the folder cannot be used."""
         try:
             yield
         except OSError as error:
@@ -233,21 +231,21 @@ class LocalBlobs:
             raise unreadable(digest, error) from error
 
 
-class TakesIn(Protocol):
-    """What a LocalWriter writes for."""
+class BlobFolderOwner(Protocol):
+    """The store that a LocalWriter writes for."""
 
     @property
     def state(self) -> BlobFolder:
-        """The folder whose `incoming` the file is written in."""
+        """The folder in whose `incoming` the temporary file is written."""
 
-    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
-        """Make the file the blob; durable when this returns."""
+    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make the file the blob with this digest; durable when this returns."""
 
 
 class LocalWriter:
-    """A BlobWriter into a temporary file that `commit` has taken in as the blob."""
+    """A BlobWriter into a temporary file, which `commit` has the store adopt as the blob."""
 
-    def __init__(self, blobs: TakesIn, digest: str, check: Check) -> None:
+    def __init__(self, blobs: BlobFolderOwner, digest: str, check: ContentCheck) -> None:
         self._blobs = blobs
         self._digest = digest
         self._folder = blobs.state.incoming
@@ -256,16 +254,16 @@ class LocalWriter:
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        """Open the temporary file, and hold it: another process may sweep it between the two, then there is a next."""
+        """Create and lock the temporary file; repeated if a starting process removes it in between."""
         while self._file is None or not self.temporary.exists():
             if self._file is not None:
                 self._file.close()
             self.temporary = self._folder / secrets.token_hex(16)
-            self._blobs.state.check()  # nothing is written where a mount is missing
+            self._blobs.state.check()  # else it would be written below a missing mount
             with self._writing():
                 self._folder.mkdir(exist_ok=True)
                 self._file = self.temporary.open("xb")
-            with suppress(OSError):  # a file system without locks: there nothing can be swept either
+            with suppress(OSError):  # a file system without locks, where temporary files are not removed either
                 fcntl.flock(self._file, fcntl.LOCK_EX)
         return self
 
@@ -277,23 +275,23 @@ class LocalWriter:
             file.write(chunk)
 
     def commit(self) -> None:
-        """Verify, and have it taken in as the blob; raises DigestMismatch, or Unavailable."""
+        """Verify the bytes, and have the store adopt the file; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
-        self._blobs.take_in(file, self.temporary, self._digest, size=self._check.size)
+        self._blobs.adopt(file, self.temporary, self._digest, size=self._check.size)
 
     def __exit__(self, *_: object) -> None:
-        """Close, and remove what was not committed."""
+        """Close the file, and delete it unless it was committed."""
         try:
             if self._file is not None:
                 with self._writing():
                     self._file.close()  # flushes, which fails on a full disk
         finally:
-            with suppress(OSError):  # where the folder is gone, or cannot be written any more: the next start sweeps it
+            with suppress(OSError):  # the folder is gone or not writable: the next start removes the file
                 self.temporary.unlink(missing_ok=True)
 
     def _writing(self) -> AbstractContextManager[None]:
-        """While open, what the system refuses is told as Unavailable: nobody's request is to blame."""
+        """Translate an OSError while writing to Unavailable."""
         return self._blobs.state.writing(self._check.size)
 
     def _open_file(self) -> BinaryIO:
@@ -303,10 +301,10 @@ class LocalWriter:
 
 
 def _remove_abandoned(temporary: Path) -> None:
-    """Remove a temporary file, unless somebody is writing it: a process that ended holds nothing any more."""
+    """Delete a temporary file unless its writer has it locked; the lock of a dead process is released."""
     try:
         with temporary.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             temporary.unlink(missing_ok=True)
-    except OSError:  # held by its writer, moved to its place meanwhile, or a file system without locks
+    except OSError:  # locked by its writer, renamed meanwhile, or a file system without locks
         return

@@ -1,8 +1,8 @@
-"""Blobs as objects of a bucket, `<first two hex>/<64 hex>`: the keys are the names that files of a folder have.
+"""Blobs as objects of a bucket, with keys `<first two hex>/<64 hex>` like the files of a folder.
 
-What is written is hashed into a file of the server's own first, then stored as one object, which a store does whole or
-not at all; it is acknowledged once the store says that it has it. To store it again is to store the same, so nothing
-depends on conditions that only some stores know. What is read is fetched into the cache, hashed on the way.
+A blob is written to a local file and hashed, then stored as one object, which is atomic, and acknowledged once the
+store has confirmed it. Storing a blob twice is harmless, so no conditional requests are needed, which some stores lack.
+Reads go through the cache, and are verified while they are downloaded.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pydantic import ValidationError
 
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import Check, damaged, hex_of, missing
-from registry.blobs.fetching import fetched
+from registry.blobs.contract import ContentCheck, damaged, hex_of, missing
+from registry.blobs.fetching import fetch
 from registry.blobs.folder import ASIDE, MARK, BlobFolder
 from registry.blobs.local import LocalBlobs, LocalWriter
-from registry.blobs.unfinished_objects import UnfinishedObjects
-from registry.blobs.verified import MOST
+from registry.blobs.object_uploads import ObjectUploads
+from registry.blobs.verified import MAX_FILES
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import StoreMark
 
 
 class ObjectBlobs:
-    """A ServerBlobs over a bucket. `staging` is a folder of this server's for what is not whole yet."""
+    """A ServerBlobs over a bucket; `staging` is a local folder for unfinished uploads and files being written."""
 
     shared = True
 
@@ -40,30 +40,30 @@ class ObjectBlobs:
         self._bucket = bucket
         self._cache = cache
         self._staging = staging
-        self._known: dict[str, ObjectStamp] = {}
-        """Objects that this process has stored, or fetched and hashed."""
+        self._verified: dict[str, ObjectStamp] = {}
+        """Objects that this process has stored, or downloaded and verified, by digest."""
         self._damaged: dict[str, ObjectStamp] = {}
-        """Objects that this process has fetched, and whose bytes were others."""
+        """Objects that this process has downloaded with other bytes than their digest's."""
         self._lock = threading.Lock()
-        self.aside = ObjectAside(bucket)
+        self.set_aside = SetAsideObjects(bucket)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The URL of the bucket, which holds no secret."""
         return self._bucket.name
 
     @property
     def folder(self) -> Path:
-        """The folder of what is not whole yet."""
+        """The local folder."""
         return self._staging.folder
 
     @property
     def state(self) -> BlobFolder:
-        """The state of that folder."""
+        """The state of the local folder."""
         return self._staging.state
 
     def check(self) -> None:
-        """Raises Unavailable where bucket or folder are gone, or are others."""
+        """Raise Unavailable if the bucket or the folder is gone, or is another one."""
         self._staging.check()
         self._bucket.check()
 
@@ -77,40 +77,40 @@ class ObjectBlobs:
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
-        return LocalWriter(self, digest, Check(digest, max_bytes, length))
+        return LocalWriter(self, digest, ContentCheck(digest, max_bytes, length))
 
     def scratch(self) -> AbstractContextManager[Path]:
-        """A file of this server that another process may write to. It is gone when this ends, however it does."""
+        """A local file that another process may write to; deleted at the end of the context."""
         return self._staging.scratch()
 
-    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
-        """Store a file that was verified, and is open, as the object of the blob; the file goes into the cache."""
+    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Store an open, verified file as the object of the blob; the file goes into the cache."""
         key = key_of(digest)
         self.check()
         with self.state.writing(size):
             file.flush()
-        there = self._bucket.head(key)
-        if there is None or not self._knows(digest, there):
+        stamp = self._bucket.head(key)
+        if stamp is None or not self._is_verified(digest, stamp):
             self._note(digest, self._bucket.put(key, path, size))
-        kept = self._cache.keep(path, digest)
-        if kept is not None:
-            kept.close()
+        cached = self._cache.keep(path, digest)
+        if cached is not None:
+            cached.close()
         file.close()
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is stored."""
+        """Return True if the blob is stored, verified or not."""
         return self._bucket.head(key_of(digest)) is not None
 
     def is_whole(self, digest: str) -> bool:
-        """Whether the blob is stored, and is what its digest says; an object that is not known yet is read for it."""
-        there = self._bucket.head(key_of(digest))
-        if there is None:
+        """Return True if the blob is stored and verified; downloads it unless it was verified before."""
+        stamp = self._bucket.head(key_of(digest))
+        if stamp is None:
             return False
-        if self._knows(digest, there):
+        if self._is_verified(digest, stamp):
             return True
         try:
-            with self._cache.turn(digest):
-                self._fetched(digest).close()
+            with self._cache.lock(digest):
+                self._fetch(digest).close()
         except DamagedBlob:
             return False
         return True
@@ -120,16 +120,16 @@ class ObjectBlobs:
         with self.open(digest) as file:
             return os.fstat(file.fileno()).st_size
 
-    def size_there(self, digest: str) -> int:
-        """Its size as the store says it; raises DamagedBlob where it is missing, or was found to be damaged."""
-        there = self._bucket.head(key_of(digest))
-        if there is None:
+    def size_unverified(self, digest: str) -> int:
+        """Its size in bytes, without a download; raises DamagedBlob if it is missing, or was found to be damaged."""
+        stamp = self._bucket.head(key_of(digest))
+        if stamp is None:
             raise missing(digest)
         with self._lock:
-            is_damaged = self._damaged.get(digest) == there
+            is_damaged = self._damaged.get(digest) == stamp
         if is_damaged:
-            raise damaged(digest, there.size)
-        return there.size
+            raise damaged(digest, stamp.size)
+        return stamp.size
 
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
@@ -137,33 +137,33 @@ class ObjectBlobs:
             return file.read()
 
     def open(self, digest: str) -> BinaryIO:
-        """Its bytes as a seekable file, all of them verified; raises DamagedBlob. The cache needs no store."""
-        found = self._cache.open(digest)
-        if found is not None:
-            return found
-        with self._cache.turn(digest):
-            return self._cache.open(digest) or self._fetched(digest)
+        """Its bytes as a seekable file, all of them verified; raises DamagedBlob. A cached one needs no request."""
+        cached = self._cache.open(digest)
+        if cached is not None:
+            return cached
+        with self._cache.lock(digest):
+            return self._cache.open(digest) or self._fetch(digest)
 
-    def _fetched(self, digest: str) -> BinaryIO:
-        """The file of a blob, from the store; raises DamagedBlob where the store gives other bytes each time."""
+    def _fetch(self, digest: str) -> BinaryIO:
+        """Download a blob; raises DamagedBlob if it is missing, or has other bytes at every read."""
         try:
-            file, there = fetched(self._bucket, self._cache, digest, key_of(digest))
+            file, stamp = fetch(self._bucket, self._cache, digest, key_of(digest))
         except DamagedBlob:
-            self._forget(digest)  # so that what is sent again takes its place
-            there_now = self._bucket.head(key_of(digest))
-            if there_now is not None:
-                self._note_in(self._damaged, digest, there_now)
+            self._forget(digest)  # so that the blob is stored when it is sent again
+            damaged_stamp = self._bucket.head(key_of(digest))
+            if damaged_stamp is not None:
+                self._note_in(self._damaged, digest, damaged_stamp)
             raise
-        self._note(digest, there)
+        self._note(digest, stamp)
         return file
 
     def delete(self, digest: str) -> None:
-        """Forget it, also where it was set aside."""
+        """Delete it, also if it was set aside."""
         self._delete([digest])
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Forget each of them, also where they were set aside: a few requests, each of them tried once."""
-        with self._bucket.briefly():
+        """Delete each of them, also if set aside, with a few requests that are tried once."""
+        with self._bucket.single_attempt():
             self._delete(digests)
 
     def _delete(self, digests: Sequence[str]) -> None:
@@ -171,92 +171,92 @@ class ObjectBlobs:
         if not keys:
             return
         self.check()
-        aside = [f"{ASIDE}/{name}" for name in self.aside.names() if name[-64:] in names]
-        self._bucket.delete(*keys, *aside)
+        set_aside = [f"{ASIDE}/{name}" for name in self.set_aside.names() if name[-64:] in names]
+        self._bucket.delete(*keys, *set_aside)
         for digest in digests:
             self._cache.remove(digest)
             self._forget(digest)
 
     def digests(self) -> Iterator[str]:
-        """Every digest stored."""
-        for key in self._bucket.keys_under():
-            if re.fullmatch("[0-9a-f]{2}/[0-9a-f]{64}", key):  # an object of somebody else's is no blob
+        """Digests of all stored blobs."""
+        for key in self._bucket.list_keys():
+            if re.fullmatch("[0-9a-f]{2}/[0-9a-f]{64}", key):  # else an object that is not ours
                 yield "sha256:" + key[3:]
 
-    def beginning(self, digest: str, size: int) -> bytes:
-        """The first bytes of an object, unverified; raises FileNotFoundError."""
-        return self._bucket.part(key_of(digest), 0, min(size, self.stored_size(digest)))
+    def read_prefix(self, digest: str, size: int) -> bytes:
+        """The first bytes of a blob, unverified; raises FileNotFoundError."""
+        return self._bucket.read_range(key_of(digest), 0, min(size, self.stored_size(digest)))
 
     def stored_size(self, digest: str) -> int:
-        """The bytes of an object; raises FileNotFoundError."""
-        there = self._bucket.head(key_of(digest))
-        if there is None:
+        """The size of a blob, unverified; raises FileNotFoundError."""
+        stamp = self._bucket.head(key_of(digest))
+        if stamp is None:
             raise FileNotFoundError(digest)
-        return there.size
+        return stamp.size
 
-    def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:  # noqa: ARG002 - never from the cache
-        """The bytes that the store holds, unverified; raises FileNotFoundError."""
-        yield from self._bucket.parts(key_of(digest), self.stored_size(digest))
+    def chunks(self, digest: str, *, fresh: bool = False) -> Iterator[bytes]:  # noqa: ARG002 - always from the store
+        """All bytes of a blob, unverified, from the store and not from the cache; raises FileNotFoundError."""
+        yield from self._bucket.read_chunks(key_of(digest), self.stored_size(digest))
 
-    def trouble(self) -> str | None:
-        """What keeps the bucket, or this server's folder, from being used now; both are tried out."""
-        local = self._staging.trouble()
-        if local is not None:
-            return f"the folder of uploads {local}"
-        found = self._bucket.look()
-        return None if found is None else found.what
+    def probe(self) -> str | None:
+        """Try to use the folder and the bucket; returns in some words why one cannot be used, None if both can."""
+        local_fault = self._staging.probe()
+        if local_fault is not None:
+            return f"the folder of uploads {local_fault}"
+        fault = self._bucket.probe()
+        return None if fault is None else fault.summary
 
     @property
-    def in_trouble(self) -> bool:
-        """Whether one of them could not be used when that was last tried."""
-        return self._bucket.trouble is not None or self._staging.in_trouble
+    def is_failing(self) -> bool:
+        """True if the last use of the bucket or of the folder failed."""
+        return self._bucket.fault is not None or self._staging.is_failing
 
     def signed_url(self, digest: str, *, seconds: float) -> str:
-        """A URL at which anybody may get the object for so long. The store is not asked."""
-        return self._bucket.signed(key_of(digest), seconds)
+        """A URL at which anybody may get the object for so long; signing it sends no request to the store."""
+        return self._bucket.sign_url(key_of(digest), seconds)
 
-    def uploads(self) -> UnfinishedObjects:
-        """Uploads that are not whole yet, as objects of parts."""
-        return UnfinishedObjects(self, self._bucket, self._cache)
+    def uploads(self) -> ObjectUploads:
+        """The store of unfinished uploads, as an object for each part."""
+        return ObjectUploads(self, self._bucket, self._cache)
 
-    def _knows(self, digest: str, there: ObjectStamp) -> bool:
+    def _is_verified(self, digest: str, stamp: ObjectStamp) -> bool:
         with self._lock:
-            return self._known.get(digest) == there
+            return self._verified.get(digest) == stamp
 
     def _forget(self, digest: str) -> None:
         with self._lock:
-            self._known.pop(digest, None)
+            self._verified.pop(digest, None)
 
-    def _note(self, digest: str, there: ObjectStamp) -> None:
-        self._note_in(self._known, digest, there)
+    def _note(self, digest: str, stamp: ObjectStamp) -> None:
+        self._note_in(self._verified, digest, stamp)
         with self._lock:
             self._damaged.pop(digest, None)
 
-    def _note_in(self, noted: dict[str, ObjectStamp], digest: str, there: ObjectStamp) -> None:
+    def _note_in(self, stamps: dict[str, ObjectStamp], digest: str, stamp: ObjectStamp) -> None:
         with self._lock:
-            noted[digest] = there
-            if len(noted) > MOST:
-                noted.pop(next(iter(noted)))
+            stamps[digest] = stamp
+            if len(stamps) > MAX_FILES:
+                stamps.pop(next(iter(stamps)))
 
 
-class ObjectAside:
-    """A SetAside of a bucket: what is set aside there under `set-aside/<day>/<64 hex>`, and its mark."""
+class SetAsideObjects:
+    """A SetAsideBlobs of a bucket, under the keys `set-aside/<day>/<64 hex>`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
     @property
-    def where(self) -> str:
-        """The URL of what is set aside."""
+    def location(self) -> str:
+        """The URL of the set-aside blobs."""
         return f"{self._bucket.name}/{ASIDE}"
 
     def put(self, digest: str, day: date) -> None:
-        """Move a stored blob here."""
+        """Set a stored blob aside."""
         self._bucket.copy(key_of(digest), f"{ASIDE}/{day.isoformat()}/{hex_of(digest)}")
         self._bucket.delete(key_of(digest))
 
-    def take(self, digest: str) -> bool:
-        """Store a blob again that is here; whether it was."""
+    def restore(self, digest: str) -> bool:
+        """Make a set-aside blob a stored one again; returns False if it is not set aside."""
         for name in self.names():
             if name.endswith(hex_of(digest)):
                 self._bucket.copy(f"{ASIDE}/{name}", key_of(digest))
@@ -265,26 +265,26 @@ class ObjectAside:
         return False
 
     def names(self) -> Iterator[str]:
-        """Everything that is here, `<day>/<64 hex>`; an object of somebody else's is not."""
-        for key in self._bucket.keys_under(ASIDE):
+        """Names of the set-aside blobs, `<day>/<64 hex>`; other objects are ignored."""
+        for key in self._bucket.list_keys(ASIDE):
             name = key.removeprefix(f"{ASIDE}/")
             if re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9a-f]{64}", name):
                 yield name
 
-    def beginning(self, name: str, size: int) -> bytes:
-        """The first bytes of something that is here; raises FileNotFoundError."""
+    def read_prefix(self, name: str, size: int) -> bytes:
+        """The first bytes of a set-aside blob; raises FileNotFoundError."""
         key = f"{ASIDE}/{name}"
-        there = self._bucket.head(key)
-        if there is None:
+        stamp = self._bucket.head(key)
+        if stamp is None:
             raise FileNotFoundError(key)
-        return self._bucket.part(key, 0, min(size, there.size))
+        return self._bucket.read_range(key, 0, min(size, stamp.size))
 
     def remove(self, name: str) -> None:
-        """Delete something that is here."""
+        """Delete a set-aside blob."""
         self._bucket.delete(f"{ASIDE}/{name}")
 
     def mark(self) -> StoreMark | None:
-        """What the bucket says; raises Unavailable where that cannot be read."""
+        """The bucket's mark, None without one; raises Unavailable if it cannot be read."""
         try:
             return self._bucket.mark()
         except ValidationError as error:
@@ -295,7 +295,7 @@ class ObjectAside:
             ) from error
 
     def set_mark(self, mark: StoreMark) -> None:
-        """Replace the mark, which the bucket then has to keep; durable when this returns."""
+        """Replace the mark, which later checks expect; durable when this returns."""
         data = mark.model_dump_json().encode() + b"\n"
         self._bucket.put(MARK, data, len(data))
         self._bucket.store = mark.store

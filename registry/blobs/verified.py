@@ -1,6 +1,6 @@
-"""Which files of blobs were read and found to hold what their digest says.
+"""Memory of blob files whose hash was verified.
 
-Kept by a store, so that it hashes each file once, and again only when that is another file by its inode, size or times.
+A store hashes each file once, and again only if its inode, size or times have changed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager
 from typing import BinaryIO, NamedTuple, Self
 
-MOST = 2**16
-"""Files that are remembered, least recently asked for dropped: some 20 MiB."""
-TURNS = 64
+MAX_FILES = 2**16
+"""Files that are remembered, the least recently used dropped: some 20 MiB."""
+LOCKS = 64
 
 
-class Stamp(NamedTuple):
-    """What tells a file from the same one after a change."""
+class FileStamp(NamedTuple):
+    """Inode, size and times of a file, which tell it from another file and from itself after a change."""
 
     device: int
     inode: int
@@ -28,40 +28,40 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, file: BinaryIO) -> Self:
         """The stamp of an open file."""
-        found = os.fstat(file.fileno())
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        stat = os.fstat(file.fileno())
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-class Verified:
+class VerifiedFiles:
     """Stamps of verified files by digest; threads share it."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._stamps: OrderedDict[str, Stamp] = OrderedDict()
+    def __init__(self, max_files: int = MAX_FILES) -> None:
+        self._max_files = max_files
+        self._stamps: OrderedDict[str, FileStamp] = OrderedDict()
         self._lock = threading.Lock()
-        self._turns = tuple(threading.Lock() for _ in range(TURNS))
+        self._locks = tuple(threading.Lock() for _ in range(LOCKS))
 
-    def turn(self, digest: str) -> AbstractContextManager[bool]:
-        """The turn to hash a blob: of several that want it at once one does."""
-        return self._turns[int(digest[-2:], 16) % TURNS]
+    def lock(self, digest: str) -> AbstractContextManager[bool]:
+        """A lock for hashing a blob, so that of several threads one does; other blobs may share it."""
+        return self._locks[int(digest[-2:], 16) % LOCKS]
 
-    def knows(self, digest: str, stamp: Stamp) -> bool:
-        """Whether the file with this stamp was verified."""
+    def has(self, digest: str, stamp: FileStamp) -> bool:
+        """Return True if the file with this stamp was verified for the digest."""
         with self._lock:
-            known = self._stamps.get(digest) == stamp
-            if known:
+            is_verified = self._stamps.get(digest) == stamp
+            if is_verified:
                 self._stamps.move_to_end(digest)
-            return known
+            return is_verified
 
-    def note(self, digest: str, stamp: Stamp) -> None:
-        """The file with this stamp holds what the digest says."""
+    def add(self, digest: str, stamp: FileStamp) -> None:
+        """Record that the file with this stamp has the digest."""
         with self._lock:
             self._stamps[digest] = stamp
             self._stamps.move_to_end(digest)
-            if len(self._stamps) > self._most:
+            if len(self._stamps) > self._max_files:
                 self._stamps.popitem(last=False)
 
-    def forget(self, digest: str) -> None:
-        """The blob is stored no more."""
+    def remove(self, digest: str) -> None:
+        """Forget the file of a digest."""
         with self._lock:
             self._stamps.pop(digest, None)

@@ -126,7 +126,7 @@ def check_sample(
         )
         return _checked_vectors(vectors, good=limits.sample.good)
     if source.blob is not None:
-        data = read_blob(registry, caller, source.blob, what="sample", max_bytes=limits.sample_bytes)
+        data = read_blob(registry, caller, source.blob, field="sample", max_bytes=limits.sample_bytes)
         texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
@@ -155,7 +155,9 @@ def _read_vectors(
             param="sample",
         )
     most = registry.limits.embeddings_bytes
-    array = read_embeddings(read_file(registry, caller, source.file, what="embeddings", max_bytes=most), max_bytes=most)
+    array = read_embeddings(
+        read_file(registry, caller, source.file, field="embeddings", max_bytes=most), max_bytes=most
+    )
     _check_array(array, source.unit, encoder, registry.limits.sample, novel=novel)
     return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
 

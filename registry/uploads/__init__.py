@@ -1,4 +1,4 @@
-"""Files that clients send: inline in a request, as uploaded blobs, or in parts within an upload session.
+"""Files that clients send: inline in a request, as uploaded blobs, or in parts of an upload session.
 
-Nothing here knows what a file is for: adapters, samples and training data are read by the verbs above.
+Must not know what a file is for: adapters, samples and training data are read by the verbs above.
 """

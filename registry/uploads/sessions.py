@@ -1,8 +1,8 @@
-"""Uploads in parts: opened, added to, asked for their offset, finished as a blob, deleted, and swept when they expire.
+"""Uploads in parts: opened, appended to, finished as a blob, deleted, and removed when they expire.
 
-Called by the routes of `/v1/blobs/uploads`, and by the runner for the sweep. An upload is its key's alone. What is
-acknowledged is durable and in the database: the offset is what both of them hold, and bytes beyond it were never
-acknowledged. Parts come one after the other: of two that are for the same place one is taken.
+Called by the routes of `/v1/blobs/uploads`, and by the runner for the sweep. An upload belongs to one key. An
+acknowledged part is durable and recorded in the database; the offset is the number of bytes that both have, and bytes
+after it were never acknowledged. Parts are sent in order: of two for the same offset one is accepted.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import builtins
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from registry.blobs import LostPartError, OpenUpload, UploadStore
+from registry.blobs import AcknowledgedUpload, LostPartError, OpenUpload, UploadStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import UploadRow
 from registry.context import Caller, Registry
@@ -24,18 +24,18 @@ from registry.spec import UploadPart
 from registry.uploads.files import is_damaged, record_blob, room_for_blob, too_large
 
 log = logging.getLogger("soup.blobs")
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """Parts of an upload that are objects: each is a row, and an object to be read at the end."""
 
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Uploads of one key at once and bytes of them all, bytes of a blob, how long one is kept after its last part."""
+    """The open uploads of a key, their bytes together, the bytes of a blob, and how long an idle upload is kept."""
 
-    open: int = 32
-    held: int = 8 * 2**30
-    blob: int = 2 * 2**30
-    keep: timedelta = timedelta(days=1)
+    uploads: int = 32
+    reserved_bytes: int = 8 * 2**30
+    blob_bytes: int = 2 * 2**30
+    lifetime: timedelta = timedelta(days=1)
 
 
 class UploadSessions:
@@ -48,45 +48,46 @@ class UploadSessions:
         self.limits = limits
 
     def open(self, caller: Caller, *, digest: str | None = None, size: int | None = None) -> UploadRow:
-        """Open an upload, of what is to have this digest and size if that is known.
+        """Open an upload, for a blob of this digest and size if they are given.
 
-        Raises TooLarge, QuotaExceeded where it would have no room at its end, or Busy.
+        Raises TooLarge, QuotaExceeded if a blob of this size would exceed a quota, or Busy.
         """
         self._check_size(size or 0)
         self.check_room(caller, digest, size or 0)
         self._files.blobs.check()
         with self._database.write() as catalogue:
-            if len(catalogue.uploads.list(caller.key_id)) >= self.limits.open:
+            if len(catalogue.uploads.list(caller.key_id)) >= self.limits.uploads:
                 raise Busy(
-                    f"This key has {self.limits.open} uploads open, the most at once (SOUP_MAX_UPLOADS): finish or "
+                    f"This key has {self.limits.uploads} uploads open, the most at once (SOUP_MAX_UPLOADS): finish or "
                     "delete one of them, which GET /v1/blobs/uploads lists, or wait until they expire.",
                     retry_after=5,
                 )
-            return catalogue.uploads.add(caller.key_id, digest=digest, size=size, expires_at=self._end())
+            return catalogue.uploads.add(caller.key_id, digest=digest, size=size, expires_at=self._expires_at())
 
     def get(self, caller: Caller, id: str) -> UploadRow:
-        """An upload of the caller's key, with what is really held of it; raises NotFound."""
+        """An upload of the caller's key, with the number of bytes that are durable; raises NotFound."""
         with self._database.read() as catalogue:
-            return self._held(catalogue, catalogue.uploads.get(caller.key_id, id))
+            return self._check_received(catalogue, catalogue.uploads.get(caller.key_id, id))
 
     def list(self, caller: Caller, *, digest: str | None = None) -> builtins.list[UploadRow]:
-        """The uploads of the caller's key, newest first; all, or those that are to have this digest."""
+        """The uploads of the caller's key, of a blob digest if one is given, newest first."""
         with self._database.read() as catalogue:
-            return [self._held(catalogue, row) for row in catalogue.uploads.list(caller.key_id, digest=digest)]
+            rows = catalogue.uploads.list(caller.key_id, digest=digest)
+            return [self._check_received(catalogue, row) for row in rows]
 
     def delete(self, caller: Caller, id: str) -> None:
-        """Delete an upload and what is held of it; a part that is on its way is refused at its end."""
+        """Delete an upload and its bytes; a part that is being sent is refused at its end."""
         with self._database.write() as catalogue:
             row = catalogue.uploads.get(caller.key_id, id)
             catalogue.uploads.remove(row.id)
         self._files.remove(row.id)
 
     @contextmanager
-    def part(self, caller: Caller, id: str, *, start: int | None, stop: int | None) -> Iterator[Part]:
-        """A part from `start` to before `stop` (None: as far as may be), to be written; without `start` there is none.
+    def open_part(self, caller: Caller, id: str, *, start: int | None, stop: int | None) -> Iterator[PartWriter]:
+        """A writer of the part from `start` to before `stop` (None: of any length); no part if `start` is None.
 
-        Raises NotFound, TooLarge, InvalidParameter, Busy beyond what a key may hold, and WrongOffset where the part
-        does not begin at the offset or another is being written.
+        Raises NotFound, TooLarge, InvalidParameter, Busy for more bytes than a key may have, and WrongOffset if the
+        part does not begin at the offset, or another one is being written.
         """
         row = self.get(caller, id)
         self._check_size(stop or 0)
@@ -105,77 +106,78 @@ class UploadSessions:
                 ) from None
             try:
                 row = self._begin(caller, row, file, start)
-            except NotFound:  # it was deleted before it was held, and left to whoever holds it
+            except NotFound:  # deleted before the file was locked: a locked file is left to its writer
                 file.discard()
                 raise
-            part = self._reserved(row, file, stop if start is not None else row.received)
+            writer = self._reserve(row, file, stop if start is not None else row.received)
             try:
-                yield part
+                yield writer
             except BaseException:
-                self._release(row, part.reserved)
+                self._release(row, writer.reserved)
                 raise
 
     def sweep(self) -> int:
-        """Remove uploads that have expired, and files of none that are as old; returns how many files."""
+        """Remove expired uploads, and equally old files without a row; returns the number of removed files."""
         moment = datetime.now(UTC)
         with self._database.read() as catalogue:
             expired = catalogue.uploads.expired(moment)
-        ended, count = [id for id in expired if not self._files.is_held(id)], 0
-        if ended:
+        removable, count = [id for id in expired if not self._files.is_locked(id)], 0
+        if removable:
             with self._database.write() as catalogue:
-                ended = catalogue.uploads.remove_expired(ended, moment)
-            count = sum(self._files.remove(id) for id in ended)
-        old = list(self._files.older_than(time.time() - self.limits.keep.total_seconds()))
+                removable = catalogue.uploads.remove_expired(removable, moment)
+            count = sum(self._files.remove(id) for id in removable)
+        old = list(self._files.older_than(time.time() - self.limits.lifetime.total_seconds()))
         if old:
             with self._database.read() as catalogue:
-                known = catalogue.uploads.all_ids()
-            count += sum(self._files.remove(id) for id in old if id not in known)
+                ids = catalogue.uploads.all_ids()
+            count += sum(self._files.remove(id) for id in old if id not in ids)
         if count:
             log.info("%d unfinished uploads have expired and are removed", count)
         return count
 
-    def receive(self, row: UploadRow, received: int, part: UploadPart | None = None) -> UploadRow:
-        """Record what is durable of an upload, and the part that it has to name.
+    def receive(self, row: UploadRow, received: int, upload_part: UploadPart | None = None) -> UploadRow:
+        """Record that `received` bytes are durable, and the part that is stored as an object, if any.
 
-        Raises NotFound where it was deleted or has expired meanwhile, WrongOffset where another's part was taken.
+        Raises NotFound if the upload was deleted or has expired, WrongOffset if another part was recorded first.
         """
         with self._database.write() as catalogue:
-            if not catalogue.uploads.receive(row.id, received, expires_at=self._end()):
+            if not catalogue.uploads.receive(row.id, received, expires_at=self._expires_at()):
                 raise NotFound("This upload was deleted while the part came.", param="id")
-            if part is not None:
-                parts = catalogue.uploads.list_parts(row.id)
-                held = parts[-1].stop if parts else 0
-                if held != part.start:
+            if upload_part is not None:
+                offset = _end_of(catalogue.uploads.list_parts(row.id))
+                if offset != upload_part.start:
                     raise WrongOffset(
-                        f"Another request has written to this upload, of which {held} bytes are held: go on there.",
-                        offset=held,
+                        f"Another request has written to this upload, of which {offset} bytes are held: go on there.",
+                        offset=offset,
                     )
-                catalogue.uploads.add_part(row.id, part)
+                catalogue.uploads.add_part(row.id, upload_part)
             return catalogue.uploads.get(row.key_id, row.id)
 
-    def is_taken(self, row: UploadRow, part: UploadPart) -> bool:
-        """Whether other bytes were taken for the place of a part."""
+    def is_replaced(self, row: UploadRow, upload_part: UploadPart) -> bool:
+        """Return True if other bytes were recorded at the offset of a part."""
         with self._database.read() as catalogue:
-            named = catalogue.uploads.list_parts(row.id)
-        return any(one.start == part.start and one.digest != part.digest for one in named)
+            recorded = catalogue.uploads.list_parts(row.id)
+        return any(
+            candidate.start == upload_part.start and candidate.digest != upload_part.digest for candidate in recorded
+        )
 
-    def cut(self, row: UploadRow, lost: UploadPart) -> WrongOffset:
-        """Forget a part that the store has lost, and what came after it; the refusal that says where to go on.
+    def truncate(self, row: UploadRow, lost: UploadPart) -> WrongOffset:
+        """Forget a part that the store has lost, and all after it; returns the error that asks the client to resend.
 
-        Nothing is forgotten where another request was told of that first, and what came since is there. Raises
-        NotFound where the upload has ended meanwhile, whose parts are gone for that.
+        Does nothing if another request has reported the loss first, so that later parts stay. Raises NotFound if the
+        upload has ended meanwhile, which removes its parts.
         """
         with self._database.write() as catalogue:
             catalogue.uploads.get(row.key_id, row.id)
-            parts = catalogue.uploads.list_parts(row.id)
-            if lost in parts:
+            recorded = catalogue.uploads.list_parts(row.id)
+            if lost in recorded:
                 catalogue.uploads.truncate(row.id, lost.start)
-        if lost not in parts:
-            held = parts[-1].stop if parts else 0
+        if lost not in recorded:
+            offset = _end_of(recorded)
             return WrongOffset(
-                f"What the store had lost of this upload was asked for again by another request, and {held} bytes are "
-                "held now: go on there.",
-                offset=held,
+                f"What the store had lost of this upload was asked for again by another request, and {offset} bytes "
+                "are held now: go on there.",
+                offset=offset,
             )
         log.error("the store of the blobs has lost a part of an unfinished upload, which is asked for again")
         return WrongOffset(
@@ -184,19 +186,19 @@ class UploadSessions:
         )
 
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
-        """Raises QuotaExceeded where a blob of this size is more than the caller may add."""
-        left = room_for_blob(self._registry, caller, digest)
-        if left is not None and size > left[0]:
-            raise left[1]
+        """Raise QuotaExceeded if the caller may not store a blob of this size."""
+        room = room_for_blob(self._registry, caller, digest)
+        if room is not None and size > room[0]:
+            raise room[1]
 
     def _begin(self, caller: Caller, row: UploadRow, file: OpenUpload, start: int | None) -> UploadRow:
-        """See that a part begins where the upload ends, now that it is open: nobody adds to a file meanwhile."""
+        """Check that a part begins at the offset, now that the file is locked."""
         with self._database.read() as catalogue:
-            row = self._held(catalogue, catalogue.uploads.get(caller.key_id, row.id))
-            parts = catalogue.uploads.list_parts(row.id)
-        if start is not None and len(parts) >= MOST_PARTS:
+            row = self._check_received(catalogue, catalogue.uploads.get(caller.key_id, row.id))
+            recorded = catalogue.uploads.list_parts(row.id)
+        if start is not None and len(recorded) >= MAX_PARTS:
             raise InvalidParameter(
-                f"This upload has {len(parts)} parts, the most there may be: open another, and send larger ones.",
+                f"This upload has {len(recorded)} parts, the most there may be: open another, and send larger ones.",
                 param="content-range",
             )
         if start is not None and start != row.received:
@@ -205,43 +207,45 @@ class UploadSessions:
                 offset=row.received,
                 param="content-range",
             )
-        file.begin(row.received, parts)
+        file.begin(AcknowledgedUpload(row.id, row.received, recorded))
         return row
 
-    def _reserved(self, row: UploadRow, file: OpenUpload, stop: int | None) -> Part:
-        """The part, once there is room for it among what its key may hold; raises Busy."""
+    def _reserve(self, row: UploadRow, file: OpenUpload, stop: int | None) -> PartWriter:
+        """Reserve the bytes of a part among those that its key may have; raises Busy."""
         stop = row.size if stop is None else stop
-        up_to = self.limits.blob if stop is None else stop
+        up_to = self.limits.blob_bytes if stop is None else stop
         with self._database.write() as catalogue:
-            beside = catalogue.uploads.reserved_beside(row.key_id, row.id)
-            if beside and up_to > row.received and beside + up_to > self.limits.held:
+            reserved = catalogue.uploads.reserved_beside(row.key_id, row.id)
+            if reserved and up_to > row.received and reserved + up_to > self.limits.reserved_bytes:
                 raise Busy(
-                    f"The unfinished uploads of this key would hold {beside + up_to} bytes, of {self.limits.held} at "
-                    "most (SOUP_MAX_UPLOAD_BYTES): finish or delete one of them, which GET /v1/blobs/uploads lists.",
+                    f"The unfinished uploads of this key would hold {reserved + up_to} bytes, of "
+                    f"{self.limits.reserved_bytes} at most (SOUP_MAX_UPLOAD_BYTES): finish or delete one of them, "
+                    "which GET /v1/blobs/uploads lists.",
                     retry_after=5,
                 )
-            catalogue.uploads.reserve(row.id, up_to, expires_at=self._end())
-        return Part(self, self._registry, row, file, stop=stop, reserved=up_to)
+            catalogue.uploads.reserve(row.id, up_to, expires_at=self._expires_at())
+        return PartWriter(self, self._registry, row, file, stop=stop, reserved=up_to)
 
     def _release(self, row: UploadRow, reserved: int) -> None:
-        """Give back what a part that failed was to take; where that cannot be stored, its next part does."""
+        """Release the reservation of a part that failed; if that cannot be stored, the next part replaces it."""
         with suppress(SoupError), self._database.write() as catalogue:
             catalogue.uploads.release(row.id, row.received, reserved)
 
-    def _held(self, catalogue: Catalogue, row: UploadRow) -> UploadRow:
-        """A row with what is there: an older copy of the database, or of the disk, knows less."""
-        return replace(row, received=self._files.held(row.id, row.received, catalogue.uploads.list_parts(row.id)))
+    def _check_received(self, catalogue: Catalogue, row: UploadRow) -> UploadRow:
+        """The row with the bytes that are stored, fewer if the database or the disk is an older copy."""
+        upload = AcknowledgedUpload(row.id, row.received, catalogue.uploads.list_parts(row.id))
+        return replace(row, received=self._files.durable_bytes(upload))
 
     def _check_size(self, size: int) -> None:
-        if size > self.limits.blob:
-            raise too_large(self.limits.blob)
+        if size > self.limits.blob_bytes:
+            raise too_large(self.limits.blob_bytes)
 
-    def _end(self) -> datetime:
-        return datetime.now(UTC) + self.limits.keep
+    def _expires_at(self) -> datetime:
+        return datetime.now(UTC) + self.limits.lifetime
 
 
-class Part:
-    """A part of an upload that is being written: `write`, then `keep` it, or `commit` all as a blob."""
+class PartWriter:
+    """A part of an upload while it is received: `write`, then `keep` it, or `commit` the upload as a blob."""
 
     def __init__(
         self,
@@ -260,22 +264,22 @@ class Part:
         self._start = row.received
         self._stop = stop
         self.reserved = reserved
-        """The byte before which the upload may end while the part comes."""
+        """The size that the upload may have with this part."""
 
     def write(self, chunk: bytes) -> None:
-        """Append; raises InvalidParameter beyond what was announced, TooLarge beyond what a blob may have."""
+        """Append; raises InvalidParameter beyond the announced bytes, TooLarge beyond those a blob may have."""
         end = self._file.end + len(chunk)
         if self._stop is not None and end > self._stop:
             raise InvalidParameter(
                 f"More than the {self._stop - self._start} bytes came that were announced; nothing of them is kept.",
                 param="content-range",
             )
-        if end > self._sessions.limits.blob:
-            raise too_large(self._sessions.limits.blob)
+        if end > self._sessions.limits.blob_bytes:
+            raise too_large(self._sessions.limits.blob_bytes)
         self._file.write(chunk)
 
     def check_whole(self) -> None:
-        """Raises InvalidParameter where less came than was announced."""
+        """Raise InvalidParameter if fewer bytes came than were announced."""
         if self._stop is not None and self._file.end != self._stop:
             raise InvalidParameter(
                 f"{self._file.end - self._start} of the {self._stop - self._start} bytes came that were announced; "
@@ -284,26 +288,26 @@ class Part:
             )
 
     def keep(self) -> UploadRow:
-        """Make what came durable and acknowledge it, all of the part or the beginning of it."""
-        if self._file.end == self._start:  # nothing to keep: what was reserved is given back all the same
+        """Make the received bytes durable and record them, all of the part or its beginning."""
+        if self._file.end == self._start:  # nothing to keep, but the reservation is released
             return self._sessions.receive(self._row, self._start)
-        part = None
+        upload_part = None
         try:
-            part = self._file.keep()
-            return self._sessions.receive(self._row, self._file.end, part)
+            upload_part = self._file.keep()
+            return self._sessions.receive(self._row, self._file.end, upload_part)
         except NotFound:
             self._file.discard()
             raise
         except WrongOffset:
-            if part is not None and self._sessions.is_taken(self._row, part):
-                self._file.withdraw(part)
+            if upload_part is not None and self._sessions.is_replaced(self._row, upload_part):
+                self._file.withdraw(upload_part)
             raise
 
     def commit(self, caller: Caller, digest: str) -> int:
-        """Make the upload the blob of this digest, as an upload in one request would; its size.
+        """Make the upload the blob of this digest, like an upload by one request; returns its size.
 
-        Raises InvalidParameter where it was opened for another digest or size, and it stays; DigestMismatch where its
-        bytes have another digest, and it is deleted: no part that could follow would mend them.
+        Raises InvalidParameter if the upload was opened for another digest or size; it stays open. Raises
+        DigestMismatch if its bytes have another digest; it is deleted, since no further part could correct that.
         """
         row, size = self._row, self._file.end
         if row.digest not in {None, digest} or row.size not in {None, size}:
@@ -321,10 +325,14 @@ class Part:
                 catalogue.uploads.remove(row.id)
             self._file.discard()
             raise
-        except LostPartError as lost:
-            raise self._sessions.cut(row, lost.part) from lost
+        except LostPartError as error:
+            raise self._sessions.truncate(row, error.upload_part) from error
         with self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
         self._file.finish()
         return size
+
+
+def _end_of(upload_parts: Sequence[UploadPart]) -> int:
+    return upload_parts[-1].stop if upload_parts else 0

@@ -71,7 +71,7 @@ class Readiness:
 
 def _look(services: Services, schema: SchemaWatch) -> Ready:
     waiting = {f"base/{base_id}": WAITS if services.bases[base_id].fits else NEVER for base_id in services.bases}
-    checks = {"database": _database(services, schema), "blobs": services.registry.blobs.trouble() or "ok", **waiting}
+    checks = {"database": _database(services, schema), "blobs": services.registry.blobs.probe() or "ok", **waiting}
     for base_id in _tried(services):
         checks[f"base/{base_id}"] = _token(services, base_id)
     healthy = all(state in ("ok", WAITS, NEVER, BUSY, AWAY) for state in checks.values())

@@ -135,7 +135,7 @@ class JobRunner:
 
     def _claim(self, lane: Lane) -> JobRow | None:
         blobs = self.services.registry.blobs
-        if blobs.in_trouble and blobs.trouble() is not None:
+        if blobs.is_failing and blobs.probe() is not None:
             return None  # every job needs them: a job that fails a few times for it would be lost
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:

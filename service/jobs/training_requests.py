@@ -163,7 +163,7 @@ def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *,
 
 def _check_blob(services: Services, caller: Caller, digest: str, *, what: str) -> None:
     """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
-    size, limit = blob_size(services.registry, caller, digest, what=what), services.settings.max_training_bytes
+    size, limit = blob_size(services.registry, caller, digest, field=what), services.settings.max_training_bytes
     if size > limit:
         raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
     with services.registry.blobs.open(digest) as file:

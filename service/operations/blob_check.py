@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import date
 
-from registry.blobs import BlobStore, ServerBlobs, SetAside
+from registry.blobs import BlobStore, ServerBlobs, SetAsideBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
@@ -46,7 +46,7 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     `alone` is whether nobody else uses either: else bytes without a row may be on their way to one. With `accept` the
     database is taken as it is. Raises Unavailable where it is another than the blobs were stored with.
     """
-    aside = blobs.aside
+    aside = blobs.set_aside
     marked = aside.mark()  # before the database's, which is always advanced first
     with database.read() as catalogue:
         known, named = catalogue.stores.mark(), catalogue.blobs.digests()
@@ -57,18 +57,18 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
         known is None or known.store != marked.store or known.generation < marked.generation
     )
     kept = {"sha256:" + name[-64:] for name in aside.names()}
-    back = {digest for digest in sorted((named - there) & kept) if aside.take(digest)}
+    back = {digest for digest in sorted((named - there) & kept) if aside.restore(digest)}
     ended = delete_ended_requests(database, blobs, there)
     unnamed, requests = _unnamed(database, (there | back) - ended, named) if alone else [], 0
     for digest in unnamed:
-        if not older and _is_request(blobs.beginning(digest, len(REQUEST))):
+        if not older and _is_request(blobs.read_prefix(digest, len(REQUEST))):
             blobs.delete(digest)
             requests += 1
         else:
             aside.put(digest, today)
     moved = len(unnamed) - requests
     for name in list(aside.names()) if alone and not older else []:
-        if _is_request(aside.beginning(name, len(REQUEST))):
+        if _is_request(aside.read_prefix(name, len(REQUEST))):
             aside.remove(name)
             requests += 1
     _advance(database, aside, known, marked)
@@ -88,25 +88,25 @@ def _check_belongs(
         raise _another(blobs)
     if known is not None and marked is None and named and not named & there:
         raise Unavailable(
-            f"The database names {len(named)} blobs and none is in {blobs.where}, which carries no mark: mount it, "
+            f"The database names {len(named)} blobs and none is in {blobs.location}, which carries no mark: mount it, "
             f"or check SOUP_DATA, SOUP_BLOBS and SOUP_BLOBS_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts over it as it "
             "is.",
             param="blobs",
         )
     if named or (known is not None and marked is not None):
         return
-    count = sum(not _is_request(blobs.beginning(digest, len(REQUEST))) for digest in there)
+    count = sum(not _is_request(blobs.read_prefix(digest, len(REQUEST))) for digest in there)
     if count:
         raise Unavailable(
-            f"The database is new and names no blob, but {blobs.where} holds {count}: put back a copy of the database "
-            f"({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
+            f"The database is new and names no blob, but {blobs.location} holds {count}: put back a copy of the "
+            f"database ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
             param="database_url",
         )
 
 
 def _another(blobs: ServerBlobs) -> Unavailable:
     return Unavailable(
-        f"The blobs in {blobs.where} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS, "
+        f"The blobs in {blobs.location} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS, "
         f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this one, and sets aside what it "
         "does not name.",
         param="database_url",
@@ -145,7 +145,7 @@ def delete_ended_requests(database: Database, blobs: BlobStore, there: set[str])
     return left
 
 
-def _advance(database: Database, aside: SetAside, known: StoreMark | None, marked: StoreMark | None) -> None:
+def _advance(database: Database, aside: SetAsideBlobs, known: StoreMark | None, marked: StoreMark | None) -> None:
     """Give both the next mark, the database first: a folder that is behind says nothing against its database."""
     store = known.store if known is not None else uuid.uuid4().hex if marked is None else marked.store
     with database.write() as catalogue:
@@ -162,12 +162,12 @@ def _tell(found: Found, blobs: ServerBlobs) -> None:
     if found.kept:
         log.warning(
             "%d blobs that the database does not name are set aside in %s, %d of them now: delete them there once "
-            "the database is known to be the right one (%s)", found.kept, blobs.aside.where, found.aside, PAGE,
+            "the database is known to be the right one (%s)", found.kept, blobs.set_aside.location, found.aside, PAGE,
         )  # fmt: skip
     if found.missing:
         log.warning(
             "%d blobs that the database names are not in %s: SOUP_BLOBS (SOUP_BLOBS_URL) must be what all servers of "
-            "this database share, or a copy of it has to be put back (%s)", found.missing, blobs.where, PAGE,
+            "this database share, or a copy of it has to be put back (%s)", found.missing, blobs.location, PAGE,
         )  # fmt: skip
     if found.deleted:
         log.info("%d requests of cooks that ended are deleted", found.deleted)

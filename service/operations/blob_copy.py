@@ -38,9 +38,9 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     if mark is None:
         raise Unavailable("No server has started over this database yet: there is nothing to copy.")
     check_same_store(mark, source)
-    marked = target.aside.mark()
+    marked = target.set_aside.mark()
     if marked is not None and marked.store != mark.store:
-        raise Conflict(f"{target.where} holds the blobs of another server: name another place.")
+        raise Conflict(f"{target.location} holds the blobs of another server: name another place.")
     digests = sorted({*sizes, *source.digests()})
     there, new, problems = set(target.digests()), 0, dict[str, Problem]()
     for number, digest in enumerate(digests):
@@ -59,7 +59,7 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
         elif problem != "missing" or digest in sizes:
             problems[digest] = problem
     progress(len(digests), len(digests), f"{new} new, {len(problems)} not whole")
-    target.aside.set_mark(source.aside.mark() or mark)
+    target.set_aside.set_mark(source.set_aside.mark() or mark)
     with database.read() as catalogue:
         unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items())
     return Copied(len(digests), new, unsound)

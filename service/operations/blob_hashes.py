@@ -91,10 +91,10 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
 
 def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
     """Raises Unavailable unless the folder is the one of the database that has this mark."""
-    found = blobs.aside.mark()
+    found = blobs.set_aside.mark()
     if found is None or found.store != mark.store:
         raise Unavailable(
-            f"{blobs.where} is not the place of this database's blobs (its store.json is missing or another's): "
+            f"{blobs.location} is not the place of this database's blobs (its store.json is missing or another's): "
             "mount it, or check SOUP_DATA, SOUP_BLOBS, SOUP_BLOBS_URL and SOUP_DATABASE_URL.",
             param="blobs",
         )

@@ -78,7 +78,7 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
         blobs = open_blobs(settings.blob_place)
         _copy_blobs(folder, blobs, whole, progress)
         others = any(digest not in sizes for digest in blobs.digests())
-        blobs.aside.set_mark(_mark_of(mark, blobs, others=others))
+        blobs.set_aside.set_mark(_mark_of(mark, blobs, others=others))
         if manifest.admin_key:
             copy_key(folder / KEY, settings.admin_key_path)
         if file is None:
@@ -109,7 +109,7 @@ def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, name
     others = sum(digest not in named for digest in blobs.digests())
     if others:
         raise Conflict(
-            f"{blobs.where} holds {others} blobs that the backup does not name: with --replace the next start sets "
+            f"{blobs.location} holds {others} blobs that the backup does not name: with --replace the next start sets "
             "them aside."
         )
 
@@ -153,7 +153,7 @@ def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, others: bool) -> StoreMark:
     """
     if not others:
         return mark
-    found = blobs.aside.mark()
+    found = blobs.set_aside.mark()
     return StoreMark(store=mark.store, generation=max(mark.generation, 0 if found is None else found.generation) + 1)
 
 

@@ -12,7 +12,7 @@ from registry.names import sha256_digest
 
 
 class MemoryBlobs:
-    """What the verbs need of a BlobStore, over a dictionary."""
+    """The methods of a BlobStore that the verbs need, over a dictionary."""
 
     def __init__(self) -> None:
         self._stored: dict[str, bytes] = {}
@@ -24,12 +24,12 @@ class MemoryBlobs:
         return digest
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is stored."""
+        """Return True if the blob is stored, verified or not."""
         hex_of(digest)
         return digest in self._stored
 
     def is_whole(self, digest: str) -> bool:
-        """Whether the blob is stored, and is what its digest says."""
+        """Return True if the blob is stored and has its digest."""
         try:
             self.read(digest)
         except DamagedBlob:
@@ -67,13 +67,13 @@ class MemoryBlobs:
         for digest in digests:
             self.delete(digest)
 
-    def trouble(self) -> str | None:
-        """Nothing ever is."""
+    def probe(self) -> str | None:
+        """Return None: the store can always be used."""
         return None
 
     @property
-    def in_trouble(self) -> bool:
-        """Never."""
+    def is_failing(self) -> bool:
+        """False."""
         return False
 
     def digests(self) -> Iterator[str]:

@@ -20,7 +20,7 @@ from registry.names import temporary_name
 from registry.select.select import latest
 from registry.spec import CosineSpec, PoolSpec
 from registry.stored_files import record_bytes
-from registry.uploads.files import ask_again
+from registry.uploads.files import renew_blob
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 
 NOW = datetime.now(UTC)
@@ -124,7 +124,7 @@ class TestBlobs:
         digest = upload(verbs)
 
         def seen_at(grace: timedelta | None) -> datetime:
-            ask_again(replace(verbs.registry, retention=Retention(grace)), digest, 9)
+            renew_blob(replace(verbs.registry, retention=Retention(grace)), digest, 9)
             with verbs.database.read() as catalogue:
                 return catalogue.blobs.seen_at(digest)
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from registry.blobs import LocalBlobs, unfinished_objects
+from registry.blobs import LocalBlobs, object_uploads
 from registry.blobs.bucket import Bucket
 from registry.blobs.objects import ObjectBlobs
 from registry.catalogue import Database
@@ -51,7 +51,7 @@ class Servers:
         self.started += 1
         blobs = object_blobs(self.url, self.folder / f"server-{self.started}")
         registry = replace(self.verbs.registry, blobs=blobs)
-        return UploadSessions(registry, blobs.uploads(), UploadLimits(blob=2**20))
+        return UploadSessions(registry, blobs.uploads(), UploadLimits(blob_bytes=2**20))
 
     def begin(self) -> tuple[UploadSessions, str]:
         """A server with an upload of which 700 bytes have come, and the upload's id."""
@@ -62,7 +62,7 @@ class Servers:
 
     def parts(self) -> list[str]:
         """The objects of unfinished uploads."""
-        return sorted(self.bucket.keys_under("unfinished"))
+        return sorted(self.bucket.list_keys("unfinished"))
 
     def expire(self) -> None:
         with self.verbs.database.engine.begin() as connection:
@@ -72,7 +72,7 @@ class Servers:
 @pytest.fixture
 def servers(verbs: ToyRegistry, object_store: ObjectStore, tmp_path: Path) -> Servers:
     found = Servers(verbs, object_store.bucket(), tmp_path)
-    object_blobs(found.url, tmp_path / "mark").aside.set_mark(StoreMark(store="0" * 32, generation=1))
+    object_blobs(found.url, tmp_path / "mark").set_aside.set_mark(StoreMark(store="0" * 32, generation=1))
     return found
 
 
@@ -84,14 +84,14 @@ def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
 
 def add(server: UploadSessions, id: str, data: bytes, start: int) -> int:
     """Have a server take a part; gives the offset that it acknowledges."""
-    with server.part(ME, id, start=start, stop=start + len(data)) as part:
+    with server.open_part(ME, id, start=start, stop=start + len(data)) as part:
         part.write(data)
         return part.keep().received
 
 
 def finish(server: UploadSessions, id: str, data: bytes = DATA, *, start: int | None = None, last: bytes = b"") -> int:
     stop = None if start is None else start + len(last)
-    with server.part(ME, id, start=start, stop=stop) as part:
+    with server.open_part(ME, id, start=start, stop=stop) as part:
         if last:
             part.write(last)
         return part.commit(ME, sha256_digest(data))
@@ -131,7 +131,7 @@ def test_what_came_here_is_not_fetched_again(servers: Servers, proxy: FaultProxy
 def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers) -> None:
     first, second = servers.start(), servers.start()
     id = first.open(ME).id
-    with first.part(ME, id, start=0, stop=700) as one, second.part(ME, id, start=0, stop=900) as two:
+    with first.open_part(ME, id, start=0, stop=700) as one, second.open_part(ME, id, start=0, stop=900) as two:
         one.write(DATA[:700])
         two.write(b"x" * 900)
         assert one.keep().received == 700
@@ -146,7 +146,7 @@ def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers
 def test_the_same_part_twice_is_there_once(servers: Servers) -> None:
     first, second = servers.start(), servers.start()
     id = first.open(ME).id
-    with first.part(ME, id, start=0, stop=700) as one, second.part(ME, id, start=0, stop=700) as two:
+    with first.open_part(ME, id, start=0, stop=700) as one, second.open_part(ME, id, start=0, stop=700) as two:
         for part in (one, two):
             part.write(DATA[:700])
         one.keep()
@@ -162,7 +162,7 @@ def test_two_that_finish_at_once_store_the_same(servers: Servers, caplog: pytest
     caplog.set_level("WARNING", "soup.blobs")
     (first, id), second = servers.begin(), servers.start()
     add(first, id, DATA[700:], 700)
-    with first.part(ME, id, start=None, stop=None) as one, second.part(ME, id, start=None, stop=None) as two:
+    with first.open_part(ME, id, start=None, stop=None) as one, second.open_part(ME, id, start=None, stop=None) as two:
         assert one.commit(ME, DIGEST) == len(DATA)
         with pytest.raises(NotFound):  # its parts went with the first one's end
             two.commit(ME, DIGEST)
@@ -176,7 +176,7 @@ def test_a_part_that_breaks_off_leaves_no_object_and_no_file(servers: Servers) -
     class BrokenOffError(Exception):
         pass
 
-    with pytest.raises(BrokenOffError), server.part(ME, id, start=700, stop=900) as part:
+    with pytest.raises(BrokenOffError), server.open_part(ME, id, start=700, stop=900) as part:
         part.write(DATA[700:800])
         raise BrokenOffError
     assert (server.get(ME, id).received, len(servers.parts())) == (700, 1)
@@ -222,7 +222,7 @@ def test_who_finds_a_lost_part_late_takes_nothing_back_that_came_since(servers: 
         add(first, id, DATA[start : start + 500], start)
     servers.bucket.delete(servers.parts()[1])
     shutil.rmtree(servers.folder / "server-1" / "cache")
-    with late.part(ME, id, start=None, stop=None) as slow:
+    with late.open_part(ME, id, start=None, stop=None) as slow:
         with pytest.raises(WrongOffset, match="lost what came of this upload from byte 500"):
             finish(first, id, start=2000, last=DATA[2000:])
         assert add(first, id, DATA[500 : 500 + size], 500) == 500 + size
@@ -236,9 +236,9 @@ def test_who_finds_a_lost_part_late_takes_nothing_back_that_came_since(servers: 
 def test_of_two_of_one_server_the_second_is_refused_before_it_sends(servers: Servers) -> None:
     server = servers.start()
     id = server.open(ME).id
-    with server.part(ME, id, start=0, stop=700) as one:
+    with server.open_part(ME, id, start=0, stop=700) as one:
         one.write(DATA[:700])
-        with pytest.raises(WrongOffset, match="Another request is writing"), server.part(ME, id, start=0, stop=9):
+        with pytest.raises(WrongOffset, match="Another request is writing"), server.open_part(ME, id, start=0, stop=9):
             raise AssertionError("it is held")
         one.keep()
     assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
@@ -249,7 +249,7 @@ def test_unfinished_bytes_of_a_key_are_bounded_also_in_the_bucket(servers: Serve
     them = [servers.start() for _ in range(4)]
     id = them[0].open(ME).id
     with ExitStack() as stack:
-        coming = [stack.enter_context(server.part(ME, id, start=0, stop=1000)) for server in them]
+        coming = [stack.enter_context(server.open_part(ME, id, start=0, stop=1000)) for server in them]
         for number, part in enumerate(coming):
             part.write(bytes([number]) * 1000)
         coming[2].keep()
@@ -265,10 +265,10 @@ def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) 
     for server in (first, second, third):
         server.limits = replace(server.limits, held=2000)
     with ExitStack() as stack:
-        with pytest.raises(WrongOffset), second.part(ME, id, start=0, stop=700) as lost:
+        with pytest.raises(WrongOffset), second.open_part(ME, id, start=0, stop=700) as lost:
             lost.write(b"x" * 700)
             add(first, id, DATA[:700], 0)
-            stack.enter_context(first.part(ME, id, start=700, stop=1900))
+            stack.enter_context(first.open_part(ME, id, start=700, stop=1900))
             lost.keep()
         with pytest.raises(Busy, match="would hold 2900 bytes"):
             add(third, other, b"y" * 1000, 0)
@@ -302,7 +302,7 @@ def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: p
     assert server.sweep() == 0
     server.limits = replace(server.limits, keep=timedelta(seconds=-60))  # all that is there is old
     assert server.sweep() == 0  # it has looked a moment ago
-    monkeypatch.setattr(unfinished_objects, "LISTED_EVERY", 0.0)
+    monkeypatch.setattr(object_uploads, "LIST_SECONDS", 0.0)
     assert server.sweep() == 1
     assert [key.split("/")[1] for key in servers.parts()] == [id]
 
@@ -311,7 +311,7 @@ def test_a_deleted_one_takes_no_part_and_leaves_no_object(servers: Servers) -> N
     first, second = servers.start(), servers.start()
     id = first.open(ME).id
     add(first, id, DATA[:5], 0)
-    with pytest.raises(NotFound), first.part(ME, id, start=5, stop=9) as part:
+    with pytest.raises(NotFound), first.open_part(ME, id, start=5, stop=9) as part:
         part.write(DATA[5:9])
         second.delete(ME, id)
         part.keep()
@@ -328,13 +328,13 @@ def test_one_that_is_deleted_before_it_is_held_leaves_no_file(verbs: ToyRegistry
         return begin(*given)
 
     server._begin = late  # type: ignore[method-assign]
-    with pytest.raises(NotFound), server.part(ME, id, start=0, stop=5):
+    with pytest.raises(NotFound), server.open_part(ME, id, start=0, stop=5):
         raise AssertionError("it is gone")
     assert list((tmp_path / "blobs" / "uploads").iterdir()) == []
 
 
 def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.uploads.sessions.MOST_PARTS", 2)
+    monkeypatch.setattr("registry.uploads.sessions.MAX_PARTS", 2)
     server = servers.start()
     id = server.open(ME).id
     for start in range(2):
@@ -354,7 +354,7 @@ def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str,
         folder = tmp_path / f"round-{next(rounds)}"
         folder.mkdir()
         servers = Servers(verbs, f"file://{folder}/bucket", folder)
-        object_blobs(servers.url, folder / "mark").aside.set_mark(StoreMark(store="0" * 32, generation=1))
+        object_blobs(servers.url, folder / "mark").set_aside.set_mark(StoreMark(store="0" * 32, generation=1))
         there = [servers.start(), servers.start()]
         id, held, data = there[0].open(ME).id, b"", DATA
         for which, what, size in steps:
@@ -367,14 +367,14 @@ def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str,
                 with pytest.raises(WrongOffset):
                     add(server, id, b"?" * size, len(held) - 1)
             elif what == "race":  # the other server takes a part while this one does
-                with server.part(ME, id, start=len(held), stop=len(held) + size) as slow:
+                with server.open_part(ME, id, start=len(held), stop=len(held) + size) as slow:
                     slow.write(b"?" * size)
                     add(there[1 - which], id, data[len(held) : len(held) + size], len(held))
                     with pytest.raises(WrongOffset):
                         slow.keep()
                 held = data[: len(held) + size]
             elif what == "die":  # between the object and its row: with all that only this process knew
-                with server.part(ME, id, start=len(held), stop=len(held) + size) as part:
+                with server.open_part(ME, id, start=len(held), stop=len(held) + size) as part:
                     part.write(b"!" * size)
                     part._file.keep()
                 there[which] = servers.start()

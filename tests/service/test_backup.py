@@ -41,7 +41,7 @@ def verbs(databases: Databases, tmp_path: Path) -> Iterator[ToyRegistry]:
         (tmp_path / "data").mkdir(exist_ok=True)
         verbs = ToyRegistry(database, LocalBlobs(tmp_path / "data" / "blobs"))
         with database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, after=0))
+            verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
         verbs.ready("acme/law")
         verbs.ready("acme/code", seed=1)
         verbs.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), CosineSpec(encoder="base"), verbs.base.digest)
@@ -254,7 +254,7 @@ class TestRestore:
         verbs.push("acme/later", seed=9)
         later = weights_of(verbs, "later")
         with verbs.database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance(STORE, after=0))
+            verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
         there = rows(verbs.database)
         settings = target(verbs.blobs.folder.parent)
         verbs.database.close()
@@ -267,7 +267,7 @@ class TestRestore:
             assert rows(database) == before
         found = started(settings)
         assert (found.older, found.aside, found.deleted) == (True, 1, 0)
-        assert [name[-64:] for name in verbs.blobs.aside.names()] == [later[7:]]
+        assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
 
     def test_a_server_that_runs_keeps_its_folder(self, verbs, folder) -> None:
         backed_up(verbs, folder)
@@ -333,4 +333,4 @@ class TestRestore:
         backed_up(verbs, folder)
         settings = target(tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
-        assert LocalBlobs(settings.blobs_dir).aside.mark() == StoreMark(store=STORE, generation=1)
+        assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)

@@ -60,7 +60,7 @@ def cook(database: Database, request: str, *, ended: bool) -> None:
 
 
 def aside(blobs: LocalBlobs) -> set[str]:
-    return {"sha256:" + path.name for path in blobs.aside.folder.glob("*/*")}
+    return {"sha256:" + path.name for path in blobs.set_aside.folder.glob("*/*")}
 
 
 class TestTheirOwn:
@@ -103,7 +103,7 @@ class TestTheirOwn:
             assert start(database, blobs, today=date(2028, 1, 1)).kept == 1
         assert "1 blobs that the database does not name are set aside" in caplog.text
         assert aside(blobs) == {orphan}
-        (blobs.aside.folder / "2026-11-23" / "notes.txt").write_text("somebody else's")
+        (blobs.set_aside.folder / "2026-11-23" / "notes.txt").write_text("somebody else's")
         assert start(database, blobs).kept == 1
 
     def test_what_a_row_names_by_now_comes_back(self, database, blobs):
@@ -199,7 +199,7 @@ class TestAnotherDatabase:
                 start(other, blobs)
 
     def test_an_older_copy_is_told_where_servers_share_too(self, full, database, blobs, caplog):
-        blobs.aside.set_mark(blobs.aside.mark().model_copy(update={"generation": 99}))
+        blobs.set_aside.set_mark(blobs.set_aside.mark().model_copy(update={"generation": 99}))
         with caplog.at_level(logging.WARNING):
             assert start(database, blobs, alone=False).older
         assert "the database is an older copy than its blobs" in caplog.text
@@ -225,7 +225,7 @@ def test_servers_that_start_together_agree(database, blobs, monkeypatch):
     monkeypatch.setattr(blob_check, "_advance", meanwhile)
     start(database, blobs, alone=False)
     with database.read() as catalogue:
-        assert catalogue.stores.mark() == blobs.aside.mark()
+        assert catalogue.stores.mark() == blobs.set_aside.mark()
     start(database, blobs, alone=False)
 
 

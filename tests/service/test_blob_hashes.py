@@ -22,7 +22,7 @@ def verbs(databases: Databases, tmp_path):
     with databases.new(tmp_path, pool_size=4) as database:
         verbs = ToyRegistry(database, LocalBlobs(tmp_path / "blobs"))
         with database.write() as catalogue:
-            verbs.blobs.aside.set_mark(catalogue.stores.advance("0" * 32, after=0))
+            verbs.blobs.set_aside.set_mark(catalogue.stores.advance("0" * 32, after=0))
         yield verbs
 
 
@@ -111,7 +111,7 @@ class TestWhatIsFound:
         verbs.push()
         (verbs.blobs.folder / "store.json").unlink()
         if mark is not None:
-            verbs.blobs.aside.set_mark(mark)
+            verbs.blobs.set_aside.set_mark(mark)
         with pytest.raises(Unavailable, match="is not the place of this database's blobs"):
             checked(verbs)
 

@@ -29,6 +29,6 @@ def sent_to_store(request: Request, services: Services, file: VersionFile, *, et
         return None
     if names_etag(request.headers.get("if-none-match"), f'"{etag}"'):
         return None
-    services.registry.blobs.size_there(file.digest)  # nobody is sent to what is not there
+    services.registry.blobs.size_unverified(file.digest)  # nobody is sent to what is not there
     headers = {"cache-control": "no-store", "etag": f'"{etag}"', "referrer-policy": "no-referrer"}
     return RedirectResponse(services.signed_url(file.digest), status_code=307, headers=headers)

@@ -33,7 +33,7 @@ class VersionFile:
     @property
     def size(self) -> int:
         """Its bytes; of a blob looked up, which raises DamagedBlob where it is missing."""
-        return self.blobs.size_there(self.digest) if self.data is None else len(self.data)
+        return self.blobs.size_unverified(self.digest) if self.data is None else len(self.data)
 
     def size_for(self, method: str) -> int:
         """The same for the answer to a method: where bytes follow, they are verified before it begins."""

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from registry.blobs import BlobWriter
 from registry.context import Caller
 from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
-from registry.uploads.files import ask_again, is_damaged, record_blob, room_for_blob, too_large
+from registry.uploads.files import is_damaged, record_blob, renew_blob, room_for_blob, too_large
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.files.ranges import ranged
@@ -68,7 +68,7 @@ def head_blob(request: Request, digest: str, services: AppServices, principal: E
     """Whether a blob is there for this key, and its size."""
     size = _size(digest, services, principal, read=False)
     if principal.has("write"):
-        ask_again(services.registry, digest, size)
+        renew_blob(services.registry, digest, size)
     return _answer(request, digest, size, services)
 
 
@@ -84,7 +84,7 @@ def _size(digest: str, services: AppServices, principal: Principal, *, read: boo
     if not _visible(services, principal, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
     blobs = services.registry.blobs
-    return blobs.size(digest) if read else blobs.size_there(digest)
+    return blobs.size(digest) if read else blobs.size_unverified(digest)
 
 
 def _answer(request: Request, digest: str, size: int, services: AppServices) -> Response:

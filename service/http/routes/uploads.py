@@ -18,7 +18,7 @@ from registry.catalogue.rows import UploadRow
 from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.names import Digest
-from registry.uploads.sessions import Part
+from registry.uploads.sessions import PartWriter
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.problems import offset_headers
@@ -77,7 +77,7 @@ async def add_part(
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(services.uploads.part(caller, id, start=start, stop=stop)) as part:
+    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as part:
         await _receive(request, part, services.settings.max_blob_bytes)
         row = await in_thread(part.keep)
     return _held(row)
@@ -107,7 +107,7 @@ async def finish_upload(
     elif length or chunked:
         start, stop = 0, length
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(services.uploads.part(caller, id, start=start, stop=stop)) as part:
+    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as part:
         if start is not None:
             await _receive(request, part, services.settings.max_blob_bytes)
         size = await in_thread(part.commit, caller, digest)
@@ -123,7 +123,7 @@ def delete_upload(request: Request, id: str, services: AppServices, principal: W
     return Response(status_code=204)
 
 
-async def _receive(request: Request, part: Part, limit: int) -> None:
+async def _receive(request: Request, part: PartWriter, limit: int) -> None:
     """Write the body into the part; what came of one that breaks off is kept before that is told."""
     try:
         await write_body(request, part.write, limit=limit)

@@ -25,7 +25,7 @@ MARK = StoreMark(store="0" * 32, generation=1)
 def store(tmp_path: Path) -> LocalBlobs:
     """A store as a server has it: with a mark, and one blob."""
     store = LocalBlobs(tmp_path / "blobs")
-    store.aside.set_mark(MARK)
+    store.set_aside.set_mark(MARK)
     store.put_bytes(b"hello")
     return store
 
@@ -54,8 +54,8 @@ def check_out_of_use(store: LocalBlobs, words: str) -> None:
 
 
 def check_back(store: LocalBlobs) -> None:
-    assert store.trouble() is None
-    assert not store.in_trouble
+    assert store.probe() is None
+    assert not store.is_failing
     assert store.read(HELLO) == b"hello"
     more = store.put_bytes(b"more")
     assert store.read(more) == b"more"
@@ -69,11 +69,11 @@ def test_a_folder_that_is_gone_or_another_and_comes_back(store, left, caplog):
     elif left == "an empty folder":
         store.folder.mkdir()
     elif left == "another store's folder":
-        LocalBlobs(store.folder).aside.set_mark(StoreMark(store="1" * 32, generation=1))
+        LocalBlobs(store.folder).set_aside.set_mark(StoreMark(store="1" * 32, generation=1))
     what = "is another one" if "folder" in left else "is gone"
     with caplog.at_level(logging.INFO):
         check_out_of_use(store, "is not the one that the server" if "folder" in left else "is gone: mount it")
-        assert (store.trouble(), store.in_trouble) == (what, True)
+        assert (store.probe(), store.is_failing) == (what, True)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"the folder of the blobs {store.folder} {what}: " in caplog.text
     if left != "nothing":
@@ -93,14 +93,14 @@ def test_a_mark_that_is_gone_or_no_mark(store):
             store.put_bytes(b"more")
         with pytest.raises(Unavailable):
             store.delete(HELLO)
-        assert store.trouble() == "is another one"
+        assert store.probe() == "is another one"
         assert store.read(HELLO) == b"hello"  # which is what it is, wherever it lies
-    store.aside.set_mark(MARK)
+    store.set_aside.set_mark(MARK)
     check_back(store)
 
 
 def test_servers_that_share_it_start_while_this_one_runs(store):
-    LocalBlobs(store.folder).aside.set_mark(MARK.model_copy(update={"generation": 2}))
+    LocalBlobs(store.folder).set_aside.set_mark(MARK.model_copy(update={"generation": 2}))
     check_back(store)
 
 
@@ -126,9 +126,9 @@ def test_a_folder_that_takes_no_file_is_read_and_says_why(store, monkeypatch, ca
                 with pytest.raises(Unavailable, match=words):
                     store.put_bytes(b"more")
                 assert store.read(HELLO) == b"hello"
-                assert (store.trouble(), store.in_trouble) == (what, True)
+                assert (store.probe(), store.is_failing) == (what, True)
         store.put_bytes(b"more")  # nobody need look at it for it to be over
-        assert not store.in_trouble
+        assert not store.is_failing
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -157,19 +157,19 @@ def test_a_full_disk_is_full_until_there_is_room_for_what_it_refused(store, monk
         patch.setattr(os, "fsync", full)
         with pytest.raises(Unavailable, match="is full"):
             store.put_bytes(data)
-    assert store.trouble() == "is full"
+    assert store.probe() == "is full"
     store.put_bytes(b"more")
-    assert store.trouble() == "is full"
+    assert store.probe() == "is full"
     free[0] = 60_000
-    assert store.trouble() is None
-    assert not store.in_trouble
+    assert store.probe() is None
+    assert not store.is_failing
     free[0] = 0
-    assert store.trouble() is None  # nothing was refused since
+    assert store.probe() is None  # nothing was refused since
 
 
 def test_looking_leaves_nothing_behind(store):
     before = sorted(store.folder.rglob("*"))
-    assert store.trouble() is None
+    assert store.probe() is None
     assert sorted(store.folder.rglob("*")) == before
 
 
@@ -194,4 +194,4 @@ def test_one_file_that_is_lost_is_no_trouble_of_the_folder(store):
     store.place(HELLO).unlink()
     with pytest.raises(DamagedBlob, match=f"{HELLO} is missing"):
         store.read(HELLO)
-    assert (store.in_trouble, store.trouble()) == (False, None)
+    assert (store.is_failing, store.probe()) == (False, None)

@@ -34,7 +34,7 @@ def url(object_store: ObjectStore) -> str:
 def store(url: str, tmp_path: Path) -> ObjectBlobs:
     """A store as a server has it: with a mark, and one blob."""
     store = object_blobs(url, tmp_path)
-    store.aside.set_mark(MARK)
+    store.set_aside.set_mark(MARK)
     store.put_bytes(b"hello")
     return store
 
@@ -49,7 +49,7 @@ def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
 def faulty(proxy: FaultProxy, url: str, tmp_path: Path) -> ObjectBlobs:
     """The same behind a proxy, with a blob that is not in the cache."""
     first = object_blobs(url, tmp_path / "first")
-    first.aside.set_mark(MARK)
+    first.set_aside.set_mark(MARK)
     first.put_bytes(b"hello")
     store = object_blobs(url, tmp_path / "second", seconds=1.0)
     store.check()
@@ -68,7 +68,7 @@ def place(store: ObjectBlobs, digest: str) -> Path:
 
 class TestTheCache:
     def test_what_is_there_needs_no_store(self, store):
-        Bucket(store.where, seconds=5.0).delete(f"{HELLO[7:9]}/{HELLO[7:]}")
+        Bucket(store.location, seconds=5.0).delete(f"{HELLO[7:9]}/{HELLO[7:]}")
         assert store.read(HELLO) == b"hello"
         assert not store.has(HELLO)
         assert not store.is_whole(HELLO)
@@ -83,7 +83,7 @@ class TestTheCache:
 
     def test_a_file_of_another_run_is_hashed_before_it_is_read(self, store, tmp_path):
         overwrite(place(store, HELLO), b"hellO")
-        again = object_blobs(store.where, tmp_path)
+        again = object_blobs(store.location, tmp_path)
         assert again.read(HELLO) == b"hello"
 
     def test_it_may_be_deleted_while_it_is_used(self, store):
@@ -251,7 +251,7 @@ class TestStoresThatFail:
         proxy.fault = once(PASSING[fault], of=request_line)
         assert faulty.read(HELLO) == b"hello"
         assert hidden(faulty).read(more) == b"more"
-        assert not faulty.in_trouble
+        assert not faulty.is_failing
 
     @pytest.mark.parametrize(
         ("fault", "what", "words"),
@@ -280,17 +280,17 @@ class TestStoresThatFail:
             ):
                 with pytest.raises(Unavailable, match=words) as caught:
                     use()
-                assert faulty.where in caught.value.message
+                assert faulty.location in caught.value.message
                 assert SECRET not in caught.value.message
                 assert "127.0.0.1" not in caught.value.message
             assert faulty.read(kept) == b"kept"
-            assert (faulty.trouble(), faulty.in_trouble) == (what, True)
+            assert (faulty.probe(), faulty.is_failing) == (what, True)
             proxy.fault = None
-            assert faulty.trouble() is None
+            assert faulty.probe() is None
         told = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
         assert [record.levelname for record in told] == ["WARNING", "INFO"]
         assert SECRET not in caplog.text
-        assert not faulty.in_trouble
+        assert not faulty.is_failing
         assert faulty.read(HELLO) == b"hello"
         assert sorted(faulty.digests()) == sorted([HELLO, kept])
         assert list((faulty.folder / "incoming").iterdir()) == []
@@ -310,10 +310,10 @@ class TestStoresThatFail:
         with pytest.raises(Unavailable, match="refuses"):
             faulty.put_bytes(b"more")
         assert faulty.read(HELLO) == b"hello"
-        assert (faulty.in_trouble, faulty.trouble()) == (True, "refuses the server")
+        assert (faulty.is_failing, faulty.probe()) == (True, "refuses the server")
         proxy.fault = None
         faulty.put_bytes(b"more")
-        assert not faulty.in_trouble
+        assert not faulty.is_failing
 
     @pytest.mark.parametrize("fault", [other_bytes, cut])
     def test_a_wrong_answer_is_not_believed(self, proxy, faulty, fault):
@@ -321,7 +321,7 @@ class TestStoresThatFail:
         assert faulty.read(HELLO) == b"hello"
 
     def test_other_bytes_each_time_are_a_damaged_blob_and_are_not_kept(self, proxy, faulty):
-        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.where[5:]}/{HELLO[7:9]}")
+        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.location[5:]}/{HELLO[7:9]}")
         with pytest.raises(DamagedBlob, match="is damaged: the 5 bytes"):
             faulty.read(HELLO)
         assert cached(faulty) == []
@@ -331,7 +331,7 @@ class TestStoresThatFail:
     def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(self, proxy, faulty):
         digest = faulty.put_bytes(b"mine!")
         place(faulty, digest).unlink()
-        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.where[5:]}/{digest[7:9]}")
+        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.location[5:]}/{digest[7:9]}")
         with pytest.raises(DamagedBlob):
             faulty.read(digest)
         assert not faulty.is_whole(digest)
@@ -340,7 +340,7 @@ class TestStoresThatFail:
         assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
 
     def test_half_an_object_each_time_is_told_and_not_kept(self, proxy, faulty):
-        proxy.fault = once(cut, 1000, of=f"GET /{faulty.where[5:]}/{HELLO[7:9]}")
+        proxy.fault = once(cut, 1000, of=f"GET /{faulty.location[5:]}/{HELLO[7:9]}")
         with pytest.raises(Unavailable, match="or not whole"):
             faulty.read(HELLO)
         assert cached(faulty) == []
@@ -348,34 +348,34 @@ class TestStoresThatFail:
 
 class TestTheBucket:
     def test_one_that_vanishes_and_comes_back(self, store, object_store):
-        name, others = store.where.split("/")[2], Bucket(store.where, seconds=5.0)
+        name, others = store.location.split("/")[2], Bucket(store.location, seconds=5.0)
         store.delete(HELLO)
         others.delete("store.json")
         object_store.request("DELETE", name)
         for use in (lambda: store.put_bytes(b"more"), lambda: store.has(HELLO), lambda: store.read(HELLO)):
             with pytest.raises(Unavailable, match="There is no bucket for"):
                 use()
-        assert store.trouble() == "is gone"
+        assert store.probe() == "is gone"
         object_store.request("PUT", name)
         with pytest.raises(Unavailable, match=r"its store.json is missing or another's"):
             store.put_bytes(b"more")
-        assert store.trouble() == "is another one"
+        assert store.probe() == "is another one"
         data = MARK.model_dump_json().encode()
         others.put("store.json", data, len(data))
-        assert store.trouble() is None
+        assert store.probe() is None
         assert store.read(store.put_bytes(b"hello")) == b"hello"
 
     def test_another_servers_is_not_written(self, store):
-        object_blobs(store.where, store.folder / "other").aside.set_mark(StoreMark(store="1" * 32, generation=1))
+        object_blobs(store.location, store.folder / "other").set_aside.set_mark(StoreMark(store="1" * 32, generation=1))
         for use in (lambda: store.put_bytes(b"more"), lambda: store.delete(HELLO)):
             with pytest.raises(Unavailable, match="missing or another's"):
                 use()
         assert hidden(store).read(HELLO) == b"hello"
 
     def test_looking_leaves_nothing_behind(self, store):
-        before = store._bucket.keys_under()
-        assert store.trouble() is None
-        assert store._bucket.keys_under() == before
+        before = store._bucket.list_keys()
+        assert store.probe() is None
+        assert store._bucket.list_keys() == before
 
     def test_the_same_bytes_are_sent_once_by_one_server(self, proxy, faulty):
         faulty.put_bytes(b"more")
@@ -394,7 +394,7 @@ class TestTheBucket:
             assert Bucket(f"{scheme}://bucket/prefix/", seconds=1.0).name == f"{scheme}://bucket/prefix"
 
     def test_a_process_of_a_server_opens_the_same(self, store, tmp_path):
-        place = BlobPlace(folder=store.folder, url=store.where, cache=tmp_path / "cache", cache_bytes=1000)
+        place = BlobPlace(folder=store.folder, url=store.location, cache=tmp_path / "cache", cache_bytes=1000)
         child = open_blobs(BlobPlace.model_validate_json(place.model_dump_json()), make=False)
         assert child.read(HELLO) == b"hello"
         with child.scratch() as file:
@@ -409,24 +409,24 @@ class TestLargeObjects:
 
     @pytest.fixture(autouse=True)
     def parts(self, monkeypatch):
-        monkeypatch.setattr(bucket, "PART", 5 * 2**20)
-        monkeypatch.setattr(bucket, "SLOWEST", 20 * 2**20)
+        monkeypatch.setattr(bucket, "CHUNK_BYTES", 5 * 2**20)
+        monkeypatch.setattr(bucket, "SLOWEST_LINK", 20 * 2**20)
 
     @pytest.mark.parametrize("away_before", [False, True])
     def test_a_slow_link_has_longer_also_where_the_store_was_away(self, proxy, url, tmp_path, monkeypatch, away_before):
-        monkeypatch.setattr(bucket, "SLOWEST", 2 * 2**20)
+        monkeypatch.setattr(bucket, "SLOWEST_LINK", 2 * 2**20)
         store = object_blobs(url, tmp_path, seconds=1.0)
-        store.aside.set_mark(MARK)
+        store.set_aside.set_mark(MARK)
         if away_before:
             proxy.fault = answered(503, "SlowDown")
             with pytest.raises(Unavailable):
                 store.put_bytes(b"small")
-            assert store.in_trouble
+            assert store.is_failing
         proxy.seen.clear()
         proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(1.0)
         digest = store.put_bytes(self.DATA)
         assert sum("partNumber=2" in one for one in proxy.seen) == 1
-        assert not store.in_trouble
+        assert not store.is_failing
         proxy.fault = None
         assert hidden(store).read(digest) == self.DATA
 
@@ -463,7 +463,7 @@ class TestLargeObjects:
 
 class TestFewRequests:
     def test_to_ask_for_a_size_fetches_nothing(self, proxy, faulty):
-        assert faulty.size_there(HELLO) == 5
+        assert faulty.size_unverified(HELLO) == 5
         assert [one.split()[0] for one in proxy.seen] == ["HEAD"]
         assert cached(faulty) == []
 
@@ -489,7 +489,7 @@ class TestFewRequests:
                     store.delete_all(digests)
                 assert sum(one.startswith(of) for one in proxy.seen) == 1
         proxy.fault = None
-        assert not store.in_trouble, "that it was slow once says nothing"
+        assert not store.is_failing, "that it was slow once says nothing"
         assert sorted(store.digests()) == sorted(digests)
         store.delete_all(digests)
         assert list(store.digests()) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.blobs import LocalBlobs, Unfinished, UnfinishedFile
+from registry.blobs import AcknowledgedUpload, FileUpload, FileUploads, LocalBlobs
 from registry.errors import Conflict, DigestMismatch, Internal, Unavailable
 from registry.names import sha256_digest
 
@@ -16,28 +16,28 @@ ID = "upload-1"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Unfinished:
-    return Unfinished(LocalBlobs(tmp_path / "data" / "blobs"))
+def files(tmp_path: Path) -> FileUploads:
+    return FileUploads(LocalBlobs(tmp_path / "data" / "blobs"))
 
 
-def add(files: Unfinished, data: bytes, start: int) -> None:
+def add(files: FileUploads, data: bytes, start: int) -> None:
     with files.open(ID) as file:
-        file.begin(start)
+        file.begin(AcknowledgedUpload(ID, start))
         file.write(data)
         assert file.keep() is None
         assert file.end == start + len(data)
 
 
-def finish(files: Unfinished, data: bytes) -> None:
+def finish(files: FileUploads, data: bytes) -> None:
     with files.open(ID) as file:
-        file.begin(len(data))
+        file.begin(AcknowledgedUpload(ID, len(data)))
         file.store(sha256_digest(data))
 
 
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes every time that a file is read for its hash."""
-    found, read = [], UnfinishedFile._read
-    monkeypatch.setattr(UnfinishedFile, "_read", lambda self: (found.append("read"), read(self))[1])
+    found, read = [], FileUpload._hash_file
+    monkeypatch.setattr(FileUpload, "_hash_file", lambda self: (found.append("read"), read(self))[1])
     return found
 
 
@@ -61,7 +61,7 @@ def test_one_process_reads_no_file_again(files, monkeypatch):
     again = read_again(monkeypatch)
     add(files, b"hello", 0)
     with pytest.raises(RuntimeError), files.open(ID) as file:
-        file.begin(5)
+        file.begin(AcknowledgedUpload(ID, 5))
         file.write(b"lost")
         raise RuntimeError
     assert files.size(ID) == 5
@@ -73,7 +73,7 @@ def test_one_process_reads_no_file_again(files, monkeypatch):
 def test_after_a_restart_a_file_is_read_once(files, monkeypatch):
     again = read_again(monkeypatch)
     add(files, b"hello", 0)
-    other = Unfinished(files.blobs)
+    other = FileUploads(files.blobs)
     add(other, b" world", 5)
     finish(other, b"hello world")
     assert again == ["read"]
@@ -83,7 +83,7 @@ def test_what_another_process_changed_is_read(files, monkeypatch):
     """A file that was lost and sent again elsewhere: the hash of what this process saw is not the file's."""
     add(files, b"hello", 0)
     (files.folder / ID).unlink()
-    add(Unfinished(files.blobs), b"other", 0)
+    add(FileUploads(files.blobs), b"other", 0)
     with pytest.raises(DigestMismatch):
         finish(files, b"hello")
     finish(files, b"other")
@@ -97,7 +97,7 @@ def test_what_is_stored_stays_an_upload_until_it_has_a_row(files):
     finish(files, b"hello")
     files.blobs.delete(sha256_digest(b"hello"))
     with files.open(ID) as file:
-        file.begin(5)
+        file.begin(AcknowledgedUpload(ID, 5))
         file.store(sha256_digest(b"hello"))
         file.finish()
     assert files.size(ID) == 0
@@ -136,8 +136,8 @@ def test_what_was_never_kept_is_cut_off(files):
 
 def test_one_writes_at_a_time(files):
     with files.open(ID) as file:
-        file.begin(0)
-        for others in (files, Unfinished(files.blobs)):
+        file.begin(AcknowledgedUpload(ID, 0))
+        for others in (files, FileUploads(files.blobs)):
             with pytest.raises(Conflict), others.open(ID):
                 pass
         assert not files.remove(ID)
@@ -148,7 +148,7 @@ def test_one_writes_at_a_time(files):
 
 
 def test_a_file_that_a_sweep_took_between_opening_and_holding_is_made_again(files, monkeypatch):
-    opened = UnfinishedFile._opened
+    opened = FileUpload._open
     taken = []
 
     def slow(self):
@@ -157,7 +157,7 @@ def test_a_file_that_a_sweep_took_between_opening_and_holding_is_made_again(file
             taken.append(files.remove(ID))
         return file
 
-    monkeypatch.setattr(UnfinishedFile, "_opened", slow)
+    monkeypatch.setattr(FileUpload, "_open", slow)
     add(files, b"hello", 0)
     assert taken == [True]
     finish(files, b"hello")
@@ -181,9 +181,9 @@ def test_a_disk_that_fails_keeps_what_was_kept(files, monkeypatch, number):
 
 def test_it_is_used_inside_of_with_and_not_after_its_end(files):
     with pytest.raises(Internal):
-        files.open(ID).begin(0)
+        files.open(ID).begin(AcknowledgedUpload(ID, 0))
     with files.open(ID) as file:
-        file.begin(0)
+        file.begin(AcknowledgedUpload(ID, 0))
         file.store(sha256_digest(b""))
         with pytest.raises(Internal):
             file.write(b"x")

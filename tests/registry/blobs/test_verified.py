@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from registry.blobs import LocalBlobs
-from registry.blobs.verified import Stamp, Verified
+from registry.blobs.verified import FileStamp, VerifiedFiles
 from registry.errors import DamagedBlob
 from registry.names import sha256_digest
 from tests.registry.damaged_files import flip, overwrite
@@ -138,13 +138,13 @@ def test_a_repair_replaces_the_file_and_writes_into_nothing(store):
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
-    verified = Verified(most=2)
-    stamp = Stamp(1, 2, 3, 4, 5)
-    verified.note("a", stamp)
-    verified.note("b", stamp)
-    assert verified.knows("a", stamp)
-    assert not verified.knows("a", stamp._replace(inode=9))
-    verified.note("c", stamp)
-    assert [name for name in "abc" if verified.knows(name, stamp)] == ["a", "c"]
-    verified.forget("a")
-    assert not verified.knows("a", stamp)
+    verified = VerifiedFiles(max_files=2)
+    stamp = FileStamp(1, 2, 3, 4, 5)
+    verified.add("a", stamp)
+    verified.add("b", stamp)
+    assert verified.has("a", stamp)
+    assert not verified.has("a", stamp._replace(inode=9))
+    verified.add("c", stamp)
+    assert [name for name in "abc" if verified.has(name, stamp)] == ["a", "c"]
+    verified.remove("a")
+    assert not verified.has("a", stamp)

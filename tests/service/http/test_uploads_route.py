@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from registry.blobs import Unfinished
+from registry.blobs import FileUploads
 from tests.postgres import KINDS
 from tests.registry.damaged_files import overwrite
 from tests.registry.refusing_disk import refuse_new_files
@@ -328,7 +328,7 @@ class TestWhoseItIs:
             assert catalogue.uploads.all_ids() == set()
 
     def test_a_sweep_leaves_what_is_being_written_and_what_is_young(self, world: World) -> None:
-        path, files = opened(world), Unfinished(world.registry.blobs)
+        path, files = opened(world), FileUploads(world.registry.blobs)
         patch(world, path, b"x", 0)
         files.folder.joinpath("upload-of-no-row").write_bytes(b"young")
         expire(world)
@@ -403,7 +403,7 @@ class TestRaces:
     def test_who_comes_while_another_writes_is_told_what_is_held(self, world: World) -> None:
         path = opened(world)
         patch(world, path, b"begin", 0)
-        with Unfinished(world.registry.blobs).open(path.rpartition("/")[2]):
+        with FileUploads(world.registry.blobs).open(path.rpartition("/")[2]):
             answer = patch(world, path, b"more", 5)
             assert "Another request is writing" in refused(answer, 416, "wrong_offset")
             assert answer.headers["upload-offset"] == "5"
@@ -445,7 +445,7 @@ class TestDisks:
         assert next((world.runtime.settings.blobs_dir / "uploads").iterdir()).read_bytes() == b"held"
         assert patch(world, path, b"again", 4).status_code == 202
         assert put(world, path, b"heldagain").status_code == 201
-        assert not world.registry.blobs.in_trouble
+        assert not world.registry.blobs.is_failing
 
     @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "is full"), (errno.EROFS, "is read-only")])
     def test_a_disk_that_takes_no_file(

@@ -440,8 +440,8 @@ class TestProcesses:
     ) -> None:
         runner, job = stage.runner(start=False), stage.enqueue()
         trouble: list[str | None] = ["is gone"]
-        monkeypatch.setattr(MemoryBlobs, "in_trouble", True)
-        monkeypatch.setattr(MemoryBlobs, "trouble", lambda _: trouble[0])
+        monkeypatch.setattr(MemoryBlobs, "is_failing", True)
+        monkeypatch.setattr(MemoryBlobs, "probe", lambda _: trouble[0])
         for _ in range(3):
             assert runner._claim("quick") is None
         assert (stage.row(job).state, stage.row(job).attempts) == ("queued", 0)

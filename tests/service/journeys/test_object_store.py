@@ -59,7 +59,7 @@ def said(world: World) -> str:
 
 
 def keys(url: str) -> list[str]:
-    return sorted(Bucket(url, seconds=5.0).keys_under())
+    return sorted(Bucket(url, seconds=5.0).list_keys())
 
 
 def test_kill_9_in_the_middle_of_a_push_and_a_start_with_an_empty_cache(
@@ -200,7 +200,7 @@ def test_what_no_row_names_is_set_aside_and_comes_back(url: str, bases: Path, tm
     for world in open_world(tmp_path / "data", bases):
         assert not world.registry.blobs.has(stray)
         assert [key[-64:] for key in keys(url) if key.startswith("set-aside/")] == [stray[7:]]
-        assert world.registry.blobs.aside.take(stray)
+        assert world.registry.blobs.set_aside.restore(stray)
         assert world.registry.blobs.read(stray) == b"of a push that was cut off"
         assert world.registry.blobs.is_whole(law)
 

@@ -1,0 +1,296 @@
+"""Unfinished uploads as files that grow part by part, `<folder>/uploads/<id>`, until they become blobs.
+
+A writer holds the operating system's lock on the file, so that parts of several processes never mix. Kept parts are
+synced. The hash is computed while this process writes; if other processes wrote some parts, the file is read once at
+the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, Self
+
+from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of
+from registry.blobs.folder import sync_blob_name
+from registry.blobs.verified import FileStamp
+from registry.errors import Conflict, DigestMismatch, Internal
+from registry.spec import UploadPart
+
+UPLOADS = "uploads"
+MAX_HASHES = 1024
+"""Files whose hash so far is remembered, some 300 bytes each; others are read again at their end."""
+
+
+class FileUploads:
+    """An UploadStore over files in the folder of the blobs."""
+
+    def __init__(self, blobs: ServerBlobs) -> None:
+        self.blobs = blobs
+        self.folder = blobs.folder / UPLOADS
+        self.hashes = _Hashes()
+
+    def size(self, id: str) -> int:
+        """The size of an upload's file, 0 if there is none; raises Unavailable if the folder cannot be used."""
+        try:
+            return (self.folder / id).stat().st_size
+        except OSError as error:
+            self.blobs.state.check()
+            if isinstance(error, FileNotFoundError):
+                return 0
+            with self.blobs.state.writing(0):
+                raise
+
+    def durable_bytes(self, upload: AcknowledgedUpload) -> int:
+        """The number of acknowledged bytes in the file; fewer if the disk or the database is an older copy."""
+        return min(upload.received, self.size(upload.id))
+
+    def open(self, id: str) -> FileUpload:
+        """The upload to write to, created if need be; entering raises Conflict if another writer has it locked."""
+        return FileUpload(self, id)
+
+    def is_locked(self, id: str) -> bool:
+        """Return True if another writer has the file locked."""
+        try:
+            with (self.folder / id).open("rb") as file:
+                _lock(file)
+        except Conflict:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def remove(self, id: str) -> bool:
+        """Delete the file of an upload; returns False if it is locked, or cannot be deleted."""
+        path = self.folder / id
+        try:
+            with path.open("rb") as file:
+                _lock(file)
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass
+        except (Conflict, OSError):
+            return False
+        self.hashes.forget(id)
+        return True
+
+    def older_than(self, moment: float) -> Iterator[str]:
+        """Ids of uploads whose file was last written before a moment, in seconds since 1970."""
+        for path in self.folder.glob("upload-*"):
+            with suppress(FileNotFoundError):  # finished meanwhile
+                if path.stat().st_mtime < moment:
+                    yield path.name
+
+
+class FileUpload(AbstractContextManager["FileUpload"]):
+    """An OpenUpload over a file, which is locked for one part and truncated to what was kept."""
+
+    def __init__(self, uploads: FileUploads, id: str) -> None:
+        self._uploads = uploads
+        self._blobs = uploads.blobs
+        self._id = id
+        self._path = uploads.folder / id
+        self._file: FileIO | None = None
+        self._sha256: Any = None
+        self._kept_end = 0
+        self._kept_sha256: Any = None
+        self.end = 0
+        """Size of the file with the bytes written so far."""
+
+    def __enter__(self) -> Self:
+        """Open and lock the file; repeated if a sweep removes it in between."""
+        while True:
+            self._blobs.state.check()
+            file = self._open()
+            try:
+                _lock(file)
+            except BaseException:
+                file.close()
+                raise
+            if _is_at(self._path, file) and not self._unlink_blob(file):
+                self._file = file
+                self.end = self._kept_end = FileStamp.of(file).size
+                return self
+            file.close()
+
+    def _unlink_blob(self, file: FileIO) -> bool:
+        """Replace a file that a crash left linked to a blob by a copy; returns True if it was linked."""
+        if os.fstat(file.fileno()).st_nlink == 1:
+            return False
+        copy = self._blobs.state.incoming / secrets.token_hex(16)
+        with self._blobs.state.writing(FileStamp.of(file).size), copy.open("xb") as target:
+            with suppress(OSError):
+                fcntl.flock(target, fcntl.LOCK_EX)  # else a starting server removes it
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())
+            copy.replace(self._path)
+            sync_blob_name(self._path)
+        return True
+
+    def _open(self) -> FileIO:
+        with self._blobs.state.writing(0):
+            self._uploads.folder.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):
+                return self._path.open("r+b", buffering=0)
+            with suppress(FileExistsError):  # another process was faster
+                created = self._path.open("xb", buffering=0)
+                sync_blob_name(self._path)
+                return created
+            return self._path.open("r+b", buffering=0)
+
+    def begin(self, upload: AcknowledgedUpload) -> None:
+        """Write after the acknowledged bytes, which the file has to hold; unacknowledged ones are cut off."""
+        file, offset = self._writable_file(), upload.received
+        self._sha256 = (
+            hashlib.sha256() if offset == 0 else self._uploads.hashes.get(self._id, FileStamp.of(file), offset)
+        )
+        self._kept_sha256 = None if self._sha256 is None else self._sha256.copy()
+        with self._blobs.state.writing(0):
+            if self.end > offset:
+                file.truncate(offset)
+                self._remember_hash()
+            file.seek(offset)
+        self.end = self._kept_end = offset
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises Unavailable if the disk is full."""
+        file, unwritten = self._writable_file(), memoryview(chunk)
+        with self._blobs.state.writing(self.end + len(chunk)):
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
+        if self._sha256 is not None:
+            self._sha256.update(chunk)
+        self.end += len(chunk)
+
+    def keep(self) -> UploadPart | None:
+        """Make the written bytes durable; returns None, since the database has no more to record than their number."""
+        file = self._writable_file()
+        with self._blobs.state.writing(self.end):
+            os.fsync(file.fileno())
+        self._kept_end, self._kept_sha256 = self.end, None if self._sha256 is None else self._sha256.copy()
+        self._remember_hash()
+        return None
+
+    def store(self, digest: str) -> None:
+        """Make the file the blob with this digest, visible and durable; raises DigestMismatch.
+
+        The upload's file remains until `finish` as a hard link to the blob, and nothing is written to it any more.
+        """
+        file = self._writable_file()
+        sha256 = (self._sha256 or self._hash_file()).hexdigest()
+        if sha256 != hex_of(digest):
+            raise DigestMismatch(
+                f"The {self.end} bytes have digest sha256:{sha256}, not the one they were sent under.", param="digest"
+            )
+        link = self._blobs.state.incoming / secrets.token_hex(16)
+        try:
+            os.link(self._path, link)
+        except OSError:  # a file system without links: after a crash there is only the blob, and the client sends again
+            self._blobs.adopt(file, self._path, digest, size=self.end)
+            return
+        try:
+            self._blobs.adopt(file, link, digest, size=self.end)
+        finally:
+            with suppress(OSError):
+                link.unlink(missing_ok=True)
+
+    def withdraw(self, upload_part: UploadPart) -> None:
+        """Do nothing: `keep` returns no part."""
+
+    def finish(self) -> None:
+        """Delete the file after its blob was recorded; until then an upload needs it that a crash interrupted."""
+        with suppress(OSError):  # a sweep deletes it later
+            self._path.unlink(missing_ok=True)
+        self._uploads.hashes.forget(self._id)
+
+    def discard(self) -> None:
+        """Delete the file of an upload that cannot be finished."""
+        with self._blobs.state.writing(0):
+            self._path.unlink(missing_ok=True)
+        self._writable_file().close()
+        self._uploads.hashes.forget(self._id)
+
+    def __exit__(self, *_: object) -> None:
+        """Cut off what was not kept, and unlock the file."""
+        file = self._open_file()
+        with suppress(OSError):  # else it is cut off before the next part
+            if not file.closed and self.end > self._kept_end:
+                file.truncate(self._kept_end)
+                self._remember_hash()
+        file.close()
+
+    def _remember_hash(self) -> None:
+        """Remember the hash of the kept bytes, with the stamp of the file as it is now."""
+        if self._kept_sha256 is not None:
+            stamp = FileStamp.of(self._writable_file())
+            self._uploads.hashes.put(self._id, stamp, self._kept_sha256.copy())
+
+    def _hash_file(self) -> Any:
+        with self._blobs.state.writing(0), self._path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256")
+
+    def _open_file(self) -> FileIO:
+        if self._file is None:
+            raise Internal("an unfinished file is used inside 'with'")
+        return self._file
+
+    def _writable_file(self) -> FileIO:
+        file = self._open_file()
+        if file.closed:
+            raise Internal("an unfinished file is not written after it was stored")
+        return file
+
+
+class _Hashes:
+    """Hashes of files as this process left them, valid while the file's stamp is the same."""
+
+    def __init__(self) -> None:
+        self._hashes: OrderedDict[str, tuple[FileStamp, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, id: str, stamp: FileStamp, offset: int) -> Any:
+        """A copy of the hash of the first `offset` bytes, None if it is not known."""
+        with self._lock:
+            entry = self._hashes.get(id)
+        return entry[1].copy() if entry is not None and entry[0] == stamp and stamp.size == offset else None
+
+    def put(self, id: str, stamp: FileStamp, sha256: Any) -> None:
+        """Remember the hash of a file with this stamp."""
+        with self._lock:
+            self._hashes[id] = (stamp, sha256)
+            self._hashes.move_to_end(id)
+            if len(self._hashes) > MAX_HASHES:
+                self._hashes.popitem(last=False)
+
+    def forget(self, id: str) -> None:
+        """Forget the hash of a file."""
+        with self._lock:
+            self._hashes.pop(id, None)
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file until it is closed; raises Conflict if another writer has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Conflict("Another request is writing to this upload.") from None
+    except OSError:  # a file system without locks
+        return
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    """Return True if `path` is still the path of an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

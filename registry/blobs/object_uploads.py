@@ -1,0 +1,219 @@
+"""Unfinished uploads as objects of a bucket, one for each part: `unfinished/<id>/<start>-<64 hex>`.
+
+All servers share them, so that any server can continue an upload. An object counts once the database refers to it: of
+two servers that receive a part for the same offset one has its part recorded, and the other removes its object, without
+a lock that a killed server would keep. Within a server one request at a time writes to an upload. Parts are put into
+the server's cache too, so that only those of other servers are downloaded at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from registry.blobs.bucket import Bucket
+from registry.blobs.cache import BlobCache
+from registry.blobs.contract import AcknowledgedUpload, BlobWriter, LostPartError, ServerBlobs, hex_of
+from registry.blobs.fetching import fetch
+from registry.errors import Conflict, DamagedBlob, Internal, Unavailable
+from registry.spec import UploadPart
+
+UNFINISHED = "unfinished"
+CHUNK = 1024 * 1024
+LIST_SECONDS = 3600.0
+"""Minimum time between two lists of all uploads, since providers charge for lists."""
+
+
+class ObjectUploads:
+    """An UploadStore over a bucket; `blobs` are those that uploads become."""
+
+    def __init__(self, blobs: ServerBlobs, bucket: Bucket, cache: BlobCache) -> None:
+        self.blobs = blobs
+        self.bucket = bucket
+        self.cache = cache
+        self._last_list: float | None = None
+        self._locked: set[str] = set()
+        self._lock = threading.Lock()
+
+    def durable_bytes(self, upload: AcknowledgedUpload) -> int:
+        """The bytes of the parts that the database has recorded; a lost one is noticed when it is read."""
+        return upload.upload_parts[-1].stop if upload.upload_parts else 0
+
+    def open(self, id: str) -> ObjectUpload:
+        """An upload to write a part of."""
+        return ObjectUpload(self, id)
+
+    @contextmanager
+    def locking(self, id: str) -> Iterator[None]:
+        """Lock an upload within this server; raises Conflict if another request has it locked."""
+        with self._lock:
+            if id in self._locked:
+                raise Conflict("Another request is writing to this upload.", param="id")
+            self._locked.add(id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._locked.remove(id)
+
+    def is_locked(self, id: str) -> bool:  # noqa: ARG002
+        """Return False: the database decides between concurrent writers."""
+        return False
+
+    def remove(self, id: str) -> bool:
+        """Delete the objects of an upload, unrecorded ones too; returns False if the store cannot be used."""
+        try:
+            self.bucket.delete(*self.bucket.list_keys(f"{UNFINISHED}/{id}"))
+        except Unavailable:
+            return False
+        return True
+
+    def older_than(self, moment: float) -> Iterator[str]:
+        """Ids of uploads whose objects are all from before a moment; none within LIST_SECONDS of the last list."""
+        if self._last_list is not None and time.monotonic() - self._last_list < LIST_SECONDS:
+            return
+        newest: dict[str, float] = {}
+        for key, modified in self.bucket.list_modified(UNFINISHED):
+            id = key.removeprefix(f"{UNFINISHED}/").partition("/")[0]
+            newest[id] = max(modified, newest.get(id, 0.0))
+        self._last_list = time.monotonic()
+        yield from (id for id, modified in newest.items() if modified < moment)
+
+    def key_of(self, id: str, upload_part: UploadPart) -> str:
+        """The key of a part, by its offset and its digest, so that sending a part again stores the same object."""
+        return f"{UNFINISHED}/{id}/{upload_part.start:015}-{hex_of(upload_part.digest)}"
+
+
+class ObjectUpload(AbstractContextManager["ObjectUpload"]):
+    """An OpenUpload whose part is written to a local file, and becomes an object when it is kept."""
+
+    def __init__(self, uploads: ObjectUploads, id: str) -> None:
+        self._uploads = uploads
+        self._blobs = uploads.blobs
+        self._acknowledged = AcknowledgedUpload(id)
+        self._stack = ExitStack()
+        self._path: Path | None = None
+        self._file: BinaryIO | None = None
+        self._sha256 = hashlib.sha256()
+        self._stored: str | None = None
+        self.end = 0
+        """Size of the upload with the bytes written so far."""
+
+    def __enter__(self) -> Self:
+        """Open the file of the part; raises Conflict if another request of this server has the upload locked."""
+        self._blobs.state.check()
+        with ExitStack() as stack:
+            stack.enter_context(self._uploads.locking(self._acknowledged.id))
+            self._path = stack.enter_context(self._blobs.scratch())
+            with self._blobs.state.writing(0):
+                self._file = stack.enter_context(self._path.open("r+b"))
+            self._stack = stack.pop_all()
+        return self
+
+    def begin(self, upload: AcknowledgedUpload) -> None:
+        """Write after the acknowledged bytes."""
+        self._acknowledged = upload
+        self.end = upload.received
+
+    @property
+    def _size(self) -> int:
+        return self.end - self._acknowledged.received
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises Unavailable if this server's disk is full."""
+        with self._blobs.state.writing(self._size + len(chunk)):
+            self._writable_file().write(chunk)
+        self._sha256.update(chunk)
+        self.end += len(chunk)
+
+    def keep(self) -> UploadPart | None:
+        """Store the written bytes as an object, after which no more can be written; raises Unavailable."""
+        file, path, size = self._writable_file(), self._path, self._size
+        if size == 0 or path is None:
+            return None
+        with self._blobs.state.writing(size):
+            file.flush()
+        digest = f"sha256:{self._sha256.hexdigest()}"
+        upload_part = UploadPart(start=self._acknowledged.received, size=size, digest=digest)
+        self._blobs.check()
+        self._uploads.bucket.put(self._key_of(upload_part), path, size)
+        cached = self._uploads.cache.keep(path, digest)
+        if cached is not None:
+            cached.close()
+        file.close()
+        return upload_part
+
+    def store(self, digest: str) -> None:
+        """Make the acknowledged parts and the written bytes the blob with this digest.
+
+        Raises DigestMismatch, or LostPartError if a part is missing or damaged in the store.
+        """
+        file = self._writable_file()
+        with self._blobs.writer(digest, max_bytes=self.end, length=self.end) as writer:
+            for upload_part in self._acknowledged.upload_parts:
+                with closing(self._open_part(upload_part)) as source:
+                    _copy(source, writer)
+            with self._blobs.state.writing(self._size):
+                file.flush()
+                file.seek(0)
+            _copy(file, writer)
+            writer.commit()
+        self._stored = digest
+
+    def _open_part(self, upload_part: UploadPart) -> BinaryIO:
+        cache, digest = self._uploads.cache, upload_part.digest
+        try:
+            with cache.lock(digest):
+                cached = cache.open(digest)
+                if cached is not None:
+                    return cached
+                return fetch(self._uploads.bucket, cache, digest, self._key_of(upload_part))[0]
+        except DamagedBlob:
+            raise LostPartError(upload_part) from None
+
+    def withdraw(self, upload_part: UploadPart) -> None:
+        """Delete the object of a part; if the store cannot be used, it is deleted with the upload."""
+        with suppress(Unavailable):
+            self._uploads.bucket.delete(self._key_of(upload_part))
+        self._uploads.cache.remove(upload_part.digest)
+
+    def finish(self) -> None:
+        """Delete the objects; if the store cannot be used, a sweep does."""
+        self._uploads.remove(self._acknowledged.id)
+        for upload_part in self._acknowledged.upload_parts:
+            if upload_part.digest != self._stored:  # the only part of an upload has the blob's digest
+                self._uploads.cache.remove(upload_part.digest)
+
+    def discard(self) -> None:
+        """Delete the objects, also those that another server stored for the same upload."""
+        self.finish()
+
+    def __exit__(self, *_: object) -> None:
+        """Delete the file of the part, and unlock the upload."""
+        with suppress(OSError):  # a full disk
+            self._open_file().close()
+        self._stack.close()
+
+    def _key_of(self, upload_part: UploadPart) -> str:
+        return self._uploads.key_of(self._acknowledged.id, upload_part)
+
+    def _open_file(self) -> BinaryIO:
+        if self._file is None:
+            raise Internal("an unfinished upload is used inside 'with'")
+        return self._file
+
+    def _writable_file(self) -> BinaryIO:
+        file = self._open_file()
+        if file.closed:
+            raise Internal("an unfinished upload is not written after its part was kept")
+        return file
+
+
+def _copy(source: BinaryIO, target: BlobWriter) -> None:
+    while chunk := source.read(CHUNK):
+        target.write(chunk)
