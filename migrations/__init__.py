@@ -1,10 +1,10 @@
-"""The schema's history. Called by `soup migrate`, and by `soup serve` for SQLite; imports the tables only.
+"""Migrations of the schema. Called by `soup migrate`, and by `soup serve` for SQLite; imports the tables only.
 
-Migrations run on a connection that is handed in; there is no alembic.ini and no environment to read. Of several that
-are asked for at once, in one process or in many, each waits for the one before and finds its work done.
+Migrations run on a given connection; there is no alembic.ini, and no environment variable is read. Concurrent upgrades,
+in one process or in many, run one after the other, and the later ones have nothing left to do.
 
-A database also says which is the oldest revision whose version may still run on it: that of the last release, since
-migrations only add to what that one uses. A version asks for it where it does not know the database's own revision.
+A database also stores the oldest revision whose version may still run on it: that of the last release, since migrations
+only add to what that one uses. A version reads it if it does not know the database's own revision.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, dele
 from migrations.last_release import REVISION as LAST_RELEASE
 
 SCRIPTS = Path(__file__).parent
-_one_at_a_time = threading.Lock()
-"""Alembic's context, which the scripts see, is one for the whole process."""
-_oldest = Table("oldest_version", MetaData(), Column("revision", String(32), primary_key=True))
-"""Beside Alembic's `alembic_version`, and like it no part of any revision: one row."""
+_lock = threading.Lock()
+"""Alembic's context, which the scripts use, is global to the process."""
+_oldest_version = Table("oldest_version", MetaData(), Column("revision", String(32), primary_key=True))
+"""One row; like Alembic's `alembic_version`, the table belongs to no revision."""
 
 
 def head() -> str:
@@ -38,7 +38,7 @@ def head() -> str:
 
 
 def knows(revision: str) -> bool:
-    """Whether this code has a revision; a database may be at one of a later version."""
+    """Return True if this version has a revision; a database may be at one of a later version."""
     try:
         return ScriptDirectory.from_config(_config()).get_revision(revision) is not None
     except CommandError:
@@ -52,45 +52,42 @@ def current(engine: Engine) -> str | None:
 
 
 def oldest(engine: Engine) -> str | None:
-    """The oldest revision whose version may run on a database; None where it does not say so."""
+    """The oldest revision whose version may run on a database; None if the database does not have it."""
     with engine.connect() as connection:
-        if not inspect(connection).has_table(_oldest.name):
+        if not inspect(connection).has_table(_oldest_version.name):
             return None
-        return connection.scalar(select(_oldest.c.revision))
+        return connection.scalar(select(_oldest_version.c.revision))
 
 
 def upgrade(engine: Engine, revision: str = "head") -> str | None:
-    """Bring a database up to a revision, in one transaction: all of it or nothing.
-
-    Returns the revision it was at when it had its turn.
-    """
+    """Upgrade a database to a revision, in one transaction; returns the revision it had when that began."""
     with _migrating(engine) as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
+        previous = MigrationContext.configure(connection).get_current_revision()
         command.upgrade(_config(connection), revision)
-        _say_oldest(connection)
-        return found
+        _store_oldest(connection)
+        return previous
 
 
 def downgrade(engine: Engine, revision: str) -> None:
-    """Bring a database down to a revision (`base` is empty), in one transaction."""
+    """Downgrade a database to a revision (`base` is empty), in one transaction."""
     with _migrating(engine) as connection:
         command.downgrade(_config(connection), revision)
-        _say_oldest(connection)
+        _store_oldest(connection)
 
 
 def is_compared(name: str | None, _kind: str, _parents: object) -> bool:
-    """Whether a thing in a database is compared with the tables: not each database's own index of words."""
-    return name is None or not name.startswith(("adapter_words_index", _oldest.name))
+    """Return True if a table or index is to be compared with the models: not the index of words."""
+    return name is None or not name.startswith(("adapter_words_index", _oldest_version.name))
 
 
-def _say_oldest(connection: Connection) -> None:
-    """Say which versions may run on what the migrations have made: those from the last release on."""
+def _store_oldest(connection: Connection) -> None:
+    """Store the oldest revision whose version may run on the migrated schema: that of the last release."""
     if MigrationContext.configure(connection).get_current_revision() is None:
-        _oldest.drop(connection, checkfirst=True)
+        _oldest_version.drop(connection, checkfirst=True)
         return
-    _oldest.create(connection, checkfirst=True)
-    connection.execute(delete(_oldest))
-    connection.execute(insert(_oldest).values(revision=LAST_RELEASE))
+    _oldest_version.create(connection, checkfirst=True)
+    connection.execute(delete(_oldest_version))
+    connection.execute(insert(_oldest_version).values(revision=LAST_RELEASE))
 
 
 def _config(connection: Connection | None = None) -> Config:
@@ -103,16 +100,16 @@ def _config(connection: Connection | None = None) -> Config:
 
 @contextmanager
 def _migrating(engine: Engine) -> Iterator[Connection]:
-    """A write transaction, which waits for its turn as long as it takes. On SQLite foreign keys are checked at its end.
+    """A write transaction, which waits for the lock without limit. On SQLite foreign keys are checked at its end.
 
-    SQLite alters most of a table by making another, copying, and dropping the first, which a foreign key to it refuses.
+    SQLite alters a table by creating another, copying, and dropping the first, which foreign keys to it would forbid.
     """
-    with _one_at_a_time, engine.connect().execution_options(soup_mode="migrate") as connection:
+    with _lock, engine.connect().execution_options(soup_mode="migrate") as connection:
         if engine.dialect.name != "sqlite":
             with connection.begin():
                 yield connection
             return
-        _pragma(connection, "foreign_keys=OFF")  # nothing happens inside of a transaction
+        _pragma(connection, "foreign_keys=OFF")  # has no effect inside a transaction
         try:
             with connection.begin():
                 yield connection
@@ -126,5 +123,5 @@ def _migrating(engine: Engine) -> Iterator[Connection]:
 
 
 def _pragma(connection: Connection, pragma: str) -> None:
-    """Run a pragma on the driver's connection, where it begins no transaction."""
+    """Run a pragma on the driver's connection, outside of a transaction."""
     connection.connection.cursor().execute(f"PRAGMA {pragma}")

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that `migrations/__init__.py` hands over."""
+"""Alembic's entry point: runs the migrations on the connection that `migrations/__init__.py` passes."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Up."""
+    """Upgrade the schema."""
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Down."""
+    """Downgrade the schema."""
     ${downgrades if downgrades else "pass"}

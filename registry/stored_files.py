@@ -1,7 +1,7 @@
-"""Files between blob store and catalogue: adapters loaded from them, digests recorded, unnamed files removed.
+"""Files between blob store and catalogue: loading adapters, recording digests, removing unreferenced files.
 
-Called by verbs and routes. `record_bytes` runs in the transaction that names what was stored a moment ago,
-`remove_files` after one that deleted rows. Both hold the write lock: no file goes that a push is about to name.
+Called by verbs and routes. `record_bytes` runs in the transaction that refers to stored bytes, `remove_files` after one
+that deleted rows. Both hold the write lock, so that no file is removed that a push is about to refer to.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from registry.context import Registry
 from registry.errors import Internal
 from registry.spec import AdapterConfig
 
+BATCH = 100
+"""Files removed in one transaction: a few requests to a bucket, between which others can write."""
+
 
 def loadable(row: AdapterRow, blobs: BlobStore) -> LoadableAdapter:
-    """The adapter of a row; its `load` raises Internal where the stored bytes are not those of the digest."""
+    """The adapter of a row; its `load` raises Internal if the stored weights have another digest."""
     stored = Stored(row.weights_blob, row.base_fingerprint)
     return from_store(row.digest, row.config, stored, blobs, named=row.ref, size_bytes=row.size_bytes)
 
@@ -27,7 +30,7 @@ def loadable(row: AdapterRow, blobs: BlobStore) -> LoadableAdapter:
 def from_store(
     digest: str, config: AdapterConfig, stored: Stored, blobs: BlobStore, *, named: str, size_bytes: int
 ) -> LoadableAdapter:
-    """An adapter by what is known of it without a database; otherwise as `loadable`."""
+    """The adapter with this digest, without a database; its `load` raises Internal like that of `loadable`."""
 
     def load() -> Tensors:
         tensors = load_tensors(blobs.read(stored.blob))
@@ -38,28 +41,24 @@ def from_store(
     return LoadableAdapter(digest, config, load, size_bytes, stored)
 
 
-AT_ONCE = 100
-"""Files that are removed in one transaction, which a bucket does in a few requests: others write in between."""
-
-
 def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: bytes) -> None:
-    """Name stored bytes in this transaction; they are stored again where a collection has removed them in between."""
+    """Record stored bytes in this transaction; stores them again if a collection has removed them in between."""
     catalogue.blobs.record(digest, len(data))
     if not registry.blobs.has(digest):
         registry.blobs.put_bytes(data)
 
 
 def remove_files(registry: Registry, moment: datetime) -> int:
-    """Remove the files of blobs that are noted to go by then, and that no transaction named since; how many.
+    """Remove the files of blobs whose removal is due by `moment`; returns their number.
 
-    Raises Unavailable or Busy where the store or the database cannot be used; the rest then goes at the next call.
+    Raises Unavailable or Busy if the store or the database cannot be used; the next call removes the rest.
     """
     count = 0
     while True:
         with registry.database.write() as catalogue:
-            due = catalogue.removals.due(moment, limit=AT_ONCE)
+            due = catalogue.removals.due(moment, limit=BATCH)
             registry.blobs.delete_all(due)
             catalogue.removals.record_removed(due)
         count += len(due)
-        if len(due) < AT_ONCE:
+        if len(due) < BATCH:
             return count

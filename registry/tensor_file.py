@@ -1,7 +1,7 @@
 """The safetensors container, read strictly and written deterministically. No torch.
 
-`parse` runs before any library sees a byte that people sent: it refuses header bombs, absurdly many tensors, duplicate
-keys, and offsets that overlap, leave gaps or leave the file, and it names pickles and archives for what they are.
+`parse` runs before any library sees a client's bytes: it refuses header bombs, too many tensors, duplicate keys, and
+offsets that overlap, leave gaps or exceed the file; its message says if the file is a pickle or an archive.
 Called by `adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
 """
 
@@ -21,19 +21,21 @@ from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge, 
 from registry.files import JsonCount, loads_strict
 
 DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
-    "U8": 1, "BOOL": 1,
-}  # fmt: skip
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
 MAX_HEADER_BYTES = 8 * 2**20
 MAX_TENSORS = 16_384
-"""Nine times those of a LoRA on every linear layer of a model of 126 layers (126 x 7 x 2), the most that adapters of
-one kind come to; unions and fusions hold several adapters. Each tensor costs some 100 microseconds to read."""
+"""Nine times those of a LoRA on every linear layer of a model of 126 layers (126 x 7 x 2), the largest adapter of one
+method; unions and fusions hold several adapters. Each tensor takes some 100 microseconds to read."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**48
 MAX_PROBLEMS = 100
 PREFIX_BYTES = 8
-LISTS_OF_A_TENSOR = 3
-"""Its object in the header, its shape and its offsets."""
+CONTAINERS_PER_TENSOR = 3
+"""JSON containers of a tensor in the header: its object, its shape and its offsets."""
 _LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.", re.ASCII)
 
 _MAGIC = (
@@ -61,33 +63,36 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of its tensors, `entries` by name in the order of their bytes."""
+    """The header of a safetensors file; `entries` are by name, in the order of their bytes."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
 
 
-def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = InvalidWeights) -> Invalid:
-    """The error that says all `problems` of a file; the message has the first, the list at most MAX_PROBLEMS."""
+def refuse(file: str, problems: Sequence[str], *, error: type[Invalid] = InvalidWeights) -> Invalid:
+    """The error for a file with these problems; its message has the first, its list at most MAX_PROBLEMS."""
     more = more_problems(len(problems))
-    shown = list(problems[:MAX_PROBLEMS])
+    listed = list(problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
-        shown.append(f"... and {len(problems) - MAX_PROBLEMS} more.")
-    return error(f"The {what} cannot be taken: {problems[0].rstrip('.')}{more}.", param=what, problems=shown)
+        listed.append(f"... and {len(problems) - MAX_PROBLEMS} more.")
+    return error(f"The {file} cannot be taken: {problems[0].rstrip('.')}{more}.", param=file, problems=listed)
 
 
 def parse(
-    data: bytes | memoryview, *, max_bytes: int, what: str = "weights", error: type[Invalid] = InvalidWeights
+    data: bytes | memoryview, *, max_bytes: int, file: str = "weights", error: type[Invalid] = InvalidWeights
 ) -> Header:
-    """The header of a safetensors file; raises TooLarge beyond `max_bytes`, else `error` with every problem found."""
+    """The header of a safetensors file; raises TooLarge beyond `max_bytes`, or `error` with all problems.
+
+    `file` is what messages call it, and their `param`.
+    """
     total = len(data)
     if total > max_bytes:
-        raise TooLarge(f"The {what} file has {total} bytes and the limit is {max_bytes}.", param=what)
+        raise TooLarge(f"The {file} file has {total} bytes and the limit is {max_bytes}.", param=file)
     try:
         raw, start = _header_bytes(data)
         table = _json_object(raw)
     except ValueError as problem:
-        raise refuse(what, [str(problem)], error=error) from None
+        raise refuse(file, [str(problem)], error=error) from None
     metadata = table.pop("__metadata__", {})
     is_table = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     problems = [] if is_table else ["Its __metadata__ is not a table of texts."]
@@ -102,15 +107,15 @@ def parse(
         entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
         problems = _layout_problems(entries, start, total)
     if problems:
-        raise refuse(what, problems, error=error)
+        raise refuse(file, problems, error=error)
     return Header(entries=entries, metadata=metadata)
 
 
 def header_of(path: Path) -> Header:
-    """The header of a file on disk, whose tensors are not read; raises InvalidWeights."""
+    """The header of a file on disk, without reading its tensors; raises InvalidWeights."""
     with path.open("rb") as file:
         size = path.stat().st_size
-        if size == 0:  # which cannot be mapped
+        if size == 0:  # an empty file cannot be mapped
             return parse(b"", max_bytes=0)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             return parse(view, max_bytes=size)
@@ -154,10 +159,10 @@ def _json_object(raw: bytes) -> dict[str, Any]:
 
 
 def _check_size(raw: bytes) -> None:
-    """Raises ValueError where a header lists more than MAX_TENSORS tensors, before it is parsed."""
+    """Raise ValueError if a header lists more than MAX_TENSORS tensors, before it is parsed."""
     count = JsonCount()
     count.add(raw)
-    if count.containers > MAX_TENSORS * LISTS_OF_A_TENSOR + 2:  # the table, and its metadata
+    if count.containers > MAX_TENSORS * CONTAINERS_PER_TENSOR + 2:  # the table, and its metadata
         raise _too_many()
 
 
@@ -170,26 +175,26 @@ def _is_size(value: object) -> bool:
 
 
 def _entry(name: str, value: object, start: int) -> Entry | str:
-    """One entry of the table, or the sentence that says what is wrong with it."""
-    shown = repr(name[:80])
+    """An entry of the header's table, or a sentence that describes what is wrong with it."""
+    label = repr(name[:80])
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        return f"Tensor {shown} needs exactly dtype, shape and data_offsets."
+        return f"Tensor {label} needs exactly dtype, shape and data_offsets."
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        return f"Tensor {shown} has unknown dtype {str(dtype)[:20]!r}."
+        return f"Tensor {label} has unknown dtype {str(dtype)[:20]!r}."
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
-        return f"Tensor {shown} has a shape that is not a short list of sizes."
+        return f"Tensor {label} has a shape that is not a short list of sizes."
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        return f"Tensor {shown} has data_offsets that are not two positions."
+        return f"Tensor {label} has data_offsets that are not two positions."
     begin, end = offsets
     needed = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != needed:
-        return f"Tensor {shown} of {dtype} {shape} needs {needed} bytes and its data_offsets give {end - begin}."
+        return f"Tensor {label} of {dtype} {shape} needs {needed} bytes and its data_offsets give {end - begin}."
     return Entry(dtype=dtype, shape=tuple(shape), begin=start + begin, end=start + end)
 
 
 def _layout_problems(entries: Mapping[str, Entry], start: int, total: int) -> list[str]:
-    """What keeps the tensors, in the order of their bytes, from covering the file exactly once."""
+    """Sentences that describe gaps and overlaps of the tensors, given in the order of their bytes."""
     problems = []
     position = start
     for name, entry in entries.items():
@@ -208,7 +213,7 @@ def _layout_problems(entries: Mapping[str, Entry], start: int, total: int) -> li
 def write(
     tensors: Iterable[tuple[str, str, tuple[int, ...], bytes]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """A safetensors file of (name, dtype, shape, bytes), in the given order: the same input, the same bytes."""
+    """The bytes of a safetensors file with these tensors (name, dtype, shape, bytes), in their order; deterministic."""
     table: dict[str, Any] = {}
     if metadata:
         table["__metadata__"] = dict(sorted(metadata.items()))
@@ -224,10 +229,10 @@ def write(
 
 
 def canonical_order(names: Iterable[str]) -> list[str]:
-    """`names` of tensors by (layer number, name), the layer being a name's first number; names without come first."""
+    """Names of tensors sorted by layer, which is the first number in a name, then by name; names without it first."""
+    return sorted(names, key=_layer_and_name)
 
-    def key(name: str) -> tuple[int, str]:
-        match = _LAYER.search(name)
-        return (int(match.group(1)) if match else -1, name)
 
-    return sorted(names, key=key)
+def _layer_and_name(name: str) -> tuple[int, str]:
+    match = _LAYER.search(name)
+    return (int(match.group(1)) if match else -1, name)

@@ -1,4 +1,4 @@
-"""Who answers for an adapter, and the losses of trainings by job. Servers of the release before do without either."""
+"""Owners of adapters, and loss curves of training jobs; servers of the previous release ignore both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIVE = sa.text("retired_at IS NULL")
 
 
 def upgrade() -> None:
-    """Add the column, the index that lists by owner are read by, and the table; a curve goes with its job by itself."""
+    """Add the column, its index, and the table, whose rows are deleted with their job."""
     op.add_column("adapters", sa.Column("owner", sa.String(length=200), nullable=True))
     op.create_index(
         op.f("ix_adapters_live_owner"), "adapters", ["owner", "id"], sqlite_where=LIVE, postgresql_where=LIVE
@@ -29,7 +29,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them: nobody is said to answer for anything, and trainings that came to nothing have no curve."""
+    """Drop the table, the index and the column, with all owners and curves."""
     op.drop_table("job_curves")
     op.drop_index(op.f("ix_adapters_live_owner"), table_name="adapters")
     op.drop_column("adapters", "owner")

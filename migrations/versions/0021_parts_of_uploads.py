@@ -1,4 +1,4 @@
-"""Parts of uploads that are objects of a bucket, so that any server goes on with an upload."""
+"""Parts of uploads that are stored as objects, so that any server can continue an upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table; uploads to a bucket that are under way begin again at 0."""
+    """Add the table; unfinished uploads to a bucket start again at 0."""
     op.create_table(
         "upload_parts",
         sa.Column("upload_id", sa.String(length=32), nullable=False),
@@ -28,5 +28,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it: uploads to a bucket that are under way begin again at 0."""
+    """Drop the table; unfinished uploads to a bucket start again at 0."""
     op.drop_table("upload_parts")

@@ -1,4 +1,4 @@
-"""Which version each server is of, so that an upgrade of a fleet is seen. Servers of the release before say none."""
+"""Versions of servers, to observe the upgrade of a fleet; servers of the previous release leave them empty."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns, empty of servers that are there."""
+    """Add the columns, empty for existing servers."""
     op.add_column("replicas", sa.Column("version", sa.String(length=32), nullable=True))
     op.add_column("replicas", sa.Column("revision", sa.String(length=32), nullable=True))
 
 
 def downgrade() -> None:
-    """Drop them: no server says its version."""
+    """Drop the columns."""
     op.drop_column("replicas", "revision")
     op.drop_column("replicas", "version")

@@ -1,4 +1,4 @@
-"""Servers no longer tell routers where they are and what they do.
+"""Columns for routers, which no longer exist.
 
 Servers of the last release still write these columns, so they get defaults here and are dropped one release later.
 """
@@ -23,7 +23,7 @@ DEFAULTS: dict[str, tuple[sa.types.TypeEngine[Any], str]] = {
 
 
 def upgrade() -> None:
-    """Drop what no release has used, and give the rest defaults."""
+    """Drop the columns that no release has used, and give the others defaults."""
     with op.batch_alter_table("replicas") as table:
         table.drop_column("revision")
         table.drop_column("version")
@@ -32,7 +32,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Servers say again what they do."""
+    """Add the columns again, and remove the defaults."""
     with op.batch_alter_table("replicas") as table:
         for name, (type_, _) in DEFAULTS.items():
             table.alter_column(name, existing_type=type_, existing_nullable=False, server_default=None)

@@ -19,7 +19,7 @@ def read_allowlist(path: Path) -> dict[str, BaseEntry]:
     A chat template is the template itself, or the name of a file that holds it.
     Raises InvalidParameter with every problem.
     """
-    table = read_toml(path, what="allowlist of base models", param="bases")
+    table = read_toml(path, subject="allowlist of base models", param="bases")
     bases = table.get("bases")
     if set(table) != {"bases"} or not isinstance(bases, dict) or not bases:
         raise InvalidParameter(f"{path} needs tables [bases.<id>], at least one and nothing else.", param="bases")

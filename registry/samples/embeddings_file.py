@@ -16,7 +16,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 def read_embeddings(data: bytes, *, max_bytes: int) -> np.ndarray:
     """The array of a file: float32 (units, dimensions), writable, finite. Raises InvalidSample or TooLarge."""
-    header = parse(data, max_bytes=max_bytes, what=NAME, error=InvalidSample)
+    header = parse(data, max_bytes=max_bytes, file=NAME, error=InvalidSample)
     if set(header.entries) != {NAME}:
         found = ", ".join(sorted(name[:40] for name in header.entries)[:5]) or "none"
         raise refuse(NAME, [f"one tensor named 'embeddings' is needed, found {found}"], error=InvalidSample)

@@ -133,7 +133,7 @@ def test_one_that_ended_in_the_middle_keeps_nobody_from_these_bytes_and_is_done_
 def test_a_turn_removes_so_many_and_others_write_in_between(
     registry: Registry, blobs: WatchedBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_files, "AT_ONCE", 2)
+    monkeypatch.setattr(stored_files, "BATCH", 2)
     forget(registry, b"one", b"two", b"three", b"four")
     blobs.fails = None
     assert remove_files(registry, datetime.now(UTC)) == 5

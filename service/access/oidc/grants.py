@@ -112,7 +112,7 @@ def values_of(claims: Mapping[str, Any], claim: str) -> frozenset[str]:
 
 def read_grants(path: Path) -> Grants:
     """The mapping of a file; raises InvalidParameter with every problem."""
-    table = read_toml(path, what="mapping of tokens", param="oidc_mapping")
+    table = read_toml(path, subject="mapping of tokens", param="oidc_mapping")
     try:
         return Grants.model_validate(table)
     except ValidationError as error:

@@ -265,7 +265,7 @@ def _parse_conversation(text: str, settings: Settings) -> list[dict[str, str]]:
             "new conversation.",
             param="before",
         )
-    messages = loads_strict(text, what="What was said before", error=InvalidParameter, max_keys=2)
+    messages = loads_strict(text, subject="What was said before", error=InvalidParameter, max_keys=2)
     if not isinstance(messages, list) or len(messages) > MAX_MESSAGES or not all(map(_is_message, messages)):
         raise InvalidParameter(
             f"What was said before is a list of at most {MAX_MESSAGES} turns, each with 'role' (user or assistant) and "

@@ -236,4 +236,4 @@ def is_json(content_type: str) -> bool:
 
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse a body; raises InvalidParameter unless it is JSON that every parser reads the same way."""
-    return loads_strict(body, what="The body", error=InvalidParameter, max_keys=MAX_KEYS)
+    return loads_strict(body, subject="The body", error=InvalidParameter, max_keys=MAX_KEYS)
