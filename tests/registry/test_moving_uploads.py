@@ -263,7 +263,7 @@ def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) 
     first, second, third = servers.start(), servers.start(), servers.start()
     id, other = first.open(ME).id, first.open(ME).id
     for server in (first, second, third):
-        server.limits = replace(server.limits, held=2000)
+        server.limits = replace(server.limits, reserved_bytes=2000)
     with ExitStack() as stack:
         with pytest.raises(WrongOffset), second.open_part(ME, id, start=0, stop=700) as lost:
             lost.write(b"x" * 700)
@@ -300,7 +300,7 @@ def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: p
     id = server.open(ME).id
     servers.bucket.put(f"unfinished/{id}/000000000000000-" + "0" * 64, b"x", 1)
     assert server.sweep() == 0
-    server.limits = replace(server.limits, keep=timedelta(seconds=-60))  # all that is there is old
+    server.limits = replace(server.limits, lifetime=timedelta(seconds=-60))  # all that is there is old
     assert server.sweep() == 0  # it has looked a moment ago
     monkeypatch.setattr(object_uploads, "LIST_SECONDS", 0.0)
     assert server.sweep() == 1
