@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
-from plots.charts import Series, heat_map, lines
+from plots.charts import CategoryAxis, Series, heat_map, lines
 from plots.style import to_svg
 
 Result = Mapping[str, Any]
@@ -177,10 +177,13 @@ def draw_spans(result: Result) -> str:
         values.setdefault((first, last), []).append(row["difference"])
     names = sorted({name for pair in values for name in pair}, key=int)
     means = {pair: sum(some) / len(some) for pair, some in values.items()}
-    return to_svg(heat_map(
-        "NLL lost without the adapters of a span of layers", rows=names, columns=names, values=means,
-        y_label="first layer of the span", x_label="last layer of the span (nats a token, mean of domains)",
-    ))  # fmt: skip
+    plot = heat_map(
+        "NLL lost without the adapters of a span of layers",
+        means,
+        rows=CategoryAxis("first layer of the span", names),
+        columns=CategoryAxis("last layer of the span (nats a token, mean of domains)", names),
+    )
+    return to_svg(plot)
 
 
 def _scales(result: Result) -> list[Row]:

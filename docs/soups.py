@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.soups import ALONE, EFFORTS
 from docs.markdown import table
 from docs.papers import FOLDER
-from plots.charts import Series, heat_map, interval_series, lines, points
+from plots.charts import CategoryAxis, Series, heat_map, interval_series, lines, points
 from plots.style import to_svg
 
 Result = Mapping[str, Any]
@@ -173,12 +173,15 @@ def draw_adapters(result: Result) -> str:
     """The change of mean NLL per token by each adapter alone, those first that help most."""
     values = {(row["adapter"], row["domain"]): row["difference"] for row in result["rows"] if row["way"] == ALONE}
     means = {name: fmean(value for (one, _), value in values.items() if one == name) for name, _ in values}
-    return to_svg(heat_map(
-        "Each adapter alone, on domains it was not trained on", values=values,
-        rows=sorted(means, key=lambda name: means[name]), columns=sorted({domain for _, domain in values}),
-        y_label="adapters, most helpful first",
-        x_label="change of mean NLL per token against the base; orange is better", decimals=2,
-    ))  # fmt: skip
+    domains = sorted({domain for _, domain in values})
+    plot = heat_map(
+        "Each adapter alone, on domains it was not trained on",
+        values,
+        rows=CategoryAxis("adapters, most helpful first", sorted(means, key=lambda name: means[name])),
+        columns=CategoryAxis("change of mean NLL per token against the base; orange is better", domains),
+        decimals=2,
+    )
+    return to_svg(plot)
 
 
 def hostile(result: Result, _name: str) -> list[str]:

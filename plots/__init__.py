@@ -1,7 +1,7 @@
-"""The one way to draw: figures of results, made with matplotlib for the command line, notebooks, the demo and pages.
+"""Figures of results, drawn with matplotlib for the command line, notebooks, the demo and the pages.
 
-Knows the values of `registry.spec` and nothing of servers or models. Imported only where something is drawn, since an
-install of the client alone has no matplotlib.
+Knows the values of `registry.spec`, and nothing of servers or models. Import it only where something is drawn: an
+installation of the client alone has no matplotlib.
 """
 
 from importlib.util import find_spec

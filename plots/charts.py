@@ -1,7 +1,7 @@
-"""The kinds of figures: panels of bars and intervals, series with intervals, lines, points, heat maps, lineages.
+"""Kinds of figures: panels of bars and intervals, series with intervals, lines, points, heat maps, lineages.
 
-Every function returns a figure of its own. Rows have their numbers beside them and series their own markers, so that
-colour is never alone.
+Every function returns a new figure. Rows have their numbers beside them and series have different markers, so that no
+information is in the colour alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,14 +22,14 @@ from plots.style import LIGHT, MARKERS, Plot, Theme, add_legend, new_plot, print
 
 WIDTH = 560.0
 ROW, PANEL_FRAME, LINE = 17.0, 42.0, 14.0
-"""Points: a row of a panel, a panel's caption and axis, and a line of text."""
+"""Heights in points: a row of a panel, a panel's caption and axis, and a line of text."""
 MAX_ROWS = 50
 NAME_OFFSETS = ((7, 0), (-7, 0), (7, 11), (-7, 11), (7, -11), (-7, -11))
-"""Where a name may stand beside its point, in points to the right and up."""
+"""Positions of a name relative to its point, to the right and up, in points."""
 LABEL_LETTERS, TITLE_LETTERS, LINE_LETTERS, CAPTION_LETTERS = 38, 80, 90, 66
 HATCHES = ("", "//", "..", "xx")
 MAX_LINEAGE = 16
-"""Adapters of a column of a lineage; the page's tables have all."""
+"""Adapters in a column of a lineage; the page's tables have all."""
 Point = tuple[float, float]
 
 
@@ -68,6 +68,14 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class CategoryAxis:
+    """An axis of a heat map: its label and the names of its rows or columns."""
+
+    label: str
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Series:
     """A line's name and points (x, y); `marked` is the x of a point to highlight."""
 
@@ -95,25 +103,25 @@ def panels(title: str, sentences: Sequence[str], panels: Sequence[Panel], *, the
 
 
 def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
-    rows, left_over = panel.rows[:MAX_ROWS], len(panel.rows) - MAX_ROWS
-    caption = panel.caption + (f" ({left_over} more rows are not shown)" if left_over > 0 else "")
+    rows, hidden = panel.rows[:MAX_ROWS], len(panel.rows) - MAX_ROWS
+    caption = panel.caption + (f" ({hidden} more rows are not shown)" if hidden > 0 else "")
     axes.set_title("\n".join(textwrap.wrap(caption, CAPTION_LETTERS)), loc="left", fontsize=9, color=theme.ink)
     _name_ticks(axes.yaxis, range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.axvline(0, color=theme.muted, linewidth=1)
     colour = theme.series[0]
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         fill = colour if row.chosen else theme.ground
         if isinstance(row, Bar):
-            axes.barh(place, row.value, height=0.62, facecolor=fill, edgecolor=colour)
+            axes.barh(position, row.value, height=0.62, facecolor=fill, edgecolor=colour)
             text = row.text
         else:
-            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.6)
-            axes.plot(row.value, place, marker="o", markersize=6, markerfacecolor=fill, markeredgecolor=colour)
+            axes.plot([row.low, row.high], [position, position], color=colour, linewidth=1.6)
+            axes.plot(row.value, position, marker="o", markersize=6, markerfacecolor=fill, markeredgecolor=colour)
             half = (row.high - row.low) / 2
             text = f"{row.value:+.4f}" + (f" ± {half:.4f}" if half > 0 else "")
-        axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=theme.ink)
+        axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=theme.ink)
     style_axes(axes, theme, grid="x")
     axes.spines["left"].set_visible(False)
 
@@ -131,12 +139,12 @@ def interval_series(
     axes = figure.subplots()
     for number, (name, values) in enumerate(series.items()):
         shift = 0.7 * ((number + 0.5) / len(series) - 0.5)
-        places = [place + shift for place, row in enumerate(rows) if row in values]
-        drawn = np.array([values[row] for row in rows if row in values])
+        positions = [position + shift for position, row in enumerate(rows) if row in values]
+        intervals = np.array([values[row] for row in rows if row in values])  # (rows, 3)
         axes.errorbar(
-            drawn[:, 0],
-            places,
-            xerr=np.abs(drawn[:, 1:] - drawn[:, :1]).T,
+            intervals[:, 0],
+            positions,
+            xerr=np.abs(intervals[:, 1:] - intervals[:, :1]).T,
             label=name,
             linestyle="none",
             capsize=2,
@@ -147,9 +155,7 @@ def interval_series(
     axes.axvline(0, color=theme.muted, linewidth=1)
     _name_ticks(axes.yaxis, range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(x_label)
-    style_axes(axes, theme, grid="x")
-    _set_title(figure, axes, title, theme)
+    _finish(figure, axes, theme, title=title, x_label=x_label, grid="x")
     return figure
 
 
@@ -163,7 +169,7 @@ def lines(
     logarithmic: bool = False,
     theme: Theme = LIGHT,
 ) -> Plot:
-    """Lines over one axis; a `logarithmic` one has these ticks, or one at every point. Each series has a point."""
+    """Lines over one axis, a logarithmic one with `ticks` or with a tick at every point. Each series needs a point."""
     figure = new_plot(WIDTH, 290, theme)
     axes = figure.subplots()
     for number, line in enumerate(series):
@@ -180,10 +186,7 @@ def lines(
         )
     if logarithmic:
         _set_logarithmic(axes, ticks or sorted({x for line in series for x, _ in line.points}))
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    style_axes(axes, theme, grid="y")
-    _set_title(figure, axes, title, theme)
+    _finish(figure, axes, theme, title=title, x_label=x_label, y_label=y_label, grid="y")
     return figure
 
 
@@ -196,20 +199,17 @@ def points(
     ticks: Sequence[float],
     theme: Theme = LIGHT,
 ) -> Plot:
-    """Points over a logarithmic axis, each with its name."""
+    """Named points over a logarithmic axis."""
     figure = new_plot(WIDTH, 320, theme, constrained=False)
     axes = figure.add_axes((0.1, 0.13, 0.7, 0.78))
     _set_logarithmic(axes, ticks)
-    _scatter(axes, places, {}, theme, every_name=True)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    style_axes(axes, theme, grid="y")
-    _set_title(figure, axes, title, theme)
+    _scatter(axes, places, {}, theme, show_all_names=True)
+    _finish(figure, axes, theme, title=title, x_label=x_label, y_label=y_label, grid="y")
     return figure
 
 
 def domain_map(places: Mapping[str, Point], text: Point | None = None, *, theme: Theme = LIGHT) -> Plot:
-    """Domains in two dimensions of one scale, and a text among them; a name is drawn where it has room."""
+    """Domains and a text in two dimensions of equal scale, with the names that do not overlap."""
     figure = new_plot(680, 440, theme, constrained=False)
     axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
     axes.set_aspect("equal", adjustable="datalim")
@@ -222,9 +222,9 @@ def domain_map(places: Mapping[str, Point], text: Point | None = None, *, theme:
 
 
 def _scatter(
-    axes: Axes, places: Mapping[str, Point], special: Mapping[str, Point], theme: Theme, *, every_name: bool = False
+    axes: Axes, places: Mapping[str, Point], special: Mapping[str, Point], theme: Theme, *, show_all_names: bool = False
 ) -> None:
-    """Draw points and, special ones first, the names that have room beside them; with `every_name` all of them."""
+    """Draw points and the names that do not overlap, special points first; with `show_all_names` every name."""
     named = {**special, **places}
     coordinates = np.array(list(named.values()), dtype=float)
     axes.plot(*np.array(list(places.values())).T, "o", markersize=6, color=theme.series[0])
@@ -235,20 +235,20 @@ def _scatter(
     axes.autoscale_view()
     scale = 72 / axes.figure.dpi
     positions = axes.transData.transform(coordinates) * scale
-    taken = np.hstack([positions - 4, positions + 4])
-    left_edge, right_edge = scale * axes.bbox.x0, scale * axes.bbox.x1 + (90 if every_name else 0)
+    occupied = np.hstack([positions - 4, positions + 4])  # (boxes, left bottom right top)
+    left_edge, right_edge = scale * axes.bbox.x0, scale * axes.bbox.x1 + (90 if show_all_names else 0)
     for name, (x, y) in zip(named, positions, strict=True):
         width = 5.2 * len(name)
-        for right, up in NAME_OFFSETS if every_name else NAME_OFFSETS[:2]:
-            left = x + right - (width if right < 0 else 0)
-            box = np.array([left, y + up - 6, left + width, y + up + 6])
-            free = not np.any(np.all((taken[:, :2] < box[2:]) & (box[:2] < taken[:, 2:]), axis=1))
-            if free and left_edge <= left and left + width <= right_edge:
+        for right, up in NAME_OFFSETS if show_all_names else NAME_OFFSETS[:2]:
+            begin = x + right - (width if right < 0 else 0)
+            box = np.array([begin, y + up - 6, begin + width, y + up + 6])
+            overlaps = np.any(np.all((occupied[:, :2] < box[2:]) & (box[:2] < occupied[:, 2:]), axis=1))
+            if not overlaps and left_edge <= begin and begin + width <= right_edge:
                 break
         else:
-            if not every_name:
+            if not show_all_names:
                 continue
-        taken = np.vstack([taken, box])
+        occupied = np.vstack([occupied, box])
         axes.annotate(
             name,
             named[name],
@@ -264,20 +264,18 @@ def _scatter(
 
 def heat_map(
     title: str,
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
     values: Mapping[tuple[str, str], float],
-    y_label: str,
-    x_label: str,
+    *,
+    rows: CategoryAxis,
+    columns: CategoryAxis,
     decimals: int = 3,
     theme: Theme = LIGHT,
 ) -> Plot:
-    """A cell with its number for each (row, column) that has a value, darker the further it is from zero."""
-    figure = new_plot(max(WIDTH, 150 + 50 * len(columns)), 130 + 22 * len(rows), theme)
+    """A cell with its number for each (row, column) that has a value, darker with the distance from zero."""
+    figure = new_plot(max(WIDTH, 150 + 50 * len(columns.names)), 130 + 22 * len(rows.names), theme)
     axes = figure.subplots()
-    cells = [values.get((row, column), np.nan) for row in rows for column in columns]
-    matrix = np.array(cells, dtype=float).reshape(len(rows), len(columns))
+    cells = [values.get((row, column), np.nan) for row in rows.names for column in columns.names]
+    matrix = np.array(cells, dtype=float).reshape(len(rows.names), len(columns.names))
     largest = max((abs(value) for value in values.values()), default=0.0) or 1.0
     colours = LinearSegmentedColormap.from_list("around zero", [theme.negative, theme.ground, theme.positive])
     axes.pcolormesh(matrix, cmap=colours, vmin=-largest, vmax=largest, edgecolors=theme.ground, linewidth=1)
@@ -287,22 +285,19 @@ def heat_map(
             axes.text(
                 column + 0.5, row + 0.5, f"{value:+.{decimals}f}", ha="center", va="center", fontsize=8, color=colour
             )
-    long = max(map(len, columns), default=0) > 8
-    rotation, anchor = (40, "right") if long else (0, "center")
-    _name_ticks(axes.xaxis, np.arange(len(columns)) + 0.5, columns, rotation=rotation, ha=anchor)
-    _name_ticks(axes.yaxis, np.arange(len(rows)) + 0.5, rows)
+    is_rotated = max(map(len, columns.names), default=0) > 8
+    rotation, anchor = (40, "right") if is_rotated else (0, "center")
+    _name_ticks(axes.xaxis, np.arange(len(columns.names)) + 0.5, columns.names, rotation=rotation, ha=anchor)
+    _name_ticks(axes.yaxis, np.arange(len(rows.names)) + 0.5, rows.names)
     axes.invert_yaxis()
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    style_axes(axes, theme)
-    _set_title(figure, axes, title, theme)
+    _finish(figure, axes, theme, title=title, x_label=columns.label, y_label=rows.label)
     return figure
 
 
 def stacked_bars(
     labels: Sequence[str], series: Mapping[str, Sequence[float]], *, x_label: str = "", theme: Theme = LIGHT
 ) -> Plot:
-    """A bar for each label, made of a segment for each series."""
+    """A bar for each label with a segment for each series."""
     figure = new_plot(WIDTH, 80 + ROW * (len(labels) + len(series) / 2), theme)
     axes = figure.subplots()
     ends = np.zeros(len(labels))
@@ -329,7 +324,7 @@ def stacked_bars(
 
 
 def lineage(name: str, parents: Sequence[tuple[str, float]], children: Sequence[str], *, theme: Theme = LIGHT) -> Plot:
-    """An adapter between what it was mixed from, with weights as thickness, and the soups mixed from it."""
+    """An adapter between its ingredients, with weights as the thickness of lines, and the soups mixed from it."""
     parents, children = parents[:MAX_LINEAGE], children[:MAX_LINEAGE]
     rows = max(len(parents), len(children), 1)
     figure = new_plot(680, 24 + 26 * rows, theme, constrained=False)
@@ -354,9 +349,9 @@ def _draw_box(axes: Axes, x: float, y: float, text: str, theme: Theme, *, colour
     axes.text(x, y, shorten(text, 32), ha="center", va="center", fontsize=9, color=theme.ink, bbox=box)
 
 
-def _name_ticks(axis: Axis, places: Sequence[float] | NDArray[Any], names: Sequence[str], **text: Any) -> None:
-    """Put names at these places of an axis. matplotlib sets tick labels anew whenever it draws."""
-    axis.set_ticks(places, [shorten(printable(name), LABEL_LETTERS) for name in names], parse_math=False, **text)
+def _name_ticks(axis: Axis, positions: Sequence[float] | NDArray[Any], names: Sequence[str], **text: Any) -> None:
+    """Set names as tick labels. Formulas are disabled here because matplotlib recreates tick labels when it draws."""
+    axis.set_ticks(positions, [shorten(printable(name), LABEL_LETTERS) for name in names], parse_math=False, **text)
 
 
 def _set_logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
@@ -365,13 +360,24 @@ def _set_logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _set_title(figure: Plot, axes: Axes, title: str, theme: Theme) -> None:
-    """Set the title, and the names of the series where there are any."""
+def _finish(
+    figure: Plot,
+    axes: Axes,
+    theme: Theme,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str = "",
+    grid: Literal["x", "y"] | None = None,
+) -> None:
+    """Set the labels, the style, the title and, if there are series, the legend."""
+    axes.set(xlabel=x_label, ylabel=y_label)
+    style_axes(axes, theme, grid=grid)
     axes.set_title(shorten(title, TITLE_LETTERS), loc="left", fontsize=10, color=theme.ink)
     if axes.get_legend_handles_labels()[0]:
         add_legend(figure, axes, theme)
 
 
 def shorten(text: str, letters: int) -> str:
-    """The text, or its two ends where it is longer: versions are at the end of a name."""
+    """The text, or if it is longer its beginning and its end, which has the version of a name."""
     return text if len(text) <= letters else f"{text[: letters - letters // 3 - 1]}…{text[-(letters // 3) :]}"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plots.charts import Bar, Interval, Panel, Series, heat_map, lines, panels
+from plots.charts import Bar, CategoryAxis, Interval, Panel, Series, heat_map, lines, panels
 from plots.style import LIGHT, Plot, Theme
 from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
 from registry.spec.search import WAYS
@@ -35,7 +35,7 @@ def soup_plot(
     search: Search | None,
     verification: Verification | None,
 ) -> Plot:
-    """The result of a cook: ingredients, differences against the base, and the adapters that were weighed."""
+    """The result of a cook: ingredients, differences against the base, and the gains of the candidates."""
     candidates = search.candidates if search else ()
     refs = {adapter.digest: adapter.ref for adapter in (selection.selected if selection else ())}
     refs |= {candidate.digest: candidate.ref for candidate in candidates}
@@ -68,7 +68,7 @@ def soup_plot(
 
 
 def base_differences(search: Search | None, check: Verification | None, *, abstained: bool) -> list[Interval]:
-    """Every difference of mean NLL against the base that a cook measured, in nats a token with its interval."""
+    """The measured differences of mean NLL against the base, in nats per token with their intervals."""
     differences: list[Interval] = []
     if search is not None and search.held_out > 1:
         errors = _errors_in_interval(check)
@@ -90,19 +90,19 @@ def base_differences(search: Search | None, check: Verification | None, *, absta
 
 
 def _errors_in_interval(check: Verification | None) -> float:
-    """Half the width of the verification's interval in standard errors; all trials share its passages."""
+    """Half the width of the verification's interval in standard errors, used for all trials on its passages."""
     if check is None or check.interval is None or not check.standard_error:
         return 0.0
     return (check.interval[1] - check.difference) / check.standard_error
 
 
 def selection_plot(selection: Selection) -> Plot:
-    """The ranking of a selection by score: the adapters chosen, then those left out."""
+    """The scores of a selection: the selected adapters, then the others."""
     chosen = [
         Bar(adapter.ref, adapter.score or 0.0, _score_text(adapter.score, f"weight {float(adapter.weight):.2f}"))
         for adapter in selection.selected
     ]
-    left_out = [
+    excluded = [
         Bar(adapter.ref, adapter.score, _score_text(adapter.score), chosen=False)
         for adapter in selection.left_out
         if adapter.score is not None
@@ -113,7 +113,7 @@ def selection_plot(selection: Selection) -> Plot:
     caption = "Score; filled: chosen" + (f" ({', '.join(thresholds)})" if thresholds else "")
     total = len(chosen) + len(selection.left_out) + sum(selection.more_left_out.values())
     title = "Abstained: no adapter fits" if selection.abstained else f"{len(chosen)} chosen of {total}"
-    return panels(title, [selection.reason, *selection.warnings], [Panel(caption, [*chosen, *left_out])])
+    return panels(title, [selection.reason, *selection.warnings], [Panel(caption, [*chosen, *excluded])])
 
 
 def _score_text(score: float | None, more: str = "") -> str:
@@ -121,7 +121,7 @@ def _score_text(score: float | None, more: str = "") -> str:
 
 
 def perplexity_plot(model: str, report: PerplexityReport, *, against: str | None) -> Plot:
-    """Perplexity of a model, beside the model `against` with their difference, and a histogram over the texts."""
+    """The perplexity of a model, of the model `against` with the difference, and a histogram over the texts."""
     bars = [_perplexity_bar(model, report.perplexity)]
     rows = [Panel("Perplexity", bars)]
     if report.baseline is not None:
@@ -143,7 +143,7 @@ def _baseline_interval(model: str, baseline: BaselineReport) -> Interval:
 
 
 def _histogram(report: PerplexityReport) -> list[Bar]:
-    """The number of texts by mean NLL, in bins of equal width; texts without tokens are left out."""
+    """The number of texts by mean NLL, in bins of equal width; texts without tokens are skipped."""
     values = [text.nll / text.tokens for text in report.texts if text.tokens]
     if len(values) < 2 or min(values) == max(values):
         return []
@@ -157,7 +157,7 @@ def _histogram(report: PerplexityReport) -> list[Bar]:
 
 
 def fit_plot(selector: str, domains: int, report: Mapping[str, Any]) -> Plot:
-    """How well a fitted selector tells domains apart, from its report, and its scores by domain or cluster."""
+    """The accuracy of a fitted selector, from its report, and its scores by domain or cluster."""
     shares = [
         Bar(label, report[name], f"{report[name]:.1%}")
         for name, label in FIT_SHARES.items()
@@ -182,7 +182,7 @@ def fit_plot(selector: str, domains: int, report: Mapping[str, Any]) -> Plot:
 
 
 def evaluation_plot(title: str, figures: Mapping[str, float]) -> Plot:
-    """The figures of an adapter on a task's data; for language modelling beside the base model's."""
+    """The metrics of an adapter on a task's data; for language modelling also those of the base model."""
     if "base_perplexity" not in figures:
         rates = [
             Bar(name.replace("_", " "), value, f"{value:.4g}")
@@ -202,7 +202,7 @@ def evaluation_plot(title: str, figures: Mapping[str, float]) -> Plot:
 
 
 def training_plot(title: str, record: Mapping[str, Any]) -> Plot:
-    """The losses of a training over its steps, from its record."""
+    """The losses of a training by step, from its record."""
     return losses_plot(
         title,
         by="step",
@@ -221,7 +221,7 @@ def losses_plot(
     best: int | None,
     theme: Theme = LIGHT,
 ) -> Plot:
-    """Mean losses as points (step or pass, loss); `best` is the step whose state was kept."""
+    """Curves of mean loss by step or pass; `best` is the step whose state was kept."""
     curves = {"held out": held_out, "in training": training}
     series = [
         Series(name, [(step, loss) for step, loss in curve], best if name == "held out" else None)
@@ -232,12 +232,10 @@ def losses_plot(
 
 
 def strategies_plot(strategies: Sequence[str], domains: Sequence[str], gains: Mapping[tuple[str, str], float]) -> Plot:
-    """A heat map of what strategies take off the base's mean NLL, by (strategy, domain)."""
+    """A heat map of how much strategies lower the base's mean NLL, by (strategy, domain)."""
     return heat_map(
         "Decrease of mean NLL a token against the base",
-        rows=strategies,
-        columns=domains,
-        values=gains,
-        y_label="strategy",
-        x_label="domain; blue is better than the base, orange worse",
+        gains,
+        rows=CategoryAxis("strategy", strategies),
+        columns=CategoryAxis("domain; blue is better than the base, orange worse", domains),
     )

@@ -1,4 +1,4 @@
-"""The look of every figure, in light and dark, and how a figure becomes SVG."""
+"""The themes and common elements of figures, and their conversion to SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAVING = threading.Lock()
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a figure; `series` tells series apart, which also differ in their markers."""
+    """Colours of a figure; `series` has one for each series, which also have different markers."""
 
     ink: str
     muted: str
@@ -56,10 +56,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 class Plot(Figure):
-    """A matplotlib figure that shows itself as SVG in notebooks and takes every text literally."""
+    """A matplotlib figure that notebooks show as SVG, and that shows every text literally."""
 
     def draw(self, renderer: RendererBase) -> None:
-        """Draw it; `$` in a name is a dollar sign and no formula, and control characters are shown as `?`."""
+        """Draw the figure without formulas (`$` is a dollar sign) and with `?` for control characters."""
         for text in self.findobj(Text):
             assert isinstance(text, Text)
             text.set_parse_math(False)
@@ -67,18 +67,18 @@ class Plot(Figure):
         super().draw(renderer)
 
     def _repr_html_(self) -> str:
-        """An image for notebooks, so that its style is its own and not the page's."""
+        """An image element for notebooks, which isolates its styles from those of the page."""
         data = base64.b64encode(to_svg(self).encode()).decode()
         return f'<img alt="Plot" src="data:image/svg+xml;base64,{data}">'
 
 
 def printable(text: str) -> str:
-    """The text with `?` for each character that is not printable, most of which XML does not allow."""
+    """The text with `?` for characters that are not printable, most of which XML forbids."""
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
 def new_plot(width: float, height: float, theme: Theme, *, constrained: bool = True) -> Plot:
-    """An empty figure of this size in points, whose axes are arranged around their labels if `constrained`."""
+    """An empty figure of this size in points; if `constrained`, its axes leave room for their labels."""
     layout: Literal["constrained"] | None = "constrained" if constrained else None
     figure = Plot(figsize=(width / 72, height / 72), facecolor=theme.ground, layout=layout)
     FigureCanvasSVG(figure)
@@ -86,7 +86,7 @@ def new_plot(width: float, height: float, theme: Theme, *, constrained: bool = T
 
 
 def style_axes(axes: Axes, theme: Theme, *, grid: Literal["x", "y", "both"] | None = None) -> None:
-    """Give axes the theme's colours, and only the left and bottom spine."""
+    """Apply the theme's colours, and hide the top and right spine."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=9)
     for side, spine in axes.spines.items():
@@ -101,7 +101,7 @@ def style_axes(axes: Axes, theme: Theme, *, grid: Literal["x", "y", "both"] | No
 
 
 def add_legend(figure: Figure, axes: Axes, theme: Theme, *, columns: int = 3) -> None:
-    """Put the names of the series above the axes."""
+    """Add a legend with the names of the series above the axes."""
     handles, names = axes.get_legend_handles_labels()
     figure.legend(
         handles, names, loc="outside upper left", ncols=columns, frameon=False, fontsize=9, labelcolor=theme.ink
@@ -109,11 +109,11 @@ def add_legend(figure: Figure, axes: Axes, theme: Theme, *, columns: int = 3) ->
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as an SVG file; the same figure gives the same text. Callable from several threads."""
+    """The figure as deterministic SVG. Thread-safe."""
     file = io.StringIO()
     metadata: dict[str, Any] = {"Date": None, "Creator": None}
     with _SAVING, mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcParams["svg.fonttype"] = "none"  # text stays text, which is small and can be searched
+        mpl.rcParams["svg.fonttype"] = "none"  # text remains text, which is small and can be searched
         mpl.rcParams["svg.hashsalt"] = "adaptersoup"  # the same figure gives the same bytes
         # matplotlib measures text with its own font; the reader's browser has glyphs for other scripts
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

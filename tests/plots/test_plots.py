@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plots.charts import (
     MAX_ROWS,
     Bar,
+    CategoryAxis,
     Interval,
     Panel,
     Series,
@@ -87,7 +88,11 @@ KINDS: dict[str, Callable[[str, Theme], Plot]] = {
         name, rows=[name], series={name: {name: (1, 0, 2)}}, x_label=name, theme=theme
     ),
     "heat map": lambda name, theme: heat_map(
-        name, rows=[name], columns=[name], values={(name, name): 0.5}, x_label=name, y_label=name, theme=theme
+        name,
+        {(name, name): 0.5},
+        rows=CategoryAxis(name, [name]),
+        columns=CategoryAxis(name, [name]),
+        theme=theme,
     ),
     "stacked bars": lambda name, theme: stacked_bars([name], {name: [1.0]}, theme=theme),
     "lineage": lambda name, theme: lineage(name, [(name, 0.5)], [name], theme=theme),
@@ -232,5 +237,6 @@ def test_plots_are_drawn_in_several_threads_at_once() -> None:
 
 def test_a_heat_map_has_a_number_in_every_cell_that_has_a_value() -> None:
     values = {("0", "b"): 0.5, ("1", "b"): -0.25}
-    shown = texts(heat_map("t", rows=["0", "1"], columns=["a", "b"], values=values, x_label="x", y_label="y"))
+    rows, columns = CategoryAxis("y", ["0", "1"]), CategoryAxis("x", ["a", "b"])
+    shown = texts(heat_map("t", values, rows=rows, columns=columns))
     assert [text for text in shown if "." in text] == ["+0.500", "-0.250"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -9,11 +11,12 @@ from fastapi import APIRouter, Request, Response
 from plots.charts import MAX_LINEAGE, lineage
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
-from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import paths
+from service.http.pages.cookies import is_secure
+from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.losses import (
     Losses,
     losses_context,
@@ -24,20 +27,20 @@ from service.http.pages.losses import (
 )
 from service.http.pages.models import AliasChip, Use, aliases_by_ref, use_of
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import ThemeQuery, svg_response
-from service.http.pages.snippets import server_origin, snippets
-from service.http.pages.tables import csv_response
 from service.http.routes.adapters import get_file, list_adapters, list_files
 from service.http.routes.usage import get_usage
 from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
 from service.http.schemas.usage import UsageList, UsageTotal
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_VERSIONS = 20
 """Versions of the same name that are linked."""
+HOST = re.compile(r"[A-Za-z0-9._\-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?", re.ASCII)
+"""A host with an optional port that can be copied into a shell."""
+PROMPT = "Once upon a time"
+"""The prompt in the commands."""
 
 
 class ModelPage(Wire):
@@ -59,7 +62,21 @@ class ModelPage(Wire):
 @pages.get(paths.MODEL + paths.JSON)
 def model(ns: str, name: str, services: AppServices, principal: Reader) -> ModelPage:
     """The content of the page."""
-    return _model_page(services, principal, adapter_named(services, principal, ns, name))
+    row = adapter_named(services, principal, ns, name)
+    body, lineage = adapter_body(row), lineage_of(services, principal.namespaces, row)
+    versions = list_adapters(services, principal, name=f"{row.namespace}/{row.name}", limit=MAX_VERSIONS)
+    usage = get_usage(services, principal, model=row.ref, by=["model"])
+    assert isinstance(usage, UsageList)
+    return ModelPage(
+        adapter=body,
+        aliases=aliases_by_ref(services, [body]).get(row.ref, []),
+        use=use_of(services, principal, body),
+        versions=[version.ref for version in versions.data],
+        files=list_files(row.namespace, f"{row.name}@{row.version}", services, principal).data,
+        lineage=lineage,
+        losses=_losses(row, lineage),
+        used=usage.total,
+    )
 
 
 @pages.get(paths.MODEL)
@@ -111,23 +128,51 @@ def file(request: Request, ns: str, name: str, file: str, services: AppServices,
     return response
 
 
-def _model_page(services: Services, principal: Principal, row: AdapterRow) -> ModelPage:
-    body, lineage = adapter_body(row), lineage_of(services, principal.namespaces, row)
-    versions = list_adapters(services, principal, name=f"{row.namespace}/{row.name}", limit=MAX_VERSIONS)
-    usage = get_usage(services, principal, model=row.ref, by=["model"])
-    assert isinstance(usage, UsageList)
-    return ModelPage(
-        adapter=body,
-        aliases=aliases_by_ref(services, [body]).get(row.ref, []),
-        use=use_of(services, principal, body),
-        versions=[version.ref for version in versions.data],
-        files=list_files(row.namespace, f"{row.name}@{row.version}", services, principal).data,
-        lineage=lineage,
-        losses=_losses(row, lineage),
-        used=usage.total,
-    )
-
-
 def _losses(row: AdapterRow, lineage: Lineage) -> Losses | None:
     """The losses of a tuned soup's tuning, else of the adapter's training."""
     return tuning_losses(lineage.evidence) if row.tuned else training_losses(row.provenance.training)
+
+
+# --- commands to call and fetch a model -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A command with its title, which names the tool."""
+
+    title: str
+    text: str
+
+
+def server_origin(request: Request) -> str:
+    """The scheme and host by which this browser reaches the server."""
+    settings = request.app.state.runtime.settings
+    host = request.headers.get("host", "")
+    host = host if HOST.fullmatch(host) else f"{settings.host}:{settings.port}"
+    return f"{'https' if is_secure(request.scope, settings) else 'http'}://{host}"
+
+
+def snippets(origin: str, ref: str, *, answers_text: bool) -> list[Snippet]:
+    """Commands to call the model `ref`, if it answers with text, and to fetch it."""
+    environment = f"export SOUP_URL={origin} SOUP_KEY=sk-soup-..."
+    fetch = Snippet("Fetch its directory (soup)", f"{environment}\nsoup pull {ref} adapter")
+    if not answers_text:
+        return [fetch]
+    curl = (
+        f"curl {origin}/v1/completions \\\n"
+        '  -H "authorization: Bearer $SOUP_KEY" -H "content-type: application/json" \\\n'
+        f'  -d \'{{"model": "{ref}", "prompt": "{PROMPT}", "max_tokens": 40}}\''
+    )
+    python = (
+        "import os\n\nfrom openai import OpenAI\n\n"
+        f'client = OpenAI(base_url="{origin}/v1", api_key=os.environ["SOUP_KEY"])\n'
+        f'answer = client.completions.create(model="{ref}", prompt="{PROMPT}", max_tokens=40)\n'
+        "print(answer.choices[0].text)"
+    )
+    soup = f'{environment}\nsoup generate {ref} "{PROMPT}" --max-tokens 40'
+    return [
+        Snippet("curl", curl),
+        Snippet("Python (openai)", python),
+        Snippet("Command line (soup)", soup),
+        fetch,
+    ]

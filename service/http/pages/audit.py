@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import Text, parse_midnight, text_or_none
+from service.http.pages.forms import Text, parse_midnight, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.audit import list_audit
@@ -35,22 +35,18 @@ def audit_filters(
 Filters = Annotated[dict[str, Any], Depends(audit_filters)]
 
 
-@pages.get(paths.AUDIT + paths.CSV)
-def audit_csv(services: AppServices, principal: Admin, filters: Filters) -> Response:
+@pages.get(paths.AUDIT + paths.CSV, response_model=None)
+def audit_csv(services: AppServices, principal: Admin, filters: Filters) -> Response | AuditList:
     """All entries as a CSV file."""
-    response = list_audit(services, principal, **filters, format="csv")
-    assert isinstance(response, Response)
-    return response
+    return list_audit(services, principal, **filters, format="csv")
 
 
-@pages.get(paths.AUDIT + paths.JSON)
+@pages.get(paths.AUDIT + paths.JSON, response_model=AuditList)
 def audit(
     services: AppServices, principal: Admin, filters: Filters, limit: Limit = None, cursor: Cursor = None
-) -> AuditList:
+) -> Response | AuditList:
     """The content of the page."""
-    audit_log = list_audit(services, principal, **filters, limit=limit, cursor=cursor)
-    assert isinstance(audit_log, AuditList)
-    return audit_log
+    return list_audit(services, principal, **filters, limit=limit, cursor=cursor)
 
 
 @pages.get(paths.AUDIT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
@@ -169,10 +169,6 @@ class Editor:
     services: Services
     principal: Principal
 
-    def retire(self, ns: str, name: str) -> bool:
-        """Retire a version; return True if it was live."""
-        return bool(retire_adapter(self.request, ns, name, self.services, self.principal).data)
-
     def patch(self, ns: str, name: str, patch_for: Callable[[AdapterRow], AdapterPatch | None]) -> bool:
         """Apply `patch_for(row)` unless it is None, again if the version was changed meanwhile.
 
@@ -186,29 +182,20 @@ class Editor:
                 self.principal.check_write(ns)
                 return False
             try:
-                adapter = change_adapter(
-                    self.request, ns, name, patch, self.services, self.principal, if_match=row.etag
-                )
-                return adapter.etag != row.etag
+                body = change_adapter(self.request, ns, name, patch, self.services, self.principal, if_match=row.etag)
+                return body.etag != row.etag
             except PreconditionFailed:
                 if attempt == MAX_ATTEMPTS:
                     raise
             attempt += 1
 
 
-class Change(Protocol):
-    """What a form does to every version."""
-
-    def apply(self, editor: Editor, ns: str, name: str) -> bool:
-        """Change one version; return True if it is different now."""
-
-
 class Retirement:
     """Retires versions."""
 
     def apply(self, editor: Editor, ns: str, name: str) -> bool:
-        """Retire one version; return True if it was live."""
-        return editor.retire(ns, name)
+        """Retire one version; return True."""
+        return bool(retire_adapter(editor.request, ns, name, editor.services, editor.principal).data)
 
 
 @dataclass
@@ -243,6 +230,9 @@ class TagChange:
         if tags == row.card.tags:
             return None
         return _validate_patch(card={**row.card.model_dump(mode="json"), "tags": list(tags)})
+
+
+Change = Retirement | OwnerChange | TagChange
 
 
 def _parse_change(form: Mapping[str, str], *, count: int) -> Change:

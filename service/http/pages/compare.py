@@ -19,11 +19,10 @@ from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import filters, paths
+from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, numbered_fields, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
-from service.http.pages.tables import Cell, Column, Table, csv_response
 from service.http.routes.perplexity import against_the_first
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire

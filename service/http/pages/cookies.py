@@ -86,8 +86,7 @@ def form_secret(request: Request) -> str:
         existing = session or read_cookie(request.scope, FORM, request.app.state.runtime.settings)
         state.form_secret = existing or secrets.token_urlsafe(32)
         state.form_secret_is_new = existing is None
-    secret: str = state.form_secret
-    return secret
+    return str(state.form_secret)
 
 
 def form_token(request: Request) -> str:

@@ -22,11 +22,9 @@ from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.models.embedding_places import embedding_place
 from service.http.pages import paths
-from service.http.pages.fields import Text, text_or_none
-from service.http.pages.forms import SAMPLE, Form, takes_form
+from service.http.pages.downloads import Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
+from service.http.pages.forms import SAMPLE, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import PlotNumber, ThemeQuery, svg_response
-from service.http.pages.tables import Column, Table, csv_response
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 from service.parts import Services
@@ -166,8 +164,8 @@ def _load_map(
 
 
 def _fitted_map(id: str, fitted_at: datetime, domains: int, pool: PoolSpec) -> FittedMap:
-    names = pool.namespaces
-    return FittedMap(id=id, fitted_at=fitted_at, domains=domains, namespaces=None if names is None else list(names))
+    namespaces = None if pool.namespaces is None else list(pool.namespaces)
+    return FittedMap(id=id, fitted_at=fitted_at, domains=domains, namespaces=namespaces)
 
 
 def _map_body(row: SelectorRow, domains: DomainMap) -> Map:

@@ -16,8 +16,8 @@ from service.access.keys import Principal
 from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
 from service.http.app_parts import AppServices
 from service.http.pages import paths
+from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.tables import Column, Table, csv_response
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Admin
 from service.parts import Services

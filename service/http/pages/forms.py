@@ -1,4 +1,4 @@
-"""Forms that browsers send: their size limit, their fields and their CSRF check.
+"""Forms and query fields that browsers send: the size limit, the CSRF check and the values of fields.
 
 A form of another site is refused before it is read, a form without this browser's token (`cookies`) before its route
 is called. Fields are URL-encoded; a file is sent as text that the browser has read.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, TooSlow
@@ -37,6 +38,8 @@ CHUNK_BYTES = 8 * 1024
 """Bytes of a form that are decoded at once."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Fields = Mapping[str, str]
+Text = Annotated[str | None, Query(max_length=500)]
+"""A text field of a query."""
 
 
 def takes_form(limit: BodyLimit) -> Callable[[Endpoint], Endpoint]:
@@ -57,8 +60,7 @@ def takes_token(endpoint: Endpoint) -> Endpoint:
 
 def form_limit(endpoint: Callable[..., Any]) -> BodyLimit | None:
     """The size limit of an endpoint's form, None if it takes no form."""
-    limit: BodyLimit | None = getattr(endpoint, "form_limit", None)
-    return limit
+    return getattr(endpoint, "form_limit", None)
 
 
 def requires_token(endpoint: Callable[..., Any]) -> bool:
@@ -150,3 +152,28 @@ def numbered_fields(form: Fields, name: str, most: int) -> list[str]:
     """The distinct texts of the fields `name-1` to `name-{most}`, blank ones left out."""
     texts = [form.get(f"{name}-{number}", "").strip() for number in range(1, most + 1)]
     return list(dict.fromkeys(text for text in texts if text))
+
+
+# --- values of fields -----------------------------------------------------------------------------------
+
+
+def text_or_none(field: str | None) -> str | None:
+    """The stripped text of a field, None if it is blank."""
+    return (field or "").strip() or None
+
+
+def parse_date(field: str | None, name: str) -> date | None:
+    """The date in the field `name`, None if it is blank; raises InvalidParameter."""
+    text = text_or_none(field)
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidParameter(f"'{name}' is a day as YYYY-MM-DD, such as 2026-01-31.", param=name) from None
+
+
+def parse_midnight(field: str | None, name: str) -> datetime | None:
+    """The start, in UTC, of the date in the field `name`, None if it is blank; raises InvalidParameter."""
+    day = parse_date(field, name)
+    return None if day is None else datetime(day.year, day.month, day.day, tzinfo=UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -15,11 +15,10 @@ from registry.errors import NotFound
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.pages import paths
+from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.report import SoupReport, report_context, report_drawings, report_of_soup, report_tables
-from service.http.pages.tables import csv_response
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
@@ -30,6 +29,8 @@ from service.jobs.runner import FINAL
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+pages.add_api_route(paths.JOB + paths.JSON, get_job)
+pages.add_api_route(paths.JOB_EVENTS, follow_job, response_class=StreamingResponse)
 Text = Annotated[str | None, Query(max_length=100)]
 
 
@@ -69,18 +70,6 @@ def jobs_page(
     )
 
 
-@pages.get(paths.JOB + paths.JSON)
-def job(id: str, services: AppServices, principal: Reader) -> Job:
-    """The content of the page."""
-    return get_job(id, services, principal)
-
-
-@pages.get(paths.JOB_EVENTS, response_class=StreamingResponse)
-async def job_events(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
-    """The progress of the job as server-sent events."""
-    return await follow_job(id, request, services, principal)
-
-
 @pages.get(paths.JOB_CSV)
 def job_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """A table of a cook's report as a CSV file."""
@@ -98,7 +87,6 @@ def job_page(request: Request, id: str, services: AppServices, principal: Reader
     """The page."""
     job = get_job(id, services, principal)
     report = _report(job)
-    context: dict[str, Any] = {} if report is None else report_context(report)
     return render_page(
         request,
         "job.html",
@@ -108,7 +96,7 @@ def job_page(request: Request, id: str, services: AppServices, principal: Reader
         is_cook=job.kind in COOKS,
         page_path=f"/jobs/{job.id}",
         page_query="",
-        **context,
+        **({} if report is None else report_context(report)),
     )
 
 

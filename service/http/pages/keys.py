@@ -19,8 +19,7 @@ from service.access.keys import Principal
 from service.http import problems
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import parse_midnight, text_or_none
-from service.http.pages.forms import SMALL, Form, takes_form
+from service.http.pages.forms import SMALL, Form, parse_midnight, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -72,8 +71,8 @@ def create(request: Request, form: Form, services: AppServices, principal: Admin
 def rotate(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Replace the secret of a key and show the new one."""
     grace = GRACE if form.get("grace") else timedelta()
-    rotation = Rotation(grace_seconds=int(grace.total_seconds()))
-    return _secret_page(request, services, principal, rotate_key(request, id, services, principal, rotation))
+    created = rotate_key(request, id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
+    return _secret_page(request, services, principal, created)
 
 
 @pages.post(paths.KEY_REVOKE)

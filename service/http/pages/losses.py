@@ -5,20 +5,26 @@ A pushed adapter may have any record: losses that are not as our trainer writes 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from plots.results import losses_plot
 from plots.style import LIGHT, Theme
-from service.http.pages.plot_files import Drawings
-from service.http.pages.tables import Column, Table
+from service.http.pages.downloads import Column, Drawings, Table
 from service.http.schemas.wire import Wire
 
 MAX_ROWS = 25
 """Rows of the table on the page, about; the CSV file has all."""
 Point = tuple[int, float]
+POINTS = TypeAdapter(
+    list[tuple[Annotated[int, Field(ge=0, lt=2**53)], Annotated[float, Field(gt=-1e6, lt=1e6, allow_inf_nan=False)]]]
+)
+"""Steps and losses that can be drawn."""
 
 
 class Losses(Wire):
@@ -55,20 +61,13 @@ def tuning_losses(evidence: Sequence[Mapping[str, Any]]) -> Losses | None:
 
 
 def _points(value: object) -> list[Point]:
-    """(step, loss) by ascending steps; empty if `value` has anything else, or a number too large to be drawn."""
-    pairs = value if isinstance(value, list) else []
-    if not all(map(_is_point, pairs)):
+    """The points of a record, by ascending steps; empty if `value` is anything else."""
+    try:
+        points = POINTS.validate_json(json.dumps(value), strict=True)
+    except ValidationError:
         return []
-    points = [(step, float(loss)) for step, loss in pairs]
     steps = [step for step, _ in points]
     return points if steps == sorted(set(steps)) else []
-
-
-def _is_point(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    step, loss = value
-    return type(step) is int and 0 <= step < 2**53 and type(loss) in {int, float} and abs(loss) < 1e6
 
 
 def losses_table(losses: Losses, *, max_rows: int | None = None) -> Table:
@@ -98,7 +97,14 @@ def losses_drawings(losses: Losses | None, theme: Theme) -> Drawings:
     """The plot `losses`; none if no series has two points."""
     if losses is None or max(len(losses.training), len(losses.held_out)) < 2:
         return {}
-    draw = partial(
-        losses_plot, "", by=losses.by, training=losses.training, held_out=losses.held_out, best=losses.best, theme=theme
-    )
-    return {"losses": draw}
+    return {
+        "losses": partial(
+            losses_plot,
+            "",
+            by=losses.by,
+            training=losses.training,
+            held_out=losses.held_out,
+            best=losses.best,
+            theme=theme,
+        )
+    }

@@ -18,10 +18,9 @@ from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import Text, text_or_none
-from service.http.pages.forms import SMALL, Form, takes_form
+from service.http.pages.downloads import Column, Table, csv_response
+from service.http.pages.forms import SMALL, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.pages.tables import Column, Table, csv_response
 from service.http.routes.evaluations import begin_evaluation
 from service.http.schemas.evaluations import Evaluation, EvaluationRequest, evaluation_body
 from service.http.schemas.wire import Wire
@@ -271,21 +270,18 @@ class HeatMapCell:
 
 
 def heat_map_cells(matrix: Matrix) -> list[list[HeatMapCell | None]]:
-    """A row for each adapter with a cell for each domain, None where it is not evaluated; at most MAX_DRAWN of both."""
-    evaluations = {(item.adapter, item.sample_of): item for item in matrix.evaluations}
+    """A row for each adapter with a cell for each domain, None if it is not evaluated; at most MAX_DRAWN of both."""
     largest = max((abs(item.difference) for item in matrix.evaluations), default=0.0)
-    rows = []
-    for adapter in matrix.adapters[:MAX_DRAWN]:
-        cells: list[HeatMapCell | None] = []
-        for domain in matrix.domains[:MAX_DRAWN]:
-            evaluation = evaluations.get((adapter, domain.ref))
-            if evaluation is None:
-                cells.append(None)
-            else:
-                level = colour_level(evaluation.difference, evaluation.standard_error, largest)
-                cells.append(HeatMapCell(evaluation, level, matrix.own.get(adapter) == evaluation.sample))
-        rows.append(cells)
-    return rows
+    cells = {
+        (item.adapter, item.sample_of): HeatMapCell(
+            evaluation=item,
+            level=colour_level(item.difference, item.standard_error, largest),
+            is_own_sample=matrix.own.get(item.adapter) == item.sample,
+        )
+        for item in matrix.evaluations
+    }
+    domains = matrix.domains[:MAX_DRAWN]
+    return [[cells.get((adapter, domain.ref)) for domain in domains] for adapter in matrix.adapters[:MAX_DRAWN]]
 
 
 def colour_level(difference: float, standard_error: float, largest: float) -> int:

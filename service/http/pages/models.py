@@ -17,7 +17,7 @@ from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import text_or_none
+from service.http.pages.forms import text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.adapters import list_adapters

@@ -165,8 +165,7 @@ async def mix(request: Request, form: Form, services: AppServices, principal: Wr
     Redirects to the job if cooking takes longer than a request waits.
     """
     ingredients = ingredients_of_form(form)
-    recipe = soup_request(ingredients, principal.home)
-    soup = await cook_soup(request, Response(), recipe, services, principal)
+    soup = await cook_soup(request, Response(), soup_request(ingredients, principal.home), services, principal)
     if isinstance(soup, Job):
         return redirect_to(f"/jobs/{soup.id}")
     by_weight = sorted(ingredients, key=lambda item: -item.weight)

@@ -27,8 +27,7 @@ from registry.spec import (
     Spent,
     WeighedCandidate,
 )
-from service.http.pages.plot_files import Drawings
-from service.http.pages.tables import Cell, Column, Table
+from service.http.pages.downloads import Cell, Column, Drawings, Table
 from service.http.schemas.soups import Soup
 from service.http.schemas.wire import Wire
 

@@ -9,15 +9,16 @@ from fastapi import APIRouter, Request, Response
 from registry.spec import PoolSpec
 from service.http.app_parts import AppServices
 from service.http.pages import paths
+from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.tables import Column, Table, csv_response
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.selectors import get_selector, list_selectors
-from service.http.schemas.selectors import Selector, SelectorList
+from service.http.schemas.selectors import Selector
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+pages.add_api_route(paths.SELECTORS + paths.JSON, list_selectors)
 SHARES = frozenset(
     {
         "explained_variance",
@@ -43,18 +44,12 @@ class SelectorPage(Wire):
     """Refs of live soups that this key sees, the newest first, at most MAX_SOUPS."""
 
 
-@pages.get(paths.SELECTORS + paths.JSON)
-def selectors(services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
-    """The content of the page."""
-    return list_selectors(services, principal, limit=limit, cursor=cursor)
-
-
 @pages.get(paths.SELECTORS)
 def selectors_page(
     request: Request, services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
     """The page."""
-    page = selectors(services, principal, limit, cursor)
+    page = list_selectors(services, principal, limit, cursor)
     pools = {selector.id: describe_pool(selector.pool) for selector in page.data}
     return render_page(request, "selectors.html", selectors=page, pools=pools, limit=limit, cursor=cursor)
 

@@ -13,7 +13,6 @@ from service.http.pages.cookies import SESSION, read_cookie, set_cookie
 from service.http.pages.forms import SMALL, Form, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.routes.keys import Anybody
-from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -30,8 +29,7 @@ def sign_in_page(request: Request, next: Annotated[str | None, Query(max_length=
 @takes_form(SMALL)
 def sign_in(request: Request, form: Form) -> Response:
     """Start a session, which replaces the browser's previous one, and redirect to the page requested before."""
-    settings: Settings = request.app.state.runtime.settings
-    previous = read_cookie(request.scope, SESSION, settings)
+    previous = read_cookie(request.scope, SESSION, request.app.state.runtime.settings)
     sessions: Sessions = request.app.state.sessions
     target = paths.path_after_sign_in(form.get("next"))
     try:

@@ -58,11 +58,10 @@ def install_pages(app: FastAPI, runtime: Runtime) -> SessionAuth | None:
     settings = runtime.settings
     if not settings.pages:
         return None
-    sessions = Sessions(runtime.database, runtime.key_watch, seconds=settings.pages_session_seconds)
-    app.state.sessions = sessions
+    app.state.sessions = Sessions(runtime.database, runtime.key_watch, seconds=settings.pages_session_seconds)
     for router in PAGES:
         app.include_router(router)
-    return SessionAuth(sessions, settings, app.router.routes)
+    return SessionAuth(app.state.sessions, settings, app.router.routes)
 
 
 def install_not_found_page(app: FastAPI) -> None:

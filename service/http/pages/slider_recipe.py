@@ -44,12 +44,12 @@ def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
 
 def ingredients_of_form(form: Mapping[str, str]) -> list[SliderIngredient]:
     """The ingredients in a form, without those whose adapter is blank; raises InvalidParameter."""
-    ingredients = []
-    for number in range(1, MAX_INGREDIENTS + 1):
-        ref, weight = form.get(f"mix-{number}", "").strip(), form.get(f"weight-{number}", "").strip()
-        if ref:
-            ingredients.append(_parse_ingredient(ref, weight or "0", f"weight-{number}"))
-    return ingredients
+    rows = [(number, form.get(f"mix-{number}", "").strip()) for number in range(1, MAX_INGREDIENTS + 1)]
+    return [
+        _parse_ingredient(ref, form.get(f"weight-{number}", "").strip() or "0", f"weight-{number}")
+        for number, ref in rows
+        if ref
+    ]
 
 
 def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:

@@ -17,10 +17,9 @@ from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import paths
+from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.pages.report import SoupReport, names_by_digest, report_context, report_drawings, report_tables
-from service.http.pages.tables import csv_response
 from service.http.security.auth import Reader
 from service.parts import Services
 

@@ -16,11 +16,10 @@ from service.access.keys import Principal
 from service.http.answers.jobs import job_shown, sees_all_of
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import Text, text_or_none
+from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
+from service.http.pages.forms import Text, text_or_none
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import ThemeQuery, svg_response
-from service.http.pages.tables import csv_response
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row
 from service.http.schemas.jobs import Job
@@ -70,10 +69,9 @@ def trainings(
     services: AppServices, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
     """The content of the page."""
-    size = page_size(limit, services)
     with services.registry.database.read() as catalogue:
         page = catalogue.jobs.list(
-            principal.namespaces, kind=KIND, state=text_or_none(state), limit=size, cursor=cursor
+            principal.namespaces, kind=KIND, state=text_or_none(state), limit=page_size(limit, services), cursor=cursor
         )
     rows = [ListedTraining(**_listed_fields(services, row, principal)) for row in page.rows]
     return TrainingList(data=rows, next_cursor=page.next_cursor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -13,9 +12,9 @@ from plots.style import THEMES
 from registry.errors import InvalidParameter
 from service.http.app_parts import AppServices
 from service.http.pages import paths
-from service.http.pages.fields import Text, parse_date, text_or_none
+from service.http.pages.downloads import ThemeQuery, svg_response
+from service.http.pages.forms import Text, parse_date, text_or_none
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.plot_files import ThemeQuery, svg_response
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.usage import Anyone, get_usage
 from service.http.schemas.usage import Group, UsageEntry, UsageList
@@ -26,43 +25,23 @@ MAX_BARS = 25
 """Rows of the plot."""
 
 
-@dataclass(frozen=True)
-class UsageFilters:
-    """The days, as YYYY-MM-DD, and the grouping of a query."""
-
-    since: str | None
-    until: str | None
-    by: Group
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `get_usage`; raises InvalidParameter for a malformed day."""
-        return {
-            "since": parse_date(self.since, "since"),
-            "until": parse_date(self.until, "until"),
-            "by": [self.by],
-        }
-
-
 def usage_filters(
     since: Text = None, until: Text = None, by: Annotated[str | None, Query(max_length=20)] = None
-) -> UsageFilters:
-    """The filters of a query, by day if it has no grouping; raises InvalidParameter."""
-    groups: dict[str, Group] = {group: group for group in get_args(Group)}
-    name = text_or_none(by) or "day"
-    if name not in groups:
-        raise InvalidParameter(f"'by' is one of {', '.join(groups)}.", param="by")
-    return UsageFilters(text_or_none(since), text_or_none(until), groups[name])
+) -> dict[str, Any]:
+    """The filters of a query, by day if it has no grouping, as arguments of `get_usage`; raises InvalidParameter."""
+    group = text_or_none(by) or "day"
+    if group not in get_args(Group):
+        raise InvalidParameter(f"'by' is one of {', '.join(get_args(Group))}.", param="by")
+    return {"since": parse_date(since, "since"), "until": parse_date(until, "until"), "by": [group]}
 
 
-Filters = Annotated[UsageFilters, Depends(usage_filters)]
+Filters = Annotated[dict[str, Any], Depends(usage_filters)]
 
 
-@pages.get(paths.USAGE + paths.CSV)
-def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response:
+@pages.get(paths.USAGE + paths.CSV, response_model=None)
+def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response | UsageList:
     """All rows as a CSV file."""
-    response = get_usage(services, principal, **filters.arguments(), format="csv")
-    assert isinstance(response, Response)
-    return response
+    return get_usage(services, principal, **filters, format="csv")
 
 
 @pages.get(paths.USAGE + paths.JSON)
@@ -70,7 +49,7 @@ def usage(
     services: AppServices, principal: Anyone, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> UsageList:
     """The content of the page."""
-    usage_list = get_usage(services, principal, **filters.arguments(), limit=limit, cursor=cursor)
+    usage_list = get_usage(services, principal, **filters, limit=limit, cursor=cursor)
     assert isinstance(usage_list, UsageList)
     return usage_list
 
@@ -87,7 +66,7 @@ def usage_svg(
     """The tokens of the first rows of the page as a plot."""
     rows = usage(services, principal, filters, limit, cursor).data[:MAX_BARS]
     series = {"tokens read": [row.tokens_in for row in rows], "tokens written": [row.tokens_out for row in rows]}
-    labels = [row_label(row, filters.by) for row in rows]
+    labels = [row_label(row, *filters["by"]) for row in rows]
     return svg_response({"plot": partial(stacked_bars, labels, series, theme=THEMES[theme])} if rows else {})
 
 
@@ -102,12 +81,14 @@ def usage_page(
 ) -> Response:
     """The page."""
     usage_list = usage(services, principal, filters, limit, cursor)
+    days = {name: filters[name].isoformat() if filters[name] else None for name in ("since", "until")}
+    (group,) = filters["by"]
     return render_page(
         request,
         "usage.html",
         usage=usage_list,
-        rows=[(row_label(row, filters.by), row) for row in usage_list.data],
-        filters={"since": filters.since, "until": filters.until, "by": filters.by},
+        rows=[(row_label(row, group), row) for row in usage_list.data],
+        filters={**days, "by": group},
         groups=GROUP_LABELS,
         max_bars=MAX_BARS,
         limit=limit,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adaptersoup.cli.app import run as run_cli
-from service.http.pages.snippets import snippets
+from service.http.pages.adapter import snippets
 from tests.service.http.pages.signed import Signed, active, elements, read
 from tests.service.servers import Live, World
 

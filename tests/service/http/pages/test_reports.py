@@ -11,6 +11,7 @@ from html import unescape
 import pytest
 
 from registry.spec import Recipe, RecipeIngredient
+from service.http.pages.downloads import csv_response
 from service.http.pages.report import (
     MAX_SEGMENTS,
     SoupReport,
@@ -19,7 +20,6 @@ from service.http.pages.report import (
     report_context,
     report_tables,
 )
-from service.http.pages.tables import csv_response
 from service.http.pages.templates import environment
 from tests.service.http.pages.cooked import DIGESTS, evidence
 from tests.service.http.pages.signed import Signed, active, read

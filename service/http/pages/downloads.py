@@ -1,19 +1,28 @@
-"""Tables of a page, shown as HTML and downloaded as CSV under the same name."""
+"""Tables and plots of a page, each with a file under its name: CSV for a table, SVG for a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import Response
+from fastapi import Query, Response
+from pydantic import Field
 
+from plots.style import Plot, ThemeName, to_svg
 from registry.errors import NotFound
 from service.http.files.csv_lines import csv_lines
 
 Cell = str | float | int | None
 Kind = Literal["text", "model", "number", "difference", "share"]
 """How cells are shown: as text, as a link to a model, as a number, with a sign, or as a percentage."""
+ThemeQuery = Annotated[ThemeName, Query(description="Colours for a light or a dark page.")]
+PlotNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
+"""A number of a query that is drawn, limited because axes near the largest float cannot be drawn."""
+Drawings = Mapping[str, Callable[[], Plot]]
+"""Functions that draw the plots of a page, by name. Pages that only link the plots do not call them."""
+SVG_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'", "cache-control": "no-store"}
+"""For an SVG that is opened by itself: it may use its inline styles, and run or load nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,3 +57,10 @@ def csv_response(tables: Sequence[Table], name: str) -> Response:
             return Response(text, media_type="text/csv", headers=headers)
     available = ", ".join(table.name for table in tables) or "none"
     raise NotFound(f"There is no table of this name here; there is {available}.")
+
+
+def svg_response(drawings: Drawings, name: str = "plot") -> Response:
+    """The plot of this name as an SVG file; raises NotFound."""
+    if name not in drawings:
+        raise NotFound(f"There is no plot of this name here; there is {', '.join(drawings) or 'none'}.")
+    return Response(to_svg(drawings[name]()), media_type="image/svg+xml", headers=SVG_HEADERS)
