@@ -37,7 +37,7 @@ from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
-from registry.errors import Incompatible, InvalidParameter, UnknownMethod
+from registry.errors import Incompatible, Internal, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 from registry.tensor_file import canonical_order
 
@@ -51,6 +51,7 @@ __all__ = [
     "entry_of",
     "expected_tensors",
     "from_tensors",
+    "join_adapters",
     "mixture_of",
     "paper_config",
     "sites_of",
@@ -174,6 +175,19 @@ def entry_of(config: AdapterConfig) -> StructureEntry:
         methods = ", ".join(sorted(STRUCTURES))
         raise UnknownMethod(f"Method {config.method!r} is not one of {methods}.", param="config")
     return entry
+
+
+def join_adapters(
+    configs: Sequence[AdapterConfig], loaded: Sequence[Tensors], factors: Sequence[Factor]
+) -> dict[str, Tensor]:
+    """The tensors of adapters of one structure side by side as one, each times its factor.
+
+    Raises Internal for structures that cannot be put side by side (`joinable`).
+    """
+    join = entry_of(configs[0]).join
+    if join is None:
+        raise Internal(f"Adapters of method {configs[0].method!r} were to be put side by side.")
+    return join(configs, loaded, factors)
 
 
 def _built(config: AdapterConfig, shape: BaseShape) -> AdapterModule:

@@ -158,19 +158,19 @@ class BatchedAdapters:
         """
         stack, count = self._stacks.get(key), len(adapters)
         size = adapters[0].slot_bytes
-        others = {other_key: other for other_key, other in self._stacks.items() if other_key != key}
-        reserved = sum(other.bytes for other_key, other in others.items() if other_key in self._reserved)
+        sizes = {rival: self._stacks[rival].bytes for rival in self._stacks if rival != key}
+        reserved = sum(sizes[rival] for rival in sizes if rival in self._reserved)
         budget = self.stack_budget(reserved + count * size)
         if budget is None:
             return spare_capacity(count)
-        used = sum(other.bytes for other in others.values())
+        used = sum(sizes.values())
         if stack is not None and stack.has_capacity(count) and used + stack.bytes <= budget:
             return count
         if used + spare_capacity(count) * size <= budget:
             return spare_capacity(count)
-        for other_key in others:
-            if other_key not in self._reserved and used + count * size > budget:
-                used -= self._stacks.pop(other_key).bytes
+        for rival in sizes:
+            if rival not in self._reserved and used + count * size > budget:
+                used -= self._stacks.pop(rival).bytes
         if stack is not None and (used + max(stack.bytes, count * size)) > budget:
             del self._stacks[key]  # it has slots that are not needed now
         return count if used + count * size <= budget else None

@@ -152,8 +152,7 @@ class BottleneckLayer(nn.Module):
                     yield norm, trained.normalise
 
     def _on_attention(self, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-        out: Tensor = self.attention(hidden, hidden)
-        return out
+        return cast(Tensor, self.attention(hidden, hidden))
 
 
 class BottleneckAdapter(AdapterModule):

@@ -10,6 +10,7 @@ the down-projections, because training has shaped it by the real inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import torch
@@ -65,8 +66,7 @@ def _probes(draw: np.random.Generator, down: Tensor) -> Tensor:
     if size > 0:
         probes += in_row_space / size
     probes -= probes.mean(1, keepdim=True)
-    scaled: Tensor = probes / probes.square().mean(1, keepdim=True).sqrt()
-    return scaled
+    return cast(Tensor, probes / probes.square().mean(1, keepdim=True).sqrt())
 
 
 def _uniform(draw: np.random.Generator, columns: int) -> Tensor:

@@ -40,8 +40,7 @@ class Attention(nn.Module):
         query: Tensor = self.query(source)
         scores = (self.key(updates) * query.unsqueeze(-2)).sum(-1)  # (..., members)
         mixed = (torch.softmax(scores, dim=-1).unsqueeze(-1) * updates).sum(-2)
-        values: Tensor = self.value(mixed)  # linear, so that V of the mixture is the mixture of V
-        return values
+        return cast(Tensor, self.value(mixed))  # linear, so that V of the mixture is the mixture of V
 
 
 class FusionLayer(nn.Module):
@@ -58,8 +57,7 @@ class FusionLayer(nn.Module):
         """The update (..., hidden) for the `source` of that shape that the members read."""
         members = [cast(BottleneckLayer, self.get_submodule(name)) for name in self._members]
         updates = torch.stack([member.ffn.update(source) for member in members], dim=-2)
-        update: Tensor = self.fusion(source.to(updates.dtype), updates)
-        return update
+        return cast(Tensor, self.fusion(source.to(updates.dtype), updates))
 
 
 class FusionAdapter(AdapterModule):

@@ -8,7 +8,7 @@ read the whole sequence at its last token, Radford et al., 2018). Called by the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -57,8 +57,7 @@ class HeadModule(AdapterModule):
         out positions where no answer can be. In the head's own dtype (fp32 as built).
         """
         states = hidden if self.config.task == "question_answering" else self._read(hidden, mask)
-        logits: Tensor = self.out(states.to(self.out.weight.dtype))
-        return logits
+        return cast(Tensor, self.out(states.to(self.out.weight.dtype)))
 
     def _read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """(batch, hidden): the states of the token that stands for its sequence."""

@@ -92,7 +92,7 @@ class LoraAdapter(AdapterModule):
 
     def stackable(self) -> AdapterModule:
         """A LoRA that computes the same with ranks that are powers of two and a scale of 1."""
-        ranks = {path: _power_of_two(module.rank) for path, module in self.config.modules().items()}
+        ranks = {path: 1 << (module.rank - 1).bit_length() for path, module in self.config.modules().items()}
         config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
         padded = LoraAdapter(config, self._shape)
         for path, update in self._updates.items():
@@ -112,10 +112,6 @@ class LoraAdapter(AdapterModule):
             module = _module_at(model, path)
             assert module is not None  # check_fit has found them all
             yield module, update.on_input
-
-
-def _power_of_two(rank: int) -> int:
-    return 1 << (rank - 1).bit_length()
 
 
 def _branch(root: nn.Module, names: list[str]) -> nn.Module:

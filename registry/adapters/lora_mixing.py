@@ -30,9 +30,9 @@ def join_loras(
             down.setdefault(path, []).append(tensors[PREFIX + path + LORA_A].to(torch.float32))
             scaled = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor(path) * config.scaling(module))
             up.setdefault(path, []).append(scaled)
-    a = {PREFIX + path + LORA_A: torch.cat(matrices) for path, matrices in down.items()}
-    b = {PREFIX + path + LORA_B: torch.cat(matrices, 1) for path, matrices in up.items()}
-    return a | b
+    return {PREFIX + path + LORA_A: torch.cat(matrices) for path, matrices in down.items()} | {
+        PREFIX + path + LORA_B: torch.cat(matrices, 1) for path, matrices in up.items()
+    }
 
 
 class LoraMixture(Measured):
@@ -93,6 +93,5 @@ def _squared_norm(up: Tensor, down: Tensor) -> float:
     """Squared Frobenius norm of up (outputs, rank) times down (rank, inputs)."""
     if not up.any():
         return 0.0
-    left = torch.linalg.qr(up, mode="r").R
-    right = torch.linalg.qr(down.T, mode="r").R
-    return float((left @ right.T).square().sum())
+    up_factor, down_factor = torch.linalg.qr(up, mode="r").R, torch.linalg.qr(down.T, mode="r").R
+    return float((up_factor @ down_factor.T).square().sum())

@@ -64,16 +64,15 @@ class Stack:
         moved = [adapter for adapter in reversed(slots[count:]) if adapter is not None]
         fillers = iter([*added, *moved])
         arranged = []
-        for slot, adapter in enumerate(slots[:count]):
+        for slot in range(count):
+            adapter = slots[slot]
             if adapter is None:
-                filler = next(fillers)
+                adapter = next(fillers)
                 if count > self._capacity:
-                    self._grow(capacity, filler)
-                for name, tensor in filler.named_parameters():
+                    self._grow(capacity, adapter)
+                for name, tensor in adapter.named_parameters():
                     self._tensors[name][slot].copy_(tensor)
-                arranged.append(filler)
-            else:
-                arranged.append(adapter)
+            arranged.append(adapter)
         self._adapters = arranged
         self._expose(count)
 

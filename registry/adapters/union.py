@@ -61,11 +61,8 @@ class UnionAdapter(AdapterModule):
 
     def prefix_states(self) -> Tensor | None:
         """The prefix of the member that has one, or None."""
-        for member in self._members:
-            states = member.prefix_states()
-            if states is not None:
-                return states
-        return None
+        prefixes = (member.prefix_states() for member in self._members)
+        return next((states for states in prefixes if states is not None), None)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """The edits of every member, a LoRA's first."""
@@ -102,13 +99,11 @@ class UnionMixture(Mixture):
 
     def residual(self, config: UnionConfig, tensors: Tensors) -> float | None:
         """The largest residual of the members; None where one has none."""
-        residuals = []
-        for member in config.members:
-            residual = self._mixtures[member.method].residual(member, of_member(tensors, member))
-            if residual is None:
-                return None
-            residuals.append(residual)
-        return max(residuals)
+        residuals = [
+            self._mixtures[member.method].residual(member, of_member(tensors, member)) for member in config.members
+        ]
+        present = [residual for residual in residuals if residual is not None]
+        return max(present) if len(present) == len(residuals) else None
 
 
 def of_member(values: Mapping[str, T], member: AdapterConfig) -> dict[str, T]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from registry.adapters import entry_of, from_tensors, sites_of
+from registry.adapters import from_tensors, join_adapters, sites_of
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.mixture import everywhere
-from registry.errors import Internal
 from registry.spec import AdapterConfig, BaseShape
 
 
@@ -49,17 +48,14 @@ class WeightedAdapter(AdapterModule):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        join = entry_of(configs[0]).join
-        if join is None:
-            raise Internal(f"Adapters of method {configs[0].method!r} were to be put side by side.")
         widths: Counter[str] = Counter()
         for config in configs:
             widths.update(config.widths())
         factor = everywhere(1.0)
         self.config = configs[0].joined(widths)
-        self.joined = from_tensors(self.config, shape, join(configs, loaded, [factor] * len(configs)))
+        self.joined = from_tensors(self.config, shape, join_adapters(configs, loaded, [factor] * len(configs)))
         self.joined.to(device).eval().requires_grad_(False)
-        alone = [join([config], [tensors], [factor]) for config, tensors in zip(configs, loaded, strict=True)]
+        alone = [join_adapters([config], [tensors], [factor]) for config, tensors in zip(configs, loaded, strict=True)]
         self.sites = tuple(sorted(sites_of(self.config, shape)))
         self._sites = [_site_of(self.joined, site, alone) for site in self.sites]
         self.coefficients = nn.Parameter(torch.zeros(len(self.sites), len(configs), device=device))

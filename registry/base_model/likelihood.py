@@ -8,6 +8,7 @@ training step would dwarf the model. Batches are padded on the right.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -75,15 +76,9 @@ def log_probs_of(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
 
 def _sliced_log_probs(model: nn.Module, states: Tensor, ids: Tensor, *, recompute: bool = False) -> Tensor:
     """Log-probabilities (rows,), slice by slice; with `recompute` a backward pass computes the logits again."""
-    slices = []
-    for rows in logit_slices(model, len(states)):
-        arguments = model, states[rows], ids[rows]
-        if recompute:
-            log_probs = checkpoint(_log_probs, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            log_probs = _log_probs(*arguments)
-        slices.append(log_probs)
-    return torch.cat(slices)
+    recomputed = partial(checkpoint, _log_probs, use_reentrant=False, preserve_rng_state=False)
+    compute: Callable[..., Tensor] = recomputed if recompute else _log_probs
+    return torch.cat([compute(model, states[rows], ids[rows]) for rows in logit_slices(model, len(states))])
 
 
 def _log_probs(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:

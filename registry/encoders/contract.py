@@ -1,8 +1,8 @@
-"""The protocol of encoders and their results. Verbs call them; they know no SQL and no pools."""
+"""The protocol of encoders, their results, and the choice of texts they read. Knows no SQL and no pools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,3 +87,18 @@ def draw(count: int, limit: int | None, *, seed: int) -> npt.NDArray[np.int64]:
         return np.arange(count, dtype=np.int64)
     chosen = np.random.default_rng(seed).choice(count, size=limit, replace=False)
     return np.sort(chosen).astype(np.int64)
+
+
+CHARACTERS = 16
+"""Characters read at first for each token: several times the mean length of a token in any language."""
+
+
+def beginning(text: str, count: Callable[[str], int], *, tokens: int) -> str:
+    """The start of `text` with at least twice as many tokens, by `count`, as `tokens`; or all of it.
+
+    An encoder reads a limited number of tokens, and a cut this far behind the last of them leaves them unchanged.
+    """
+    length = CHARACTERS * tokens
+    while length < len(text) and count(text[:length]) < 2 * tokens:
+        length *= 2
+    return text[:length]

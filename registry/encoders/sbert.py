@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from registry.encoders.beginning import beginning
-from registry.encoders.contract import Embedded, draw
+from registry.encoders.contract import Embedded, beginning, draw
 from registry.encoders.sentences import split_sentences
 from registry.errors import InvalidSample, Unavailable
 from registry.names import digest_of, file_digest

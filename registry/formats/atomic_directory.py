@@ -17,17 +17,23 @@ from registry.files import make_directory, sync_directory
 CONFIG_FILE = "adapter_config.json"
 GGUF_FILE = "adapter_model.gguf"
 """The one file of an adapter that was exported for llama.cpp."""
-_OWN_FILES = {"adapter_model.safetensors", "soup.json", "samples.jsonl", "embeddings.safetensors"}
-_OLD_PEFT_FILES = {"adapter_model.bin"}
-_ADAPTERHUB_FILES = {
-    "pytorch_adapter.bin",
-    "adapter.safetensors",
-    "head_config.json",
-    "pytorch_model_head.bin",
-    "model_head.safetensors",
-}
 ADAPTER_FILES = frozenset(
-    {CONFIG_FILE, GGUF_FILE, "README.md", ".gitattributes"} | _OWN_FILES | _OLD_PEFT_FILES | _ADAPTERHUB_FILES
+    {
+        CONFIG_FILE,
+        GGUF_FILE,
+        "README.md",
+        ".gitattributes",
+        "adapter_model.safetensors",
+        "soup.json",
+        "samples.jsonl",
+        "embeddings.safetensors",
+        "adapter_model.bin",  # of older PEFT
+        "pytorch_adapter.bin",  # of AdapterHub, as the following
+        "adapter.safetensors",
+        "head_config.json",
+        "pytorch_model_head.bin",
+        "model_head.safetensors",
+    }
 )
 """Names of files in adapters' directories. Files of other names are a user's own, and are never deleted."""
 

@@ -34,8 +34,7 @@ def check(ingredients: Sequence[SoupIngredient], _mixing: AlignMixing) -> list[s
         if ingredient.config.merged is None and entry_of(ingredient.config).align is None
     ]
     if unaligned:
-        example = f"{unaligned[0].ref} is a {unaligned[0].config.described}"
-        reasons.append(f"Neurons of bottlenecks can be matched, and {example}: mix by another method.")
+        reasons.append(f"Neurons of bottlenecks can be matched, and {unaligned[0].described}: mix by another method.")
     wide = [ingredient for ingredient in ingredients if ingredient.config.width > WIDEST]
     if wide and not unaligned:
         reasons.append(f"{wide[0].ref} is {wide[0].config.width} wide, and at most {WIDEST} neurons are matched.")

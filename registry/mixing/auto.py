@@ -154,7 +154,7 @@ def _average_key(ingredient: SoupIngredient, request: MixingRequest) -> object:
 
 
 def exclusion_reasons(
-    best: SoupIngredient, others: Sequence[SoupIngredient], request: MixingRequest, *, ranked: bool
+    best: SoupIngredient, ingredients: Sequence[SoupIngredient], request: MixingRequest, *, ranked: bool
 ) -> dict[str, str]:
     """The reasons, by digest, why adapters cannot be in a soup with the best; those that can are not in it.
 
@@ -162,12 +162,14 @@ def exclusion_reasons(
     train LayerNorms of their own) exclude those that can only be concatenated, and where nothing is ranked a wide
     soup of few does not replace the average of many.
     """
-    best = replace(best, load=cache(best.load))  # it may be compared with each of the others
+    best = replace(best, load=cache(best.load))  # it may be compared with each ingredient
     reasons: dict[str, dict[str, list[str]]] = {}
     for mixing in candidates([best, best], request):
         check = MIXINGS[mixing.method].check
         reasons[mixing.method] = {
-            other.digest: check([best, other], mixing) for other in others if other.digest != best.digest
+            ingredient.digest: check([best, ingredient], mixing)
+            for ingredient in ingredients
+            if ingredient.digest != best.digest
         }
     method = next(iter(reasons))
     if len(reasons) > 1:

@@ -42,6 +42,11 @@ class SoupIngredient(LoadableAdapter):
     sample: str | None = None
     statistic: Statistic | None = None
 
+    @property
+    def described(self) -> str:
+        """A clause that names the adapter and its kind."""
+        return f"{self.ref} is a {self.config.described}"
+
     def load_statistic(self) -> Tensors:
         """The tensors of its statistic; raises Internal where it has none."""
         if self.statistic is None:
@@ -145,11 +150,10 @@ def layer_reasons(ingredients: Sequence[SoupIngredient]) -> list[str]:
 
 def not_joinable_reasons(ingredients: Sequence[SoupIngredient], method: str) -> list[str]:
     """Reasons of structures that are neither bottlenecks nor LoRAs, for sentences that begin with `method`."""
-    unjoinable = [ingredient for ingredient in ingredients if not ingredient.config.joinable]
-    if not unjoinable:
-        return []
-    example = f"{unjoinable[0].ref} is a {unjoinable[0].config.described}"
-    return [f"{method} is of bottlenecks and LoRAs, and {example}: mix by 'average'."]
+    for ingredient in ingredients:
+        if not ingredient.config.joinable:
+            return [f"{method} is of bottlenecks and LoRAs, and {ingredient.described}: mix by 'average'."]
+    return []
 
 
 def statistic_reasons(ingredients: Sequence[SoupIngredient], method: str) -> list[str]:

@@ -15,15 +15,25 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from registry.adapters import entry_of
-from registry.errors import Internal, InvalidRecipe
+from registry.adapters import join_adapters
+from registry.errors import InvalidRecipe
 from registry.mixing.compat import SoupIngredient, by_digest, listed, shortened, structure_reasons
 from registry.mixing.tensors import cast_finite
-from registry.spec import AdapterConfig, ConcatMixing, widths_together
+from registry.spec import (
+    AdapterConfig,
+    ConcatMixing,
+    RecompressMixing,
+    RegMeanMixing,
+    TaskArithmeticMixing,
+    widths_together,
+)
 from registry.spec.wording import said_of
 
+Exact = ConcatMixing | RecompressMixing | RegMeanMixing | TaskArithmeticMixing
+"""Mixings that concatenate some or all structures; their scale is all that is read of them here."""
 
-def check(ingredients: Sequence[SoupIngredient], _mixing: ConcatMixing) -> list[str]:
+
+def check(ingredients: Sequence[SoupIngredient], _mixing: Exact) -> list[str]:
     """Every reason why these cannot be concatenated; empty when they can.
 
     Reads tensors only where some have to be equal (Houlsby's trained LayerNorms), and there is no other reason.
@@ -33,13 +43,10 @@ def check(ingredients: Sequence[SoupIngredient], _mixing: ConcatMixing) -> list[
 
 
 def _method_reasons(ingredients: Sequence[SoupIngredient]) -> list[str]:
-    unjoinable = [
-        ingredient for ingredient in ingredients if not ingredient.config.joinable and ingredient.config.merged is None
-    ]
-    if not unjoinable:
-        return []
-    example = f"{unjoinable[0].ref} is a {unjoinable[0].config.described}"
-    return [f"Bottlenecks and LoRAs can be put side by side as one adapter, and {example}."]
+    for ingredient in ingredients:
+        if not ingredient.config.joinable and ingredient.config.merged is None:
+            return [f"Bottlenecks and LoRAs can be put side by side as one adapter, and {ingredient.described}."]
+    return []
 
 
 def join_key(config: AdapterConfig) -> object:
@@ -70,7 +77,7 @@ def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def is_unchanged(ingredients: Sequence[SoupIngredient], mixing: ConcatMixing) -> bool:
+def is_unchanged(ingredients: Sequence[SoupIngredient], mixing: Exact) -> bool:
     """Return True if the soup is its one ingredient: nothing to fold, nothing to round."""
     return len(ingredients) == 1 and mixing.scale == "1" and ingredients[0].layers is None
 
@@ -80,7 +87,7 @@ def width(ingredients: Sequence[SoupIngredient]) -> int:
     return max(total_widths(ingredients).values(), default=0)
 
 
-def too_wide(ingredients: Sequence[SoupIngredient], _mixing: ConcatMixing, max_width: int) -> list[str]:
+def too_wide(ingredients: Sequence[SoupIngredient], _mixing: Exact, max_width: int) -> list[str]:
     """One sentence with the numbers where the soup would exceed `max_width`; one adapter alone never does."""
     if len(ingredients) < 2 or width(ingredients) <= max_width:
         return []
@@ -93,7 +100,7 @@ def total_widths(ingredients: Sequence[SoupIngredient]) -> dict[str, int]:
     return widths_together(ingredient.config for ingredient in ingredients)
 
 
-def result(ingredients: Sequence[SoupIngredient], mixing: ConcatMixing) -> AdapterConfig:
+def result(ingredients: Sequence[SoupIngredient], mixing: Exact) -> AdapterConfig:
     """The soup's structure: widths or ranks added up, scales folded into the weights, without masks.
 
     Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
@@ -111,7 +118,7 @@ def joined(ingredients: Sequence[SoupIngredient], widths: Mapping[str, int]) -> 
         raise InvalidRecipe(f"The LoRAs are too many for one: {said_of(error.errors()[0])}.", param="recipe") from None
 
 
-def mix(ingredients: Sequence[SoupIngredient], mixing: ConcatMixing) -> dict[str, Tensor]:
+def mix(ingredients: Sequence[SoupIngredient], mixing: Exact) -> dict[str, Tensor]:
     """The concatenated tensors, fp32; all ingredients are in memory at once, as their values are in the soup.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
@@ -124,9 +131,6 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: ConcatMixing) -> dict[str
 def side_by_side(ingredients: Sequence[SoupIngredient], scale: str) -> dict[str, Tensor]:
     """The tensors of `joined` with all their widths, fp32, also of one ingredient; raises what `mix` does."""
     ordered = by_digest(ingredients)
-    join = entry_of(ordered[0].config).join
-    if join is None:
-        raise Internal(f"Adapters of method {ordered[0].config.method!r} were to be put side by side.")
     factors = [ingredient.factor(float(scale)) for ingredient in ordered]
-    mixed = join([ingredient.config for ingredient in ordered], [ingredient.load() for ingredient in ordered], factors)
-    return cast_finite(mixed, torch.float32)
+    configs, loaded = [ingredient.config for ingredient in ordered], [ingredient.load() for ingredient in ordered]
+    return cast_finite(join_adapters(configs, loaded, factors), torch.float32)

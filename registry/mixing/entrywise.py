@@ -53,7 +53,7 @@ def check(
         if not ingredient.config.prunable() and ingredient.config.merged is None
     ]
     if without and not reasons:
-        reasons.append(f"{without[0].ref} is a {without[0].config.described}, which has no projections to mix.")
+        reasons.append(f"{without[0].described}, which has no projections to mix.")
     reasons += average_reasons(ingredients, mixing.scale) + layer_reasons(ingredients)
     return reasons if mixing.assume_same_init else reasons + init_reasons(ingredients)
 

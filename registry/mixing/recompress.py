@@ -24,7 +24,7 @@ from registry.errors import Internal
 from registry.mixing import concat
 from registry.mixing.compat import SoupIngredient, by_digest, statistic_reasons
 from registry.mixing.tensors import cast_finite
-from registry.spec import AdapterConfig, ConcatMixing, RecompressMixing, StatisticKind
+from registry.spec import AdapterConfig, RecompressMixing, StatisticKind
 
 WIDEST = 1024
 """Most neurons or ranks that are compressed: time grows with their square, for a LoRA with their cube."""
@@ -32,15 +32,14 @@ WIDEST = 1024
 
 def check(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> list[str]:
     """Every reason why these cannot be put side by side by `concat`, or have no second moments that are needed."""
-    reasons = concat.check(ingredients, _exact(mixing))
+    reasons = concat.check(ingredients, mixing)
     if not mixing.by_inputs:
         return reasons
     bottlenecks = [
         ingredient for ingredient in ingredients if ingredient.config.joinable and not ingredient.config.is_update
     ]
     if bottlenecks and not reasons:
-        example = f"{bottlenecks[0].ref} is a {bottlenecks[0].config.described}"
-        reasons.append(f"'by_inputs' is of LoRAs, and {example}: leave it out.")
+        reasons.append(f"'by_inputs' is of LoRAs, and {bottlenecks[0].described}: leave it out.")
     return reasons + statistic_reasons(ingredients, "'by_inputs'")
 
 
@@ -64,7 +63,7 @@ def result(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> A
     """The soup's structure: `concat`'s with smaller widths. Raises InvalidRecipe where that does."""
     joined, narrowed = _widths(ingredients, mixing)
     if narrowed == joined:
-        return concat.result(ingredients, _exact(mixing))
+        return concat.result(ingredients, mixing)
     return concat.joined(ingredients, narrowed)
 
 
@@ -75,7 +74,7 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> dict
     """
     joined, narrowed = _widths(ingredients, mixing)
     if narrowed == joined:
-        return concat.mix(ingredients, _exact(mixing))
+        return concat.mix(ingredients, mixing)
     wide = concat.joined(ingredients, joined)
     narrow = entry_of(wide).narrow
     if narrow is None:
@@ -97,10 +96,6 @@ def _mean_moments(statistics: Sequence[tuple[Tensors, Factor]], path: str) -> Te
     packed = sum(factor(path) * moments[name].double() for moments, factor in statistics if name in moments)
     assert isinstance(packed, Tensor)  # one of them is on this module
     return unpacked(packed, matrix_size(len(packed)))
-
-
-def _exact(mixing: RecompressMixing) -> ConcatMixing:
-    return ConcatMixing(scale=mixing.scale)
 
 
 def _widths(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> tuple[dict[str, int], dict[str, int]]:

@@ -21,16 +21,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from registry.adapters import entry_of
+from registry.adapters import join_adapters
 from registry.adapters.lora import LORA_A, PREFIX
 from registry.adapters.masks import projection_names
 from registry.adapters.mixture import everywhere
 from registry.adapters.moments import unpacked
-from registry.errors import Internal
 from registry.mixing import average, concat, entrywise
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, not_joinable_reasons, statistic_reasons
 from registry.mixing.tensors import cast_finite
-from registry.spec import AdapterConfig, AverageMixing, ConcatMixing, LoraConfig, RegMeanMixing
+from registry.spec import AdapterConfig, AverageMixing, LoraConfig, RegMeanMixing
 from registry.tensor_file import canonical_order
 
 RIDGE = 1e-6
@@ -40,8 +39,7 @@ RIDGE = 1e-6
 def check(ingredients: Sequence[SoupIngredient], mixing: RegMeanMixing) -> list[str]:
     """Every reason why these cannot be mixed by RegMean; empty when they can. No tensor is read."""
     if ingredients[0].config.is_update:
-        reasons = concat.check(ingredients, ConcatMixing(scale=mixing.scale)) + layer_reasons(ingredients)
-        reasons = reasons or _module_reasons(ingredients)
+        reasons = concat.check(ingredients, mixing) + layer_reasons(ingredients) or _module_reasons(ingredients)
     else:
         reasons = entrywise.check(ingredients, mixing) or not_joinable_reasons(ingredients, "RegMean")
     return reasons + (statistic_reasons(ingredients, "RegMean") if len(ingredients) > 1 else [])
@@ -62,9 +60,7 @@ def _module_reasons(ingredients: Sequence[SoupIngredient]) -> list[str]:
 
 def too_wide(ingredients: Sequence[SoupIngredient], mixing: RegMeanMixing, max_width: int) -> list[str]:
     """One sentence where LoRAs would be wider than `max_width` together."""
-    if not ingredients[0].config.is_update:
-        return []
-    return concat.too_wide(ingredients, ConcatMixing(scale=mixing.scale), max_width)
+    return concat.too_wide(ingredients, mixing, max_width) if ingredients[0].config.is_update else []
 
 
 def result(ingredients: Sequence[SoupIngredient], _mixing: RegMeanMixing) -> AdapterConfig:
@@ -110,11 +106,8 @@ def _join_loras(
         solutions = regression.solve_each(name, [tensors[name] for tensors in loaded])
         for tensors, solution in zip(fitted, solutions, strict=True):
             tensors[name] = solution
-    join = entry_of(config).join
-    if join is None:
-        raise Internal(f"Adapters of method {config.method!r} were to be put side by side.")
-    factors = [everywhere(scale)] * len(fitted)
-    return cast_finite(join([ingredient.config for ingredient in ordered], fitted, factors), torch.float32)
+    configs, factors = [ingredient.config for ingredient in ordered], [everywhere(scale)] * len(fitted)
+    return cast_finite(join_adapters(configs, fitted, factors), torch.float32)
 
 
 class _Regression:
@@ -127,15 +120,15 @@ class _Regression:
 
     def solve(self, name: str, values: Sequence[Tensor]) -> Tensor:
         """The solution for W (outputs, inputs) of a projection, float64."""
-        left, right = self._sides(name, values)
-        solution: Tensor = torch.linalg.solve(left, torch.stack(right).sum(0))
+        gram, targets = self._sides(name, values)
+        solution: Tensor = torch.linalg.solve(gram, torch.stack(targets).sum(0))
         return solution.T
 
     def solve_each(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
         """The solution for each LoRA's A (rank, inputs), float64."""
-        left, right = self._sides(name, values)
-        solution = torch.linalg.solve(left, torch.cat(right, 1))
-        return [columns.T for columns in solution.split([side.shape[1] for side in right], 1)]
+        gram, targets = self._sides(name, values)
+        solution = torch.linalg.solve(gram, torch.cat(targets, 1))
+        return [columns.T for columns in solution.split([target.shape[1] for target in targets], 1)]
 
     def _sides(self, name: str, values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """sum_i w_i G_i (inputs, inputs), and each w_i G_i W_i^T; G_i is the identity where all inputs are zero."""
@@ -150,5 +143,5 @@ class _Regression:
             diagonal = moment.diagonal().clone()
             moment *= self._off_diagonal
             moment.diagonal().copy_(diagonal + weight * ridge)
-        right = [moment @ value.double().T for moment, value in zip(moments, values, strict=True)]
-        return torch.stack(moments).sum(0), right
+        targets = [moment @ value.double().T for moment, value in zip(moments, values, strict=True)]
+        return torch.stack(moments).sum(0), targets

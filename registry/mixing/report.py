@@ -29,7 +29,7 @@ class ExactMixture:
     """
 
     def __init__(self, config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> None:
-        self._mixture = mixture_of(config, shape)
+        self.mixture = mixture_of(config, shape)
         self._scale = float(mixing.scale or 1)
 
     def watched(self, ingredient: SoupIngredient) -> SoupIngredient:
@@ -45,16 +45,8 @@ class ExactMixture:
         members = [tensors] if routes is None else routes(ingredient.config, tensors)
         factor = ingredient.factor(self._scale / len(members))
         for member in members:
-            self._mixture.add(ingredient.config.merged or ingredient.config, member, factor)
+            self.mixture.add(ingredient.config.merged or ingredient.config, member, factor)
         return tensors
-
-    def residuals(self, config: AdapterConfig, tensors: Tensors) -> dict[str, float] | None:
-        """The relative error of a soup at each site; None where the structure has no sites to compare."""
-        return self._mixture.residuals(config, tensors)
-
-    def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
-        """The relative error of a soup; None where the structure has none, or the ingredients cancel out."""
-        return self._mixture.residual(config, tensors)
 
 
 def report_of(
@@ -68,7 +60,7 @@ def report_of(
 ) -> MixReport:
     """The report of a soup of `config` and `tensors`; `ingredients` are in the order of the recipe."""
     method = MIXINGS[recipe.mixing.method]
-    residual = exact.residual(config, tensors)
+    residual = exact.mixture.residual(config, tensors)
     notes = list(sparse.notes(ingredients, recipe, config))
     if method.by_lapack:
         notes.append(
@@ -87,7 +79,7 @@ def report_of(
         width_out=config.width,
         relative_cost=relative_cost([ingredient.config for ingredient in ingredients], config, shape),
         residual=residual,
-        residuals=exact.residuals(config, tensors) if method.by_site else None,
+        residuals=exact.mixture.residuals(config, tensors) if method.by_site else None,
         notes=tuple(notes),
     )
 

@@ -22,14 +22,14 @@ from registry.errors import Incompatible, Internal
 from registry.mixing import average, concat, entrywise
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, listed, not_joinable_reasons
 from registry.mixing.tensors import add_to, cast_finite
-from registry.spec import AdapterConfig, BaseShape, ConcatMixing, TaskArithmeticMixing
+from registry.spec import AdapterConfig, BaseShape, TaskArithmeticMixing
 from registry.tensor_file import canonical_order
 
 
 def check(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> list[str]:
     """Every reason why these cannot be mixed by task arithmetic; empty when they can. No tensor is read."""
     if _are_updates(ingredients):
-        return concat.check(ingredients, _exact(mixing)) + layer_reasons(ingredients)
+        return concat.check(ingredients, mixing) + layer_reasons(ingredients)
     reasons = entrywise.check(ingredients, mixing) or not_joinable_reasons(ingredients, "Task arithmetic")
     return reasons or _start_reasons(ingredients, mixing)
 
@@ -51,7 +51,7 @@ def _start_reasons(ingredients: Sequence[SoupIngredient], mixing: TaskArithmetic
 
 def too_wide(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing, max_width: int) -> list[str]:
     """One sentence where LoRAs would be wider than `max_width` together."""
-    return concat.too_wide(ingredients, _exact(mixing), max_width) if _are_updates(ingredients) else []
+    return concat.too_wide(ingredients, mixing, max_width) if _are_updates(ingredients) else []
 
 
 def resolved(
@@ -83,7 +83,7 @@ def resolved(
 
 def result(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> AdapterConfig:
     """The soup's structure: that of each bottleneck; LoRAs' ranks added up."""
-    return concat.result(ingredients, _exact(mixing)) if _are_updates(ingredients) else ingredients[0].config
+    return concat.result(ingredients, mixing) if _are_updates(ingredients) else ingredients[0].config
 
 
 def mix(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the soup leaves the dtype's range.
     """
     if _are_updates(ingredients):
-        return concat.mix(ingredients, _exact(mixing))
+        return concat.mix(ingredients, mixing)
     start: Tensors = {}
     task_vector: dict[str, Tensor] = {}
     for ingredient in by_digest(ingredients):
@@ -123,7 +123,3 @@ def _seeds(ingredients: Sequence[SoupIngredient]) -> list[int]:
 def _are_updates(ingredients: Sequence[SoupIngredient]) -> bool:
     """Return True if these are LoRAs, each of which is an update of the base model's matrices."""
     return all(ingredient.config.is_update for ingredient in ingredients)
-
-
-def _exact(mixing: TaskArithmeticMixing) -> ConcatMixing:
-    return ConcatMixing(scale=mixing.scale)

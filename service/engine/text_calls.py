@@ -15,8 +15,7 @@ from typing import Any
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.base_model.likelihood import scored_tokens, text_scores, windows
-from registry.encoders.beginning import beginning
-from registry.encoders.contract import EmbeddedText
+from registry.encoders.contract import EmbeddedText, beginning
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.spec import AdapterConfig, PassageScore
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores

@@ -136,7 +136,7 @@ def residual(parts: Sequence[SoupIngredient], mixing: Mixing) -> float:
     method = MIXINGS[mixing.method]
     config = method.result(parts, mixing)
     exact = ExactMixture(config, SHAPE, mixing)
-    return exact.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
+    return exact.mixture.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
 
 
 def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

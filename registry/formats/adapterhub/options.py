@@ -41,8 +41,19 @@ _REFUSED = {
     "cross_adapter": "an adapter after cross attention",
     "leave_out": "layers without an adapter",
 }
-_TRAINING_OR_SHAPE = {"dropout", "stochastic_depth", "init_weights", "init_weights_seed", "reduction_factor"}
-_DETAILS_OF_REFUSED = {
+_RECOGNISED = {
+    *_FLAGS,
+    *_REFUSED,
+    "non_linearity",
+    "scaling",
+    "residual_before_ln",
+    # of training only, or shapes of the tensors
+    "dropout",
+    "stochastic_depth",
+    "init_weights",
+    "init_weights_seed",
+    "reduction_factor",
+    # details of options that are refused above
     "adapter_residual_before_ln",
     "inv_adapter_reduction_factor",
     "phm_dim",
@@ -57,9 +68,6 @@ _DETAILS_OF_REFUSED = {
     "phm_rank",
     "phm_bias",
 }
-_RECOGNISED = (
-    {*_FLAGS, *_REFUSED, "non_linearity", "scaling", "residual_before_ln"} | _TRAINING_OR_SHAPE | _DETAILS_OF_REFUSED
-)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from registry.encoders import SentenceBertEncoder
-from registry.encoders.beginning import CHARACTERS, beginning
+from registry.encoders.contract import CHARACTERS, beginning
 
 
 def words(text: str) -> int:

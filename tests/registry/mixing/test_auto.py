@@ -256,7 +256,7 @@ def test_the_residual_is_that_of_the_outputs_of_all_layers():
     probes = torch.randn(4000, 16, generator=torch.Generator().manual_seed(3))
     sizes = {site: float(u.square().sum()) for site, u in updates(config, one.load(), probes).items()}
     wanted = (sizes["layers.1.ffn"] / sum(sizes.values())) ** 0.5
-    assert exact.residual(config, loud) == pytest.approx(wanted, rel=0.1)
+    assert exact.mixture.residual(config, loud) == pytest.approx(wanted, rel=0.1)
 
 
 def test_ingredients_that_cancel_out_have_no_residual():
@@ -269,7 +269,7 @@ def test_ingredients_that_cancel_out_have_no_residual():
     exact = ExactMixture(config, SHAPE, EXACT)
     for each in parts:
         exact.watched(each).load()
-    assert exact.residual(config, one) is None
+    assert exact.mixture.residual(config, one) is None
     told = report(parts, AverageMixing(assume_same_init=True))
     assert told.residual == 0.0
 

@@ -81,7 +81,7 @@ def test_the_mixture_is_exact_and_the_same_factors_everywhere_are_a_weight(confi
     assert all(torch.equal(by_layer[name], tensor) for name, tensor in by_weight.items())
     exact = ExactMixture(concat.result(ones, EXACT), SHAPE, EXACT)
     tensors = concat.mix([exact.watched(one) for one in ones], EXACT)
-    residual = exact.residual(concat.result(ones, EXACT), tensors)
+    residual = exact.mixture.residual(concat.result(ones, EXACT), tensors)
     assert residual is not None
     assert residual < 1e-6
 

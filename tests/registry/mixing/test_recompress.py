@@ -136,7 +136,7 @@ def test_it_is_nearer_than_any_choice_of_the_loudest_neurons(kind: str) -> None:
     exact = ExactMixture(config, SHAPE, NARROW_EXACT)
     for one in parts:
         exact.watched(one).load()
-    assert found < exact.residual(recompress.result(parts, NARROW), loud)
+    assert found < exact.mixture.residual(recompress.result(parts, NARROW), loud)
 
 
 NARROW_EXACT = ConcatMixing()

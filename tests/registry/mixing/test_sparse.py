@@ -245,7 +245,7 @@ def test_concatenated_they_are_dense():
         check_weights(save_tensors(tensors), joined, SHAPE, max_bytes=10**7)
         exact = ExactMixture(joined, SHAPE, mixing)
         MIXINGS["concat"].mix([exact.watched(one) for one in parts], mixing)
-        assert exact.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
+        assert exact.mixture.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
         alone = [replace(parts[0], weight="1")]
         assert MIXINGS["concat"].result(alone, mixing) == parts[0].config
 
