@@ -70,8 +70,8 @@ class StructureEntry:
       of each module, or None.
     - `align` puts the neurons of one adapter into the order of another's.
     - `mixture` makes the exact mixture of such adapters, without any at first.
-    - `merge` and `routes` are of banks of experts: the mean of the experts, and the adapters whose mean output is that
-      of all routes through the bank.
+    - `merge` computes the mean of a bank's experts, and `routes` the adapters whose mean output is that of all routes
+      through the bank.
 
     None where the structure has no such function, which its configurations say too (`joinable`, `no_exact_mixture`).
     """

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from registry.adapters.bottleneck import Bottleneck, BottleneckAdapter
 from registry.adapters.loadable import Tensors
-from registry.adapters.mixture import Factor, Measured, everywhere
+from registry.adapters.mixture import Factor, Measured, constant_factor
 from registry.spec import BaseShape, BottleneckConfig
 
 PROBES = 64
@@ -122,7 +122,7 @@ def align_bottlenecks(config: BottleneckConfig, tensors: Tensors, reference: Ten
     `reference` is another result of this function; None for the first.
     """
     aligned = {
-        name: tensor.double() for name, tensor in join_bottlenecks([config], [tensors], [everywhere(1.0)]).items()
+        name: tensor.double() for name, tensor in join_bottlenecks([config], [tensors], [constant_factor(1.0)]).items()
     }
     for site in [name.removesuffix("up.weight") for name in aligned if name.endswith(".up.weight")]:
         names = [site + name for name in ("down.weight", "down.bias", "up.weight")]

@@ -74,7 +74,7 @@ def head_module(adapter: AdapterModule) -> HeadModule | None:
 def initial_head(_config: HeadConfig, shapes: Shapes, *, seed: int, init: Init, **_unused: object) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: weights N(0, 0.02) truncated at two standard deviations, biases zero.
 
-    `init`, which is of adapters inside the base, changes nothing. Drawn with NumPy's PCG64, like
+    `init`, which applies to adapters inside the base, changes nothing. Drawn with NumPy's PCG64, like
     `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
     """
     rng = seeded(seed, init)

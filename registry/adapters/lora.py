@@ -2,7 +2,7 @@
 
 y = W x + b + s B A x with A (rank, inputs), B (outputs, rank), s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
 (Kalajdzievski, 2023). Needs no table of families: modules are named by their full paths, and `BaseShape.linears`
-says which there are. Modules the LoRA does not name are not edited.
+lists them. Modules the LoRA does not name are not edited.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.adapters.mixture import Factor, Measured, everywhere
+from registry.adapters.mixture import Factor, Measured, constant_factor
 from registry.spec import BaseShape, LoraConfig
 
 
@@ -53,7 +53,7 @@ class LoraMixture(Measured):
     def squares(self, config: LoraConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
         """Squared norms by the paths of modules, as `Measured.squares` returns them."""
         squares = {}
-        soup = _updates(config, tensors, everywhere(1.0))
+        soup = _updates(config, tensors, constant_factor(1.0))
         for path, updates in self._updates.items():
             up, down = _stacked(updates)
             soup_up, soup_down = _stacked([soup[path]])

@@ -18,7 +18,7 @@ Factor = Callable[[str], float]
 """Site (`layers.3.ffn` of a bottleneck, of a LoRA a module's path) -> factor of an ingredient's update there."""
 
 
-def everywhere(value: float) -> Factor:
+def constant_factor(value: float) -> Factor:
     """A factor that is `value` at every site."""
     return lambda _site: value
 

@@ -1,6 +1,6 @@
 """Find a base model's layers, sub-layers and norms by its family (`model_type`).
 
-The only module that knows module paths of base models: another family is another entry of `FAMILIES`.
+The only module with paths of base models' modules: another family is another entry of `FAMILIES`.
 """
 
 from __future__ import annotations

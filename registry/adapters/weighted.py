@@ -17,7 +17,7 @@ from registry.adapters import from_tensors, join_adapters, sites_of
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.adapters.mixture import everywhere
+from registry.adapters.mixture import constant_factor
 from registry.spec import AdapterConfig, BaseShape
 
 
@@ -51,7 +51,7 @@ class WeightedAdapter(AdapterModule):
         widths: Counter[str] = Counter()
         for config in configs:
             widths.update(config.widths())
-        factor = everywhere(1.0)
+        factor = constant_factor(1.0)
         self.config = configs[0].joined(widths)
         self.joined = from_tensors(self.config, shape, join_adapters(configs, loaded, [factor] * len(configs)))
         self.joined.to(device).eval().requires_grad_(False)

@@ -22,8 +22,7 @@ _PROBE = "soup-2b7e"
 def template_of(tokenizer: Any) -> str | None:
     """The template of a tokenizer, of several the one for ordinary conversations; None where there is none."""
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):
-        template = template.get("default")
+    template = template.get("default") if isinstance(template, dict) else template
     return template if isinstance(template, str) and template else None
 
 

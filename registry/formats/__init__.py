@@ -1,4 +1,4 @@
-"""Adapters as directories on disk: ours, PEFT's (`peft`) and AdapterHub's (`adapterhub`).
+"""Adapters as directories on disk, also those of PEFT (`peft`) and AdapterHub (`adapterhub`).
 
 The exports need no torch; `adapterhub` alone does.
 """

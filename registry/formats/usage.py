@@ -12,7 +12,7 @@ from registry.formats.peft.writing import is_peft_config
 from registry.spec import AdapterConfig, BaseShape
 
 PEFT = "peft"
-OURS = "adaptersoup"
+ADAPTERSOUP = "adaptersoup"
 _WITH_PEFT = """With PEFT, over its base model, from a folder of these files{beside}:
 
 ```python
@@ -23,7 +23,7 @@ base = {auto}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "./{folder}")
 ```
 """
-_WITH_OURS = """PEFT does not know this kind of adapter ({method}). With AdapterSoup, over its base model, from a
+_WITH_ADAPTERSOUP = """PEFT does not know this kind of adapter ({method}). With AdapterSoup, over its base model, from a
 folder of these files{beside}:
 
 ```python
@@ -46,7 +46,7 @@ with attached(base.model, adapter):
 
 def library_of(config: AdapterConfig) -> str:
     """The library that loads adapters of a configuration."""
-    return PEFT if is_peft_config(config) else OURS
+    return PEFT if is_peft_config(config) else ADAPTERSOUP
 
 
 def usage_of(
@@ -59,8 +59,8 @@ def usage_of(
     beside = f", beside one of `{base}`" if revision is None else ""
     if not is_peft_config(config):
         source = f'str(Path("{base}").resolve())' if revision is None else f'"{base}", revision="{revision}"'
-        text = _WITH_OURS.format(method=config.method, beside=beside, source=source, folder=name)
-        return Usage(library=OURS, text=text)
+        text = _WITH_ADAPTERSOUP.format(method=config.method, beside=beside, source=source, folder=name)
+        return Usage(library=ADAPTERSOUP, text=text)
     auto = "AutoModel" if shape is not None and shape.kind == "encoder" else "AutoModelForCausalLM"
     arguments = f'"./{base}"' if revision is None else f'"{base}", revision="{revision}"'
     return Usage(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=arguments, folder=name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
-from registry.adapters.mixture import Factor, everywhere
+from registry.adapters.mixture import Factor, constant_factor
 from registry.errors import Internal
 from registry.spec import Provenance
 
@@ -56,7 +56,7 @@ class SoupIngredient(LoadableAdapter):
     def factor(self, scale: float) -> Factor:
         """The factor of its output by site: its weight there, times `scale`."""
         weight, layers = float(self.weight) * scale, self.layers
-        return everywhere(weight) if layers is None else lambda site: weight * float(layers[site])
+        return constant_factor(weight) if layers is None else lambda site: weight * float(layers[site])
 
 
 def by_digest(ingredients: Sequence[SoupIngredient]) -> list[SoupIngredient]:
@@ -143,7 +143,7 @@ def average_reasons(ingredients: Sequence[SoupIngredient], scale: str) -> list[s
 
 
 def layer_reasons(ingredients: Sequence[SoupIngredient]) -> list[str]:
-    """Reasons of factors by layer, which are of outputs: an average has one weight for all tensors."""
+    """Reasons against factors by layer, which multiply outputs: an average has one weight for all tensors."""
     layered = [ingredient.ref for ingredient in ingredients if ingredient.layers is not None]
     return [f"{layered[0]} has factors by layer, which only 'concat' and 'recompress' can keep."] if layered else []
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from registry.adapters import join_adapters
 from registry.adapters.lora import LORA_A, PREFIX
 from registry.adapters.masks import projection_names
-from registry.adapters.mixture import everywhere
+from registry.adapters.mixture import constant_factor
 from registry.adapters.moments import unpacked
 from registry.mixing import average, concat, entrywise
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, not_joinable_reasons, statistic_reasons
@@ -106,7 +106,7 @@ def _join_loras(
         solutions = regression.solve_each(name, [tensors[name] for tensors in loaded])
         for tensors, solution in zip(fitted, solutions, strict=True):
             tensors[name] = solution
-    configs, factors = [ingredient.config for ingredient in ordered], [everywhere(scale)] * len(fitted)
+    configs, factors = [ingredient.config for ingredient in ordered], [constant_factor(scale)] * len(fitted)
     return cast_finite(join_adapters(configs, fitted, factors), torch.float32)
 
 

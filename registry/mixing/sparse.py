@@ -57,8 +57,7 @@ class SoupMask:
         self.rule: MaskRule = (mixing.masks or DEFAULT) if len(ingredients) > 1 else "union"
         self.config = ingredients[0].config.dense()
         self.scope: Literal["global", "layer"] = _scope(ingredients) if self.rule == "reprune" else "global"
-        heaviest = min(ingredients, key=lambda ingredient: (-Decimal(ingredient.weight), ingredient.digest))
-        self._first = heaviest.digest
+        self._first = min((-Decimal(ingredient.weight), ingredient.digest) for ingredient in ingredients)[1]
         self._ingredients = len(ingredients)
         self._masks: Masks = {}
         self._masked: Counter[str] = Counter()

@@ -4,16 +4,16 @@ A checkpoint is a folder with `adapter_config.json` and `pytorch_adapter.bin` or
 whose layers normalise before their sub-modules, with f the output of the feed-forward module and r the residual
 stream before its norm, its layers compute (adapters 1.3, methods/modeling.py):
 
-- Pfeiffer (`seq_bn`): f + r + U g(D (f + r)), ours with `input="residual"`; without `original_ln_before`
-  f + r + U g(D f), ours with `input="module"`; with `ln_before` a LayerNorm before D: Bapna-Firat.
+- Pfeiffer (`seq_bn`): f + r + U g(D (f + r)), here `input="residual"`; without `original_ln_before`
+  f + r + U g(D f), here `input="module"`; with `ln_before` a LayerNorm before D: Bapna-Firat.
 - Houlsby (`double_seq_bn`): the second form after both sub-layers, the base's norms untouched: `trained_norms=False`.
-- parallel (`par_bn`): f + r + s U g(D r), ours with `input="residual"`.
+- parallel (`par_bn`): f + r + s U g(D r), here `input="residual"`.
 
 On BERT and its kin, whose layers normalise after their sub-modules (LN(f + r)):
 
-- Pfeiffer: LN(f + r + U g(D LN(f + r))), ours with `input="residual"`; without `original_ln_before`
-  LN(f + r + U g(D f)), ours with `input="module"`; Houlsby the latter twice.
-- parallel: LN(f + r + s U g(D r)), ours with `input="module"`: r is the feed-forward module's argument.
+- Pfeiffer: LN(f + r + U g(D LN(f + r))), here `input="residual"`; without `original_ln_before`
+  LN(f + r + U g(D f)), here `input="module"`; Houlsby the latter twice.
+- parallel: LN(f + r + s U g(D r)), here `input="module"`: r is the feed-forward module's argument.
 
 Width and number of layers are read from the tensors.
 """

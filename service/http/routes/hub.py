@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from registry.catalogue.rows import ListedRow
 from registry.errors import InvalidParameter, NotFound
-from registry.formats.usage import OURS, PEFT
+from registry.formats.usage import ADAPTERSOUP, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
 from service.http.app_parts import AppServices
@@ -57,7 +57,7 @@ class HubRoute(CheckedRoute):
 router = APIRouter(tags=["hub"], route_class=HubRoute)
 
 COMMIT_HEADER = "x-repo-commit"
-WORDS = frozenset({PEFT, OURS, "safetensors", "adapter", "soup", *UNION_MEMBERS["config"]})
+WORDS = frozenset({PEFT, ADAPTERSOUP, "safetensors", "adapter", "soup", *UNION_MEMBERS["config"]})
 """Tags that a repository may have without its card."""
 MOST_REFS = 1000
 """Versions that are listed as tags, the newest."""

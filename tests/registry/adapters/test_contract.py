@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors, mixture_of
 from registry.adapters.masks import is_mask, values
-from registry.adapters.mixture import everywhere
+from registry.adapters.mixture import constant_factor
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
 from registry.base_model.likelihood import hidden_states
 from registry.base_model.loading import LoadedBase
@@ -104,7 +104,7 @@ def test_its_entry_does_what_its_configuration_promises(name: str, base: LoadedB
     tensors = drawn(config, base.shape)
     if config.merged is None:
         mixture = mixture_of(config, base.shape)
-        mixture.add(config, tensors, everywhere(1.0))
+        mixture.add(config, tensors, constant_factor(1.0))
         assert (mixture.residual(config, tensors) is None) == (config.no_exact_mixture is not None)
 
 
