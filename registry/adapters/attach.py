@@ -12,6 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,26 +68,20 @@ class AdapterModule(nn.Module, ABC):
         return iter(())
 
 
-def _output_hook(edit: Edit) -> Callable[..., Any]:
-    """A forward hook that edits a module's output, or the first item of its output tuple."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        source = args[0] if args else next(iter(kwargs.values()))
-        if isinstance(output, tuple):
-            return (edit(module, source, output[0]), *output[1:])
-        return edit(module, source, output)
-
-    return hook
+def _edit_output(edit: Edit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A forward hook, given `edit`, that edits a module's output, or the first item of its output tuple."""
+    source = args[0] if args else next(iter(kwargs.values()))
+    if isinstance(output, tuple):
+        return (edit(module, source, output[0]), *output[1:])
+    return edit(module, source, output)
 
 
-def _input_hook(edit: InputEdit) -> Callable[..., Any]:
-    """A forward pre-hook that edits a module's arguments and passes them all by name."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) if args else {}
-        return (), edit(module, {**named, **kwargs})
-
-    return hook
+def _edit_input(
+    edit: InputEdit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """A forward pre-hook, given `edit`, that edits a module's arguments and passes them all by name."""
+    named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) if args else {}
+    return (), edit(module, {**named, **kwargs})
 
 
 def _is_attached(_module: nn.Module, _args: tuple[Any, ...]) -> None:
@@ -106,9 +101,9 @@ def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
     handles = [model.register_forward_pre_hook(_is_attached)]
     try:
         for module, input_edit in adapter.inputs(model):
-            handles.append(module.register_forward_pre_hook(_input_hook(input_edit), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(partial(_edit_input, input_edit), with_kwargs=True))
         for module, edit in adapter.edits(model):
-            handles.append(module.register_forward_hook(_output_hook(edit), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(_edit_output, edit), with_kwargs=True))
         yield
     finally:
         for handle in handles:

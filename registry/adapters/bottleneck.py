@@ -23,6 +23,7 @@ s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
@@ -75,34 +76,45 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
     Of Houlsby's two sites it is the one after the feed-forward module. The structure decides what `update` (of one
     bottleneck, or of a fusion of several) reads and where its result is added.
     """
-
-    def on_output(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-        return (hidden + update(hidden)).to(hidden.dtype)
-
-    def around_norm(norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        assert isinstance(norm, nn.LayerNorm)
-        x = (source + update(hidden)).to(hidden.dtype)
-        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
     residual = config.input == "residual"
     if config.structure == "parallel":
-        arguments: list[Tensor] = []  # of the module that is read, until the feed-forward module has run
-
-        def store(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-            arguments[:] = [source]
-            return hidden
-
-        def add_stored(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-            if not arguments:
-                raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
-            return (hidden + update(arguments.pop())).to(hidden.dtype)
-
-        yield sites.norms[-1] if residual else sites.ffn_input, store
-        yield sites.ffn, add_stored
+        parallel = _ParallelEdit(update)
+        yield sites.norms[-1] if residual else sites.ffn_input, parallel.store_argument
+        yield sites.ffn, parallel.add_update
     elif residual and sites.post_norm and config.structure == "pfeiffer":
-        yield sites.norms[-1], around_norm
+        yield sites.norms[-1], partial(_update_before_norm, update)
     else:
-        yield sites.block if residual else sites.ffn, on_output
+        yield sites.block if residual else sites.ffn, partial(_update_output, update)
+
+
+def _update_output(update: Update, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+    """Add the update of a module's output to it."""
+    return (hidden + update(hidden)).to(hidden.dtype)
+
+
+def _update_before_norm(update: Update, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+    """Add the update of a norm's output to its argument, and normalise the sum."""
+    assert isinstance(norm, nn.LayerNorm)
+    x = (source + update(hidden)).to(hidden.dtype)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+class _ParallelEdit:
+    """Add the update of one module's argument to the output of the feed-forward module, which runs after it."""
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+        self._argument: Tensor | None = None
+
+    def store_argument(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        self._argument = source
+        return hidden
+
+    def add_update(self, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+        argument, self._argument = self._argument, None
+        if argument is None:
+            raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
+        return (hidden + self._update(argument)).to(hidden.dtype)
 
 
 class TrainedNorm(nn.Module):
@@ -168,20 +180,18 @@ class BottleneckAdapter(AdapterModule):
         family = family_of(shape.model_type)
         check_input(config, family, shape.model_type)
         self.config = config
-        self.model_type = shape.model_type
-        self.num_layers = shape.num_layers
-        self.hidden_size = shape.hidden_size
+        self._shape = shape
         self.layers = nn.ModuleList(BottleneckLayer(config, shape, family) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
         layers = layer_sites(model)
-        check_family(model, self.model_type, "adapter")
+        check_family(model, self._shape.model_type, "adapter")
         sizes = len(layers), int(getattr(model.config, "hidden_size", 0))
-        if sizes != (self.num_layers, self.hidden_size):
+        if sizes != (self._shape.num_layers, self._shape.hidden_size):
             raise Incompatible(
-                f"The adapter is for {self.num_layers} layers of hidden size {self.hidden_size}; this base model "
-                f"has {sizes[0]} of {sizes[1]}.",
+                f"The adapter is for {self._shape.num_layers} layers of hidden size {self._shape.hidden_size}; this "
+                f"base model has {sizes[0]} of {sizes[1]}.",
                 param="base_model",
             )
         if _acts_on_norms(self.config, layers[0].post_norm if layers else False):

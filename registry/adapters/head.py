@@ -31,17 +31,17 @@ class HeadModule(AdapterModule):
     def __init__(self, config: HeadConfig, shape: BaseShape) -> None:
         super().__init__()
         self.config = config
-        self.hidden_size = shape.hidden_size
-        self.reads_last = shape.kind == "causal"
+        self._shape = shape
         self.out = nn.Linear(shape.hidden_size, len(config.labels), device="meta")
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another hidden size."""
         config: Any = model.config
         size = int(getattr(config, "hidden_size", 0))
-        if size != self.hidden_size:
+        if size != self._shape.hidden_size:
             raise Incompatible(
-                f"The head reads hidden states of size {self.hidden_size}; this base model's are of size {size}.",
+                f"The head reads hidden states of size {self._shape.hidden_size}; this base model's are of size "
+                f"{size}.",
                 param="base_model",
             )
 
@@ -62,7 +62,8 @@ class HeadModule(AdapterModule):
     def _read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """(batch, hidden): the states of the token that stands for its sequence."""
         tokens = mask.to(torch.int64)
-        position = mask.shape[1] - 1 - tokens.flip(1).argmax(1) if self.reads_last else tokens.argmax(1)
+        is_causal = self._shape.kind == "causal"
+        position = mask.shape[1] - 1 - tokens.flip(1).argmax(1) if is_causal else tokens.argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), position]
 
 

@@ -52,26 +52,23 @@ class PrefixAdapter(AdapterModule):
                 param="base_model",
             )
         self.config = config
-        self.model_type = shape.model_type
-        self.num_layers = shape.num_layers
-        self.hidden_size = shape.hidden_size
-        self.kv = shape.kv
-        self.context = shape.context
-        heads, size = shape.kv
+        self._shape = shape
+        self._heads, self._size = shape.kv
         self.prompt_embeddings = nn.Parameter(
-            torch.empty(config.length, shape.num_layers * 2 * heads * size, device="meta")
+            torch.empty(config.length, shape.num_layers * 2 * self._heads * self._size, device="meta")
         )
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family, other sizes, or other keys and values."""
-        check_family(model, self.model_type, "prefix")
+        check_family(model, self._shape.model_type, "prefix")
         config: Any = model.config
         layers, hidden_size = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-        heads = getattr(config, "num_key_value_heads", None) or self.kv[0]
-        if (layers, hidden_size, heads) != (self.num_layers, self.hidden_size, self.kv[0]):
+        heads = getattr(config, "num_key_value_heads", None) or self._heads
+        shape = self._shape
+        if (layers, hidden_size, heads) != (shape.num_layers, shape.hidden_size, self._heads):
             raise Incompatible(
-                f"The prefix is for {self.num_layers} layers of hidden size {self.hidden_size} with {self.kv[0]} heads "
-                f"of keys and values; this base model has {layers} of {hidden_size} with {heads}.",
+                f"The prefix is for {shape.num_layers} layers of hidden size {shape.hidden_size} with {self._heads} "
+                f"heads of keys and values; this base model has {layers} of {hidden_size} with {heads}.",
                 param="base_model",
             )
 
@@ -89,8 +86,8 @@ class PrefixAdapter(AdapterModule):
 
     def prefix_states(self) -> Tensor:
         """Keys and values (layers, 2, heads, length, size) of the virtual tokens."""
-        heads, size = self.kv
-        states = self.prompt_embeddings.reshape(self.config.length, self.num_layers, 2, heads, size)
+        sizes = self._shape.num_layers, 2, self._heads, self._size
+        states = self.prompt_embeddings.reshape(self.config.length, *sizes)
         return states.permute(1, 2, 3, 0, 4)
 
     def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -123,11 +120,11 @@ class PrefixAdapter(AdapterModule):
         return changed
 
     def _check_context(self, tokens: int) -> None:
-        if tokens > self.context:
-            length = self.config.length
+        length, context = self.config.length, self._shape.context
+        if tokens > context:
             raise InvalidParameter(
-                f"The text has {tokens - length} tokens, and {self.context - length} fit: the prefix takes {length} of "
-                f"the base model's context of {self.context}.",
+                f"The text has {tokens - length} tokens, and {context - length} fit: the prefix takes {length} of "
+                f"the base model's context of {context}.",
                 param="tokens",
             )
 
