@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from registry.adapters import expected_tensors
-from registry.adapters.masks import values
+from registry.adapters.masks import without_masks
 from registry.spec import AdapterConfig, BaseShape, FusionConfig
 
 
@@ -35,4 +35,4 @@ def _multiplications(config: AdapterConfig, shape: BaseShape) -> int:
 def parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
     """Numbers of an adapter that are not held at zero, frozen members included."""
     masked = sum(pruned.masked for pruned in config.pruned_parts().values())
-    return sum(tensor.numel() for tensor in values(tensors).values()) - masked
+    return sum(tensor.numel() for tensor in without_masks(tensors).values()) - masked

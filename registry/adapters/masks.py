@@ -28,12 +28,12 @@ def is_mask(name: str) -> bool:
     return name.endswith(MASK)
 
 
-def mask_of(weight: str) -> str:
+def mask_name(weight: str) -> str:
     """The name of the mask of a projection's weight."""
     return weight.removesuffix(_WEIGHT) + MASK
 
 
-def values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_masks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors without masks, in their order."""
     return {name: tensor for name, tensor in tensors.items() if not is_mask(name)}
 
@@ -99,8 +99,8 @@ def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[
         entries = sum(tensors[name].numel() for name in names)
         masked = 0
         for name in names:
-            problems += _one_mask_problems(name, tensors[name], tensors[mask_of(name)])
-            masked += int((~unpack(tensors[mask_of(name)], tensors[name].shape)).sum())
+            problems += _one_mask_problems(name, tensors[name], tensors[mask_name(name)])
+            masked += int((~unpack(tensors[mask_name(name)], tensors[name].shape)).sum())
         problems += _count_problems(prefix, pruned, masked, entries, projections=len(names))
     return problems
 
@@ -109,7 +109,7 @@ def _one_mask_problems(name: str, weight: Tensor, packed: Tensor) -> list[str]:
     problems = []
     padding = np.unpackbits(packed.numpy())[weight.numel() :]
     if padding.any():
-        problems.append(f"Tensor {mask_of(name)!r} has {int(padding.sum())} bits set beyond the last entry.")
+        problems.append(f"Tensor {mask_name(name)!r} has {int(padding.sum())} bits set beyond the last entry.")
     wrong = int((weight[~unpack(packed, weight.shape)] != 0).sum())
     if wrong:
         problems.append(f"Tensor {name!r} holds {wrong} entries that are masked and not zero.")
@@ -129,7 +129,7 @@ def _count_problems(prefix: str, pruned: Pruned, masked: int, entries: int, *, p
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def highest(scores: Mapping[str, Tensor], masked: int) -> dict[str, Tensor]:
+def keep_highest(scores: Mapping[str, Tensor], masked: int) -> dict[str, Tensor]:
     """Masks, bool of each score's shape, that are false at exactly the `masked` lowest scores over all of them.
 
     Of equal scores the lower index is masked first: by the order of `scores`, then row-major.

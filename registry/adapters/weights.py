@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
-from registry.adapters.masks import is_mask, mask_problems, values
+from registry.adapters.masks import is_mask, mask_problems, without_masks
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
@@ -67,12 +67,12 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
 
 def dtype_of(tensors: Mapping[str, Tensor]) -> str:
     """The one dtype of an adapter's tensors, masks aside, as safetensors names it: F32, F16 or BF16."""
-    return _DTYPE_NAMES[next(iter(values(tensors).values())).dtype]
+    return _DTYPE_NAMES[next(iter(without_masks(tensors).values())).dtype]
 
 
 def count_parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
     """The number of values of an adapter's tensors, without masks and without entries that are pruned."""
-    stored = sum(tensor.numel() for tensor in values(tensors).values())
+    stored = sum(tensor.numel() for tensor in without_masks(tensors).values())
     return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
 
 
@@ -93,7 +93,7 @@ def _dtype_problems(header: Header) -> list[str]:
 
 def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
     problems = []
-    for name in canonical_order(values(tensors)):
+    for name in canonical_order(without_masks(tensors)):
         bad = int((~torch.isfinite(tensors[name])).sum())
         if bad:
             problems.append(f"Tensor {name[:80]!r} holds {bad} values that are NaN or infinite.")

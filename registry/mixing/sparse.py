@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.masks import highest, mask_of, pack, projection_names, projections, unpack
+from registry.adapters.masks import keep_highest, mask_name, pack, projection_names, projections, unpack
 from registry.errors import Incompatible
 from registry.mixing.compat import SoupIngredient, shortened
 from registry.spec import AdapterConfig, AverageMixing, MaskRule, Pruned, Recipe
@@ -40,8 +40,8 @@ def is_sparse(ingredients: Sequence[SoupIngredient]) -> bool:
 def masks_of(config: AdapterConfig, tensors: Tensors) -> Masks:
     """The entries that an ingredient keeps of each projection: all of one that is not pruned."""
     return {
-        name: unpack(tensors[mask_of(name)], tensors[name].shape)
-        if mask_of(name) in tensors
+        name: unpack(tensors[mask_name(name)], tensors[name].shape)
+        if mask_name(name) in tensors
         else torch.ones(tensors[name].shape, dtype=torch.bool)
         for name in projection_names(config, tensors)
     }
@@ -93,7 +93,7 @@ class SoupMask:
             return {name: self._masks[name] for name in names}
         masks: Masks = {}
         for group in self._groups(names):
-            masks |= highest({name: average[name].abs() for name in group}, self._mean_masked(group))
+            masks |= keep_highest({name: average[name].abs() for name in group}, self._mean_masked(group))
         return masks
 
     def _groups(self, names: Sequence[str]) -> list[list[str]]:
@@ -134,7 +134,7 @@ def apply_mask(average: Mapping[str, Tensor], mask: SoupMask) -> dict[str, Tenso
             continue
         for name, keep in mask.masks(names, average).items():
             soup[name] = average[name].masked_fill(~keep, 0.0)
-            soup[mask_of(name)] = pack(keep)
+            soup[mask_name(name)] = pack(keep)
     return soup
 
 

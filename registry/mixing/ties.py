@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from registry.adapters.masks import highest
+from registry.adapters.masks import keep_highest
 from registry.mixing import entrywise
 from registry.mixing.compat import SoupIngredient
 from registry.spec import TiesMixing
@@ -38,4 +38,4 @@ def _merge(values: Sequence[Tensor], weights: Sequence[Tensor], *, density: Deci
 def _trim(values: Tensor, density: Decimal) -> Tensor:
     """The values with all but the largest set to 0; of equal values the lower index is trimmed first."""
     trimmed = values.numel() - int(density * values.numel())
-    return torch.where(highest({"": values.abs()}, trimmed)[""], values, 0.0)
+    return torch.where(keep_highest({"": values.abs()}, trimmed)[""], values, 0.0)

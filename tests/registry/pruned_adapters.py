@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters.masks import mask_of, pack, projections
+from registry.adapters.masks import mask_name, pack, projections
 from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, Pruned
 from tests.registry.random_adapters import part, tensors_of
@@ -34,7 +34,7 @@ def sparse(
             own = torch.from_numpy(keep[start : start + found[name].numel()].copy()).reshape(found[name].shape)
             start += found[name].numel()
             found[name] = found[name].masked_fill(~own, 0.0)
-            found[mask_of(name)] = pack(own)
+            found[mask_name(name)] = pack(own)
         pruned[prefix] = Pruned(score="random", sparsity=sparsity, masked=masked, seed=seed)
     assert set(pruned) == set(config.prunable())
     return config.with_pruned(pruned), found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters import AdapterModule
-from registry.adapters.masks import add_masks, highest, mask_of, pack, projections, unpack
+from registry.adapters.masks import add_masks, keep_highest, mask_name, pack, projections, unpack
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig, Pruned
 from training.hyperparameters import PruningOptions
@@ -95,8 +95,8 @@ def chosen(scores: Scores, options: PruningOptions) -> Masks:
     elif options.scope == "layer":
         counts = {name: round(options.sparsity * size) for name, size in sizes.items()}
     else:
-        return highest(scores, masked)
-    return {name: highest({name: score}, counts[name])[name] for name, score in scores.items()}
+        return keep_highest(scores, masked)
+    return {name: keep_highest({name: score}, counts[name])[name] for name, score in scores.items()}
 
 
 def _erdos_renyi(scores: Scores, masked: int, options: PruningOptions) -> dict[str, int]:
@@ -141,7 +141,7 @@ def _put_on(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[str, T
         linear = adapter.get_submodule(name.rpartition(".")[0])
         assert isinstance(linear, nn.Linear)
         linear.weight.masked_fill_(~keep.to(linear.weight.device), 0.0)
-        adapter.get_buffer(mask_of(name)).copy_(pack(keep))
+        adapter.get_buffer(mask_name(name)).copy_(pack(keep))
         linear.weight.register_post_accumulate_grad_hook(_Cleared(linear))  # type: ignore[no-untyped-call]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.adapters import create, expected_tensors, from_tensors
-from registry.adapters.masks import is_mask, mask_problems, pack, packed_bytes, projections, unpack, values
+from registry.adapters.masks import is_mask, mask_problems, pack, packed_bytes, projections, unpack, without_masks
 from registry.adapters.weights import (
     check_weights,
     init_hash,
@@ -97,11 +97,11 @@ def test_a_module_holds_its_masks_and_computes_as_its_weights_say():
     module = from_tensors(CONFIG, SHAPE, TENSORS).to(torch.bfloat16)
     state = module.state_dict()
     assert {name for name, tensor in state.items() if tensor.dtype == torch.uint8} == set(TENSORS) - set(
-        values(TENSORS)
+        without_masks(TENSORS)
     )
     assert all(not parameter.requires_grad or parameter.is_floating_point() for parameter in module.parameters())
     assert not any(is_mask(name) for name, _ in module.named_parameters())
-    plain = from_tensors(CONFIG.dense(), SHAPE, values(TENSORS))
+    plain = from_tensors(CONFIG.dense(), SHAPE, without_masks(TENSORS))
     x = torch.randn(2, 3, SHAPE.hidden_size)
     found = from_tensors(CONFIG, SHAPE, TENSORS).layers[0].ffn(x, x)
     assert torch.equal(found, plain.layers[0].ffn(x, x))
@@ -116,7 +116,7 @@ def test_a_pruned_adapter_is_not_drawn():
 
 
 def test_an_initialisation_is_not_hashed_after_pruning():
-    assert init_hash(values(TENSORS))
+    assert init_hash(without_masks(TENSORS))
     with pytest.raises(Internal, match="after pruning"):
         init_hash(TENSORS)
 
@@ -132,7 +132,7 @@ def test_what_has_no_place_for_masks_is_not_written():
     config, tensors = sparse(bottleneck("pfeiffer"), 1)
     with pytest.raises(Incompatible, match="no place for the masks"):
         checkpoint_files(config, tensors, name="law", model_type="gpt2")
-    assert checkpoint_files(config.dense(), values(tensors), name="law", model_type="gpt2")
+    assert checkpoint_files(config.dense(), without_masks(tensors), name="law", model_type="gpt2")
 
 
 # --- what a push refuses --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
+from registry.adapters.masks import is_mask, mask_name, mask_problems, pack, projections, unpack, without_masks
 from registry.adapters.weights import check_weights, save_tensors
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
@@ -54,10 +54,10 @@ def mixed(parts, rule=None, **fields):
 
 
 def keeps(config, tensors):
-    names = [name for some in projections(config, values(tensors)).values() for name in some]
+    names = [name for some in projections(config, without_masks(tensors)).values() for name in some]
     return {
-        name: unpack(tensors[mask_of(name)], tensors[name].shape)
-        if mask_of(name) in tensors
+        name: unpack(tensors[mask_name(name)], tensors[name].shape)
+        if mask_name(name) in tensors
         else torch.ones_like(tensors[name], dtype=torch.bool)
         for name in names
     }
@@ -82,9 +82,9 @@ def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
 def test_a_union_loses_nothing_of_the_average(drawn):
     parts = parts_of(CONFIG, drawn)
     _, tensors = mixed(parts)
-    plain = [replace(one, config=one.config.dense(), load=lambda one=one: values(one.load())) for one in parts]
+    plain = [replace(one, config=one.config.dense(), load=lambda one=one: without_masks(one.load())) for one in parts]
     _, average = mixed(plain)
-    assert save_tensors(values(tensors)) == save_tensors(average)
+    assert save_tensors(without_masks(tensors)) == save_tensors(average)
 
 
 @given(weights)
@@ -147,7 +147,7 @@ def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
     report = check_weights(save_tensors(tensors), config, SHAPE, max_bytes=10**7)
     masked = sum(pruned.masked for pruned in config.pruned_parts().values())
     assert masked > 0
-    assert report.parameters == sum(t.numel() for t in values(tensors).values()) - masked
+    assert report.parameters == sum(t.numel() for t in without_masks(tensors).values()) - masked
 
 
 # --- edges ----------------------------------------------------------------------------------------
@@ -188,12 +188,12 @@ def test_layers_are_pruned_again_as_they_were():
         pruned, tensors = sparse(CONFIG, number)
         found = dict(tensors)
         masked = 0
-        for name in projections(CONFIG, values(tensors))[""]:
+        for name in projections(CONFIG, without_masks(tensors))[""]:
             keep = torch.ones(tensors[name].numel(), dtype=torch.bool)
             keep[: keep.numel() // (number + 2)] = False
             masked += int((~keep).sum())
             found[name] = tensors_of(CONFIG, number)[name] * keep.reshape(tensors[name].shape)
-            found[mask_of(name)] = pack(keep)
+            found[mask_name(name)] = pack(keep)
         about = Pruned(score="snip", sparsity=masked / 256, masked=masked, scope="layer")
         return part(number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: found)
 
@@ -206,9 +206,9 @@ def test_layers_are_pruned_again_as_they_were():
 def test_nothing_in_common():
     pruned, tensors = sparse(CONFIG, 5, sparsity=0.5)
     other = dict(tensors)
-    for name in projections(CONFIG, values(tensors))[""]:
-        keep = ~unpack(tensors[mask_of(name)], tensors[name].shape)
-        other[name], other[mask_of(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
+    for name in projections(CONFIG, without_masks(tensors))[""]:
+        keep = ~unpack(tensors[mask_name(name)], tensors[name].shape)
+        other[name], other[mask_name(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
     parts = [
         part(n, pruned, "0.5", provenance=INIT, load=lambda found=found: found)
         for n, found in enumerate([tensors, other])
@@ -295,7 +295,7 @@ def test_of_many_masks_no_more_is_held_than_of_one(rule):
     """A bit an entry in a file is a byte an entry once it is read: of a thousand ingredients more than there is."""
     config, count = bottleneck("pfeiffer", width=256), 24
     parts = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
-    entries = sum(parts[0].load()[name].numel() for name in projections(config, values(parts[0].load()))[""])
+    entries = sum(parts[0].load()[name].numel() for name in projections(config, without_masks(parts[0].load()))[""])
     tracemalloc.start()
     try:
         result(parts, AverageMixing(masks=rule))

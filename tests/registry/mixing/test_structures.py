@@ -294,7 +294,7 @@ class TestPools:
 
 
 def test_masks_of_a_union_go_with_their_member() -> None:
-    from registry.adapters.masks import mask_of, pack
+    from registry.adapters.masks import mask_name, pack
     from registry.spec import Pruned
 
     inner = bottleneck("parallel")
@@ -310,7 +310,7 @@ def test_masks_of_a_union_go_with_their_member() -> None:
                 if key == "bottleneck.layers.0.ffn.down.weight":
                     keep[seed] = False
                 tensors[key] = tensors[key].masked_fill(~keep, 0.0)
-                tensors[mask_of(key)] = pack(keep)
+                tensors[mask_name(key)] = pack(keep)
         return tensors
 
     parts = [replace(one, config=config, load=lambda n=n: load(n)) for n, one in enumerate(parts_of(MAM))]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.adapters.masks import values
+from registry.adapters.masks import without_masks
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, read_directory, write_directory
@@ -111,7 +111,7 @@ def logits_of(base: LoadedBase, config: AdapterConfig, tensors: Tensors, ids: Te
 
 
 def read(folder: Path) -> Tensors:
-    return values(load_tensors(read_directory(folder).weights.read_bytes()))
+    return without_masks(load_tensors(read_directory(folder).weights.read_bytes()))
 
 
 def averaged(base: LoadedBase, folders: Sequence[Path], shares: Sequence[float], ids: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from adaptersoup.cli import app as cli
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.transfer import pull_folder, push_folder
-from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
+from registry.adapters.masks import is_mask, mask_name, mask_problems, pack, projections, unpack, without_masks
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible
@@ -308,11 +308,11 @@ class TestPruned:
         config, tensors = pruned(base, "kitchen", 20)
         row = row_of(stocked, "pruned/kitchen")
         assert row["config"]["pruned"] == config.model_dump(mode="json")["pruned"]
-        plain = sum(tensor.numel() for tensor in values(tensors).values())
+        plain = sum(tensor.numel() for tensor in without_masks(tensors).values())
         assert row["parameters"] == plain - row["config"]["pruned"]["masked"]
         back = file_of(stocked, "pruned/kitchen")
         assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
-        twin = push_tensors(stocked, "pruned/twin", config.dense(), values(tensors)).json()
+        twin = push_tensors(stocked, "pruned/twin", config.dense(), without_masks(tensors)).json()
         assert twin["digest"] != row["digest"]
         assert mean_nll(stocked, "pruned/kitchen") == pytest.approx(mean_nll(stocked, "pruned/twin"), rel=1e-6)
         assert mean_nll(stocked, "pruned/kitchen") != pytest.approx(mean_nll(stocked, "base/tiny"), rel=1e-4)
@@ -329,9 +329,9 @@ class TestPruned:
         assert mask_problems(CONFIG.model_validate(soup["soup"]["config"]), found) == []
         own = [load_tensors(read_directory(folders[f"pruned/{domain}"]).weights.read_bytes())
                for domain in ("kitchen", "court")]  # fmt: skip
-        for name in projections(CONFIG, values(found))[""]:
-            one, two = (unpack(tensors[mask_of(name)], found[name].shape) for tensors in own)
-            kept = unpack(found[mask_of(name)], found[name].shape)
+        for name in projections(CONFIG, without_masks(found))[""]:
+            one, two = (unpack(tensors[mask_name(name)], found[name].shape) for tensors in own)
+            kept = unpack(found[mask_name(name)], found[name].shape)
             expected = {None: one | two, "union": one | two, "intersect": one & two, "first": one}.get(rule)
             if expected is not None:
                 assert torch.equal(kept, expected)
@@ -343,24 +343,24 @@ class TestPruned:
         assert (again.status_code, again.json()["digest"]) == (200, soup["digest"])
 
     def test_a_pruned_and_a_dense_adapter_give_a_dense_soup(self, stocked: Live, base: LoadedBase) -> None:
-        push_tensors(stocked, "pruned/whole", CONFIG, values(pruned(base, "kitchen", 9)[1]))
+        push_tensors(stocked, "pruned/whole", CONFIG, without_masks(pruned(base, "kitchen", 9)[1]))
         soup = cook(stocked, {"pruned/kitchen": 1, "pruned/whole": 1}, mixing={"method": "auto"}).json()
         assert "pruned" not in soup["soup"]["config"] or soup["soup"]["config"]["pruned"] is None
         assert not any(map(is_mask, file_of(stocked, soup["soup"]["ref"])))
 
     def test_masks_that_lie_are_refused(self, stocked: Live, base: LoadedBase) -> None:
         config, tensors = pruned(base, "kitchen", 4)
-        name = projections(CONFIG, values(tensors))[""][0]
-        keep = unpack(tensors[mask_of(name)], tensors[name].shape)
+        name = projections(CONFIG, without_masks(tensors))[""][0]
+        keep = unpack(tensors[mask_name(name)], tensors[name].shape)
         lies = {
             "masked and not zero": {**tensors, name: tensors[name] + 1},
-            "the configuration says": {**tensors, mask_of(name): pack(torch.ones_like(keep))},
+            "the configuration says": {**tensors, mask_name(name): pack(torch.ones_like(keep))},
         }
         for sentence, spoiled in lies.items():
             error = push_tensors(stocked, "pruned/liar", config, spoiled).json()["error"]
             assert error["code"] == "invalid_weights"
             assert sentence in error["message"]
-        for kind, found in ((config.dense(), tensors), (config, values(tensors))):
+        for kind, found in ((config.dense(), tensors), (config, without_masks(tensors))):
             assert push_tensors(stocked, "pruned/liar", kind, found).json()["error"]["code"] == "incompatible"
         assert stocked.world.client.get("/v1/adapters/pruned/liar").status_code == 404
 
