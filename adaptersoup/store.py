@@ -68,8 +68,7 @@ class Store:
         with ExitStack() as stack:
             stack.callback(_remove_candidate, candidate, allowlist)
             self._runtime = Runtime(_settings(settings, self.folder, candidate if candidate.exists() else None))
-            cores.remember()
-            stack.callback(cores.set_back)
+            stack.enter_context(cores.restored())
             self._runtime.start()
             stack.callback(self._runtime.stop)
             if entry is not None:  # no other process writes there while this one has the folder open
@@ -272,7 +271,7 @@ class Store:
         base = self._runtime.bases[row.base_model]
         tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
-        with cores.spare(), attached(to, module):
+        with cores.borrow_spare(), attached(to, module):
             yield
 
     def _row(self, name: str) -> AdapterRow:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from demo.results import Figure, Row, command_line, update, write
-from registry.cores import send_helpers_away
+from registry.cores import end_workers
 from service.engine.engine import CORES_KEPT_SECONDS
 
 
@@ -126,7 +126,7 @@ def interleaved(
     for repeat in range(repeats):
         before(repeat)
         for name, call in calls.items():
-            send_helpers_away()
+            end_workers()
             time.sleep(2 * CORES_KEPT_SECONDS)
             found[name].append(seconds(call))
     return found

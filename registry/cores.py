@@ -1,12 +1,12 @@
-"""How many processor cores the tensor operations of a thread use.
+"""The number of processor cores that the tensor operations of a thread use.
 
-Torch shares an operation out to helpers through OpenMP, whose library on Linux, libgomp, keeps some for every thread
-that ever shared one out. Once there are more threads and helpers than cores, idle ones included, no helper waits
-awake for the next operation any more, and a small one takes many times as long (decision 31 has figures). So in a
-server every thread works alone (`one_each`), but for the one that serves, which has all cores as long as it has work
-(`take`), and whoever borrows them while nobody has them (`spare`); and helpers are sent away when their thread is done.
+Torch parallelises an operation with OpenMP worker threads, which libgomp on Linux keeps for each calling thread. Once
+there are more threads than cores, idle ones included, workers no longer spin while they wait for the next operation,
+and a small operation takes many times as long (decision 31 has figures). So in a server each thread uses one core
+(`use_one_each`), except the engine's, which uses all while it has work (`take_all`), and a thread that borrows all
+cores while none uses them (`borrow_spare`); and workers are ended when their thread is done.
 
-Without libgomp (another system's torch), all of this is without effect.
+Without libgomp, as in torch of other systems, all of this has no effect.
 """
 
 from __future__ import annotations
@@ -20,39 +20,38 @@ from pathlib import Path
 import torch
 
 ALL = torch.get_num_threads()
-"""Cores that operations use where nobody said anything: OMP_NUM_THREADS, or all there are."""
+"""The default number of cores: OMP_NUM_THREADS, or all of the machine."""
 
 _SOFT = 1
-"""omp_pause_soft: what the thread has set stays."""
+"""omp_pause_soft: settings of the thread are kept."""
 
 
-def _found(name: str) -> Callable[[int], int] | None:
-    """A function of OpenMP's or MKL's library, as torch uses them."""
+def _library_function(name: str) -> Callable[[int], int] | None:
+    """A function of the OpenMP or MKL library that torch uses; None where it is missing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found = getattr(library, name)
+        function: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)((name, library))
     except (OSError, AttributeError):
         return None
-    found.argtypes, found.restype = [ctypes.c_int], ctypes.c_int
-    return found  # type: ignore[no-any-return]
+    return function
 
 
-_omp_set_num_threads = _found("omp_set_num_threads")
-_omp_pause_resource_all = _found("omp_pause_resource_all")
-_mkl_set_num_threads_local = _found("MKL_Set_Num_Threads_Local")
+_omp_set_num_threads = _library_function("omp_set_num_threads")
+_omp_pause_resource_all = _library_function("omp_pause_resource_all")
+_mkl_set_num_threads_local = _library_function("MKL_Set_Num_Threads_Local")
 
 _state = threading.Lock()
-_serving = 0
-_lent = False
+_takers = 0
+_borrowed = False
 _all = ALL
-_remembered = 0
-_before = ALL
+_restoring = 0
+_original = ALL
 
 
-def one_each(cores: int | None = None) -> None:
-    """From now on each thread's operations use one core, unless it takes or borrows all; `cores` says how many.
+def use_one_each(cores: int | None = None) -> None:
+    """Make each thread's operations use one core, unless it takes or borrows all, which are `cores`.
 
-    A thread whose first operation is a product of matrices learns of it only behind that one: it should call `alone`.
+    Call `use_one` in a thread whose first operation is a matrix product, which does not respect this.
     """
     global _all
     if _omp_set_num_threads is None or _omp_pause_resource_all is None:
@@ -60,82 +59,84 @@ def one_each(cores: int | None = None) -> None:
         return
     _all = ALL if cores is None else cores
     torch.set_num_threads(1)
-    send_helpers_away()
-
-
-def remember() -> None:
-    """Remember what threads use now, before `one_each` in a process that has other work as well."""
-    global _remembered, _before
-    with _state:
-        if not _remembered:
-            _before = torch.get_num_threads()
-        _remembered += 1
-
-
-def set_back() -> None:
-    """The other end of `remember`: the last of several sets threads back to what was there before the first."""
-    global _all, _remembered
-    with _state:
-        _remembered -= 1
-        if not _remembered:
-            _all = ALL
-            torch.set_num_threads(_before)
-
-
-def alone() -> None:
-    """This thread's operations use one core, from the first on."""
-    _use(1)
-
-
-def take() -> None:
-    """This thread, which serves, uses all cores until it gives them back, whatever others do meanwhile."""
-    global _serving
-    with _state:
-        _serving += 1
-    _use(_all)
-
-
-def give_back() -> None:
-    """The other end of `take`, in the same thread."""
-    global _serving
-    with _state:
-        _serving -= 1
-    _use(1)
-    send_helpers_away()
+    end_workers()
 
 
 @contextmanager
-def spare() -> Iterator[None]:
-    """This thread uses all cores while open where no other took or borrowed them, and else as many as before."""
-    global _lent
-    before = torch.get_num_threads()
+def restored() -> Iterator[None]:
+    """Restore the process's number of cores on exit, for `use_one_each` in a process that does other work as well.
+
+    Of several that overlap the last to exit restores the number before the first.
+    """
+    global _all, _restoring, _original
     with _state:
-        mine = not _serving and not _lent
-        _lent = _lent or mine
-    if not mine:
+        if not _restoring:
+            _original = torch.get_num_threads()
+        _restoring += 1
+    try:
+        yield
+    finally:
+        with _state:
+            _restoring -= 1
+            if not _restoring:
+                _all = ALL
+                torch.set_num_threads(_original)
+
+
+def use_one() -> None:
+    """Make this thread's operations use one core."""
+    _use(1)
+
+
+def take_all() -> None:
+    """Make this thread's operations use all cores until `release_all`; no other thread can borrow them meanwhile."""
+    global _takers
+    with _state:
+        _takers += 1
+    _use(_all)
+
+
+def release_all() -> None:
+    """Make this thread's operations use one core again, after `take_all` in the same thread."""
+    global _takers
+    with _state:
+        _takers -= 1
+    _use(1)
+    end_workers()
+
+
+@contextmanager
+def borrow_spare() -> Iterator[None]:
+    """Make this thread's operations use all cores, unless another thread has taken or borrowed them."""
+    global _borrowed
+    original = torch.get_num_threads()
+    with _state:
+        is_free = not _takers and not _borrowed
+        _borrowed = _borrowed or is_free
+    if not is_free:
         yield
         return
     _use(_all)
     try:
         yield
     finally:
-        _use(before)
-        send_helpers_away()
+        _use(original)
+        end_workers()
         with _state:
-            _lent = False
+            _borrowed = False
 
 
-def send_helpers_away() -> None:
-    """This thread's helpers end; its next operation that uses several cores makes new ones, in some 50 microseconds."""
+def end_workers() -> None:
+    """End this thread's OpenMP workers; its next parallel operation starts new ones, in some 50 microseconds."""
     if _omp_pause_resource_all is not None:
         _omp_pause_resource_all(_SOFT)
 
 
 def _use(cores: int) -> None:
-    """Let this thread's operations use so many cores, and no other's."""
+    """Set the number of cores of this thread's operations alone."""
     if _omp_set_num_threads is None:
         return
-    torch.get_num_threads()  # which sets the thread up with the process's number, once
+    torch.get_num_threads()  # initialises the thread with the process's number, once
     _omp_set_num_threads(cores)
     if _mkl_set_num_threads_local is not None:
         _mkl_set_num_threads_local(cores)

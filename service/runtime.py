@@ -19,7 +19,7 @@ from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.context import Limits, Refits, Registry, Retention, SampleLimits
-from registry.cores import one_each
+from registry.cores import use_one_each
 from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.spec import DefaultLimits, UseLimits
@@ -108,7 +108,7 @@ class Runtime:
             stack.callback(self._stop_tracing)
             stack.callback(self.database.close)
             blobs = self._prepare_data()
-            one_each(self.settings.threads)
+            use_one_each(self.settings.threads)
             self._check_bases()
             if self.identities is not None:
                 self.identities.begin()

@@ -120,13 +120,13 @@ class SentenceBertEncoder:
         """Vectors (n, d) and the number of truncated sentences; the lock is held."""
         progress(0, len(sentences), DOING)
         model = self._loaded()
-        from registry.cores import spare  # brings torch, like the model
+        from registry.cores import borrow_spare  # brings torch, like the model
 
         chunks: list[npt.NDArray[np.float32]] = []
         truncated = 0
         for start in range(0, len(sentences), CHUNK):
             chunk = [_beginning(model, sentence) for sentence in sentences[start : start + CHUNK]]
-            with spare():
+            with borrow_spare():
                 vectors = model.encode(chunk, batch_size=CHUNK, show_progress_bar=False, normalize_embeddings=True)
             chunks.append(vectors)
             truncated += _count_truncated(model, chunk)

@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from registry.base_model import BaseText, LoadedBase
-from registry.cores import spare
+from registry.cores import borrow_spare
 from registry.errors import SoupError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class BaseCache(Generic[Held]):
 
     def _load(self, base_id: str, future: Future[Held]) -> None:
         try:
-            with spare():
+            with borrow_spare():
                 held = self._prepare(self._source.load(base_id))
             _return_freed_memory()  # what the weights were made of
         except SoupError as error:

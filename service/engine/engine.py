@@ -225,7 +225,7 @@ class Engine(TextCalls):
     # --- the thread -----------------------------------------------------------------------------
 
     def _loop(self, base_ids: Sequence[str]) -> None:
-        cores.take()
+        cores.take_all()
         try:
             self._preload_first(base_ids)
             while self._wait_for_work():
@@ -236,7 +236,7 @@ class Engine(TextCalls):
                     log.exception("the engine's step failed")
                     self._fail_all(Internal("The engine failed; the server's log says where."))
         finally:
-            cores.give_back()
+            cores.release_all()
             self._fail_all(Unavailable(STOPPING))
 
     def _preload_first(self, base_ids: Sequence[str]) -> None:
@@ -261,9 +261,9 @@ class Engine(TextCalls):
         with self._changed:
             if not self._scheduler.depth:
                 if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
-                    cores.give_back()
+                    cores.release_all()
                     self._changed.wait_for(self._is_wanted)
-                    cores.take()
+                    cores.take_all()
                 self._passed_at[None] = time.monotonic()
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 

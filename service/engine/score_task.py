@@ -40,7 +40,7 @@ def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
 
 @lru_cache(maxsize=1)
 def _started(entry: BaseEntry, threads: int) -> tuple[AllowedBases, Engine]:
-    cores.one_each(threads)
+    cores.use_one_each(threads)
     bases = AllowedBases({entry.id: entry}, None)
     engine = Engine(bases)
     engine.start()

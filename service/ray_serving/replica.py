@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError as TicketCancelled
 from functools import partial
 
 from registry.blobs import open_blobs
-from registry.cores import one_each
+from registry.cores import use_one_each
 from registry.errors import Incompatible, SoupError, Unavailable
 from registry.stored_files import from_store
 from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Ticket
@@ -34,7 +34,7 @@ class Replica:
     """One engine. Raises Unavailable where a base model cannot be loaded or the blobs are not there."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
-        one_each(plan.threads)
+        use_one_each(plan.threads)
         if plan.blobs.url is None and not plan.blobs.folder.is_dir():
             raise Unavailable(
                 f"There is no folder of blobs {plan.blobs.folder} on this node: mount it, or keep blobs in a bucket "

@@ -60,10 +60,10 @@ def printed(program: str) -> list[str]:
 
 def test_helpers_are_there_after_an_operation_and_go_when_they_are_sent_away() -> None:
     program = """
-        cores.send_helpers_away()
+        cores.end_workers()
         none = helpers()
         print(compute() - none)
-        cores.send_helpers_away()
+        cores.end_workers()
         print(helpers() - none)
         print(compute() - none)
     """
@@ -73,19 +73,19 @@ def test_helpers_are_there_after_an_operation_and_go_when_they_are_sent_away() -
 def test_threads_of_a_server_have_no_helpers_but_the_one_that_took_all_cores() -> None:
     program = """
         compute()
-        cores.one_each()
+        cores.use_one_each()
         none = helpers()
 
         def working():
-            cores.alone()
+            cores.use_one()
             return compute() - none
 
         print(compute() - none, in_thread(working))
 
         def serving():
-            cores.take()
+            cores.take_all()
             threads, made = torch.get_num_threads(), compute() - none
-            cores.give_back()
+            cores.release_all()
             return threads, made, helpers() - none, torch.get_num_threads(), compute() - none
 
         print(*in_thread(serving))
@@ -96,22 +96,22 @@ def test_threads_of_a_server_have_no_helpers_but_the_one_that_took_all_cores() -
 
 def test_spare_cores_are_lent_to_one_thread_and_to_none_while_another_serves() -> None:
     program = """
-        cores.one_each()
+        cores.use_one_each()
 
         def borrowed():
-            with cores.spare():
+            with cores.borrow_spare():
                 return torch.get_num_threads()
 
         print(borrowed(), torch.get_num_threads())
-        with cores.spare():
+        with cores.borrow_spare():
             print(in_thread(borrowed))
         print(in_thread(borrowed))
-        cores.take()
+        cores.take_all()
         print(in_thread(borrowed))
-        cores.give_back()
+        cores.release_all()
         print(in_thread(borrowed))
         try:
-            with cores.spare():
+            with cores.borrow_spare():
                 raise ValueError
         except ValueError:
             print(borrowed())
@@ -121,12 +121,12 @@ def test_spare_cores_are_lent_to_one_thread_and_to_none_while_another_serves() -
 
 def test_where_nobody_said_one_each_borrowing_takes_nothing_away() -> None:
     program = """
-        cores.take()
-        with cores.spare():
+        cores.take_all()
+        with cores.borrow_spare():
             print(torch.get_num_threads())
-        cores.give_back()
+        cores.release_all()
         def other():
-            with cores.spare():
+            with cores.borrow_spare():
                 pass
             return torch.get_num_threads()
         print(in_thread(other))
@@ -136,10 +136,10 @@ def test_where_nobody_said_one_each_borrowing_takes_nothing_away() -> None:
 
 def test_a_server_may_have_more_cores_or_fewer_than_the_process() -> None:
     program = """
-        cores.one_each(3)
-        cores.take()
+        cores.use_one_each(3)
+        cores.take_all()
         print(torch.get_num_threads())
-        cores.give_back()
+        cores.release_all()
         print(torch.get_num_threads())
     """
     assert printed(program) == ["3", "1"]
@@ -148,11 +148,11 @@ def test_a_server_may_have_more_cores_or_fewer_than_the_process() -> None:
 def test_matrix_products_use_the_cores_that_were_taken() -> None:
     """fp32 products are MKL's, which has a number of its own."""
     program = """
-        cores.one_each()
+        cores.use_one_each()
         none = helpers()
         x, w = torch.ones(512, 512), torch.ones(512, 512)
         print(helpers_after(lambda: x @ w) - none)
-        cores.take()
+        cores.take_all()
         print(helpers_after(lambda: x @ w) - none)
     """
     assert printed(program) == ["0", "1"]
