@@ -1,1 +1,1 @@
-"""Tasks that are independent of each other, run at once: in processes of this machine, or on a Ray cluster."""
+"""Runs independent tasks in parallel: in processes of this machine, or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Runs tasks in processes of this machine, which are kept for later tasks, with what those left there."""
+"""Runs tasks in processes of this machine, which are reused for later tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, Self
 from registry.tasks.task import RETRIES, Function, R, Report, Reporter, Task, TaskLost, Watch
 
 GRACE_SECONDS = 120.0
-"""How long tasks may take to stop, a training to save its state."""
+"""How long tasks may take to stop; a training saves its state."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class ProcessPool:
-    """Up to `size` processes until `with` ends; all are started anew where one dies."""
+    """A context manager of up to `size` processes; all are replaced when one dies."""
 
     remote = False
 
@@ -30,7 +30,7 @@ class ProcessPool:
         self._start()
 
     def _start(self) -> None:
-        self._others = set(multiprocessing.active_children())
+        self._other_children = set(multiprocessing.active_children())
         self._reports: SimpleQueue[Report] = SPAWN.SimpleQueue()
         stopped, self._stop = SPAWN.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(self.size, SPAWN, initializer=_begin, initargs=(self._reports, stopped))
@@ -57,7 +57,7 @@ class ProcessPool:
         return future
 
     def error_of(self, future: Future[Any]) -> BaseException | None:
-        """As `Pool.error_of`."""
+        """The error of a task that has ended, as in `Pool`."""
         self._running.remove(future)
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
@@ -65,12 +65,12 @@ class ProcessPool:
         return error
 
     def reports(self) -> Iterator[Report]:
-        """As `Pool.reports`."""
+        """The progress reported since the last call."""
         while not self._reports.empty():
             yield self._reports.get()
 
     def stop(self) -> None:
-        """Ask running tasks to stop; kill the processes after the grace, or where the wait is interrupted."""
+        """Ask running tasks to stop; kill their processes after the grace period, or if the wait is interrupted."""
         if not self._running:
             return
         self._stop.close()
@@ -78,7 +78,7 @@ class ProcessPool:
             wait(self._running, self._grace)
         finally:
             self._running.clear()
-            for process in set(multiprocessing.active_children()) - self._others:
+            for process in set(multiprocessing.active_children()) - self._other_children:
                 process.kill()
             self._executor.shutdown()
             self._start()
@@ -88,7 +88,7 @@ class ProcessPool:
 
 
 class _Process:
-    """What the process has of its parent: where to report, and a connection that is at its end when it is to stop."""
+    """State of a process from its parent: the queue of reports, and a connection that is closed when it must stop."""
 
     reports: SimpleQueue[Report]
     stopped: Connection
@@ -96,8 +96,8 @@ class _Process:
 
 def _begin(reports: SimpleQueue[Report], stopped: Connection) -> None:
     _Process.reports, _Process.stopped = reports, stopped
-    os.setsid()  # Ctrl-C in a terminal is for the parent, which then asks to stop
-    os.dup2(2, 1)  # what a library prints is not the command's output
+    os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which then asks to stop
+    os.dup2(2, 1)  # stdout is for the command's output, not for what libraries print
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

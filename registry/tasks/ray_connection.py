@@ -1,8 +1,8 @@
-"""The connection of this process to a Ray cluster, which must ask for a token.
+"""The connection of this process to a Ray cluster, which must require a token.
 
-Used by whatever sends work to Ray: inference replicas, sweeps, evaluations. Ray is an extra (`adaptersoup[ray]`),
-imported here and by those users alone, in functions. Whoever reaches a cluster without a token runs code on it, so
-that one is refused unless the operator sets `RAY_AUTH_MODE=disabled`. Ray's own variables name the token
+Used by all code that runs on Ray: inference replicas, sweeps, evaluations. Ray is an extra (`adaptersoup[ray]`),
+imported by these modules only, in functions. Anybody who reaches a cluster without a token can run code on it, so such
+a cluster is refused unless the operator sets `RAY_AUTH_MODE=disabled`. Ray's own variables give the token
 (`RAY_AUTH_TOKEN`, else the file `RAY_AUTH_TOKEN_PATH`, else `~/.ray/auth_token`). No usage statistics are sent.
 """
 
@@ -19,35 +19,36 @@ from registry.errors import InvalidParameter, Unauthenticated, Unavailable
 
 NOT_INSTALLED = "This needs Ray, which is not installed: pip install 'adaptersoup[ray]'."
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""Where all of a local cluster listens: Ray takes 127.0.0.1 to mean the address by which others reach this machine."""
+"""The address a local cluster listens on: Ray replaces 127.0.0.1 by the machine's address in the network."""
 ANSWER_SECONDS = 5.0
-"""How long a cluster may take to answer the first question."""
+"""The timeout of a cluster's first answer."""
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""The call by which Ray's own nodes ask a head whether it is there."""
+"""The call that Ray's nodes use to check the head."""
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what its next version does
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a change in its next version
 }
-"""What Ray reads of the environment, as its processes inherit it; what the operator has set stays."""
-_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
-"""Of a process that uses a cluster: Ray would end it when the head has been away for a minute."""
+"""Defaults of environment variables of Ray, which its processes inherit."""
+_RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
+"""For processes that use a cluster: by default Ray ends them when the head is unreachable for a minute."""
 
 _TLS = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
 
 
 @contextmanager
 def ray_connection(address: str | None) -> Iterator[None]:
-    """Connect to the cluster whose head is at `HOST:PORT`, or, without an address, to a new one of this machine.
+    """Connect to the cluster whose head is at `HOST:PORT`; without an address start one on this machine.
 
-    The new one listens on loopback and ends with the connection. An address needs a node of that cluster on this
-    machine (`ray start --address HOST:PORT`). Raises Unavailable where Ray is not installed or nothing answers,
-    Unauthenticated where the token is missing, wrong or not asked for, and InvalidParameter for an address of another
-    form. A process is connected to one cluster at a time.
+    A cluster that is started here listens on loopback and ends with the connection. An address needs a node of that
+    cluster on this machine (`ray start --address HOST:PORT`). A process can connect to one cluster at a time.
+
+    Raises Unavailable where Ray is not installed or nothing answers, Unauthenticated where the token is missing, wrong
+    or not required, and InvalidParameter for a malformed address.
     """
     prepare_environment()
     if address is not None:
-        _set(_PATIENCE)
+        _set_defaults(_RECONNECT)
         check_cluster(address)
     try:
         import ray
@@ -58,7 +59,7 @@ def ray_connection(address: str | None) -> Iterator[None]:
     try:
         ray.init(address or "local", configure_logging=False, log_to_driver=False, namespace="soup", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unavailable(_why(address, error)) from error
+        raise Unavailable(_connection_problem(address, error)) from error
     try:
         yield
     finally:
@@ -66,19 +67,19 @@ def ray_connection(address: str | None) -> Iterator[None]:
 
 
 def prepare_environment() -> None:
-    """Set what Ray reads of the environment: call it before Ray is imported, or any process of it started."""
-    _set(_ENVIRONMENT)
+    """Set Ray's environment variables; must be called before Ray is imported or one of its processes is started."""
+    _set_defaults(_ENVIRONMENT)
 
 
-def _set(variables: Mapping[str, str]) -> None:
+def _set_defaults(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def check_cluster(address: str) -> None:
-    """Ask the head of a cluster whether it is there and takes this token, which Ray itself would try for 20 seconds.
+    """Check that the head of a cluster answers and accepts the token; Ray itself would try for 20 seconds.
 
-    Raises as `ray_connection`.
+    Raises as `ray_connection` does.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
@@ -88,7 +89,7 @@ def check_cluster(address: str) -> None:
             param="address",
         )
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        _ask(address, None)
+        _accepts(address, None)
         return
     token = auth_token()
     if token is None:
@@ -97,11 +98,11 @@ def check_cluster(address: str) -> None:
             "RAY_AUTH_TOKEN.",
             param="ray_token",
         )
-    if not _ask(address, token):
+    if not _accepts(address, token):
         raise Unauthenticated(
             f"The Ray cluster at {address} refuses this token: it was started with another one.", param="ray_token"
         )
-    if _ask(address, None):
+    if _accepts(address, None):
         raise Unauthenticated(
             f"The Ray cluster at {address} asks for no token, so that whoever reaches it runs code there: start it "
             "with RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here too.",
@@ -110,18 +111,18 @@ def check_cluster(address: str) -> None:
 
 
 def auth_token() -> str | None:
-    """The token of this process, where Ray itself looks for it; None where there is none.
+    """The token of this process, found where Ray looks for it; None where there is none.
 
-    Raises Unauthenticated where the file that is named for it cannot be read.
+    Raises Unauthenticated where the file RAY_AUTH_TOKEN_PATH cannot be read.
     """
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    configured = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(configured) if configured else Path.home() / ".ray" / "auth_token"
     try:
         return path.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError) as error:
-        if named:
+        if configured:
             raise Unauthenticated(
                 f"The token of the Ray cluster cannot be read from {path} (RAY_AUTH_TOKEN_PATH): "
                 f"{type(error).__name__}.",
@@ -130,20 +131,19 @@ def auth_token() -> str | None:
         return None
 
 
-def _ask(address: str, token: str | None) -> bool:
-    """Whether the head takes this token, or none; raises Unavailable where nothing of Ray answers."""
+def _accepts(address: str, token: str | None) -> bool:
+    """Return True if the head accepts this token, or none; raises Unavailable where no cluster answers."""
     try:
         import grpc
     except ModuleNotFoundError:
         raise Unavailable(NOT_INSTALLED) from None
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
     certificates = _certificates()
-    opened = (
-        grpc.insecure_channel(address)
-        if certificates is None
-        else grpc.secure_channel(address, grpc.ssl_channel_credentials(*certificates))
-    )
-    with opened as channel:
+    if certificates is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*certificates))
+    with channel:
         try:
             channel.unary_unary(_ALIVE)(b"", timeout=ANSWER_SECONDS, metadata=metadata)
         except grpc.RpcError as error:
@@ -155,9 +155,9 @@ def _ask(address: str, token: str | None) -> bool:
 
 
 def _certificates() -> tuple[bytes, ...] | None:
-    """Of the authority, then key and certificate of this node, from where Ray reads them; None without RAY_USE_TLS.
+    """The authority's certificate, then key and certificate of this node, where Ray finds them; None without TLS.
 
-    Raises Unavailable where one is not named or cannot be read.
+    Raises Unavailable where a variable is missing or its file cannot be read.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
@@ -169,7 +169,7 @@ def _certificates() -> tuple[bytes, ...] | None:
         raise Unavailable(f"RAY_USE_TLS is set, and a file of {', '.join(_TLS)} cannot be read: {error}.") from None
 
 
-def _why(address: str | None, error: Exception) -> str:
+def _connection_problem(address: str | None, error: Exception) -> str:
     if address is None:
         return f"A Ray cluster could not be started on this machine ({type(error).__name__}: {str(error)[:200]})."
     return (

@@ -1,7 +1,7 @@
-"""Runs a function over many arguments and yields the results as they come.
+"""Runs tasks in a pool and yields their results as they complete.
 
-Called by sweeps of trainings, matrices and the experiments of `benchmarks`. Results that are to survive this process
-are files, which its callers look for before they run a task.
+Called by sweeps of trainings, matrices and the experiments of `benchmarks`. Results that must survive this process are
+files, which callers look for before they run a task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from registry.tasks.task import RETRIES, TICK_SECONDS, Function, Pool, R, Task, 
 class _Attempt:
     index: int
     task: Task
-    lost: int = 0
+    losses: int = 0
 
 
 def run_tasks(
@@ -36,20 +36,23 @@ def run_tasks(
 ) -> Iterator[tuple[int, R | BaseException]]:
     """Yield the index of each task with its result, or with the exception it raised, as they complete.
 
-    Tasks are started in order, and taken from the iterable when they are started. A task whose process died is run
-    again, up to RETRIES times; then its outcome is TaskLost. Where `should_stop` returns True, and where the caller
-    stops iterating, running tasks are asked to stop. Raises Cancelled in the first case, and Unavailable where no
+    Tasks are started in order, and consumed from the iterable when they are started. A task whose process died is
+    retried, up to RETRIES times; then its result is TaskLost. Running tasks are asked to stop when `should_stop`
+    returns True, and when the caller stops iterating. Raises Cancelled in the first case, and Unavailable where no
     machine can run a task.
     """
-    fresh = (_Attempt(index, task) for index, task in enumerate(tasks))
-    again: deque[_Attempt] = deque()
+    attempts = (_Attempt(index, task) for index, task in enumerate(tasks))
+    retries: deque[_Attempt] = deque()
     running: dict[Future[R], _Attempt] = {}
     try:
         while True:
-            # a process that dies takes those beside it along; a task that was lost runs alone, so as to be told apart
-            alone = not pool.remote and any(attempt.lost for attempt in (*again, *running.values()))
-            size = 1 if alone else pool.size
-            while len(running) < size and (attempt := again.popleft() if again else next(fresh, None)) is not None:
+            # a process that dies ends the whole pool: a task that was lost is retried alone, to find the culprit
+            is_alone = not pool.remote and any(attempt.losses for attempt in (*retries, *running.values()))
+            size = 1 if is_alone else pool.size
+            while len(running) < size:
+                attempt = retries.popleft() if retries else next(attempts, None)
+                if attempt is None:
+                    break
                 running[pool.submit(function, attempt.index, attempt.task)] = attempt
             if not running:
                 return
@@ -60,10 +63,10 @@ def run_tasks(
                 progress(*report)
             for future in done:
                 attempt, error = running.pop(future), pool.error_of(future)
-                if isinstance(error, TaskLost) and attempt.lost < RETRIES:
-                    again.append(replace(attempt, lost=attempt.lost + 1))
+                if isinstance(error, TaskLost) and attempt.losses < RETRIES:
+                    retries.append(replace(attempt, losses=attempt.losses + 1))
                 elif isinstance(error, UnfitMachine):
-                    again.append(attempt)
+                    retries.append(attempt)
                 else:
                     yield attempt.index, future.result() if error is None else error
     finally:
@@ -72,10 +75,10 @@ def run_tasks(
 
 @contextmanager
 def open_pool(on: str | None, *, at_once: int | None, cores: int | None = None) -> Iterator[Pool]:
-    """Open `at_once` processes (1 by default), or with `on` a Ray cluster, where each task takes so many cores.
+    """Open a pool of `at_once` processes (1 by default), or with `on` a Ray cluster, with `cores` for each task.
 
-    `on` is `ray=HOST:PORT` of a cluster's head, or `ray` for a cluster on this machine that ends with the pool. What
-    Ray prints goes to stderr while the pool is open. Raises InvalidParameter, and otherwise as `ray_connection` does.
+    `on` is `ray=HOST:PORT` of a cluster's head, or `ray` for a cluster on this machine that ends with the pool. Ray's
+    output goes to stderr while the pool is open. Raises InvalidParameter, and what `ray_connection` raises.
     """
     if on is None:
         if cores is not None:

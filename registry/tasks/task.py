@@ -1,7 +1,7 @@
-"""A task, what its function gets, and what a pool of processes or machines does for `run_tasks`.
+"""Tasks, the arguments of their functions, and the interface of a pool that runs them.
 
-What a task computes depends on its argument and its shared value alone: data or their digests, seeds, the number of
-threads. So a task whose process died is run again, elsewhere too, and gives the same bytes on processors of one kind.
+The result of a task depends on its argument and its shared value alone: data or their digests, seeds, the number of
+threads. So a task whose process died can be run again anywhere, with the same bytes on processors of one kind.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from registry.errors import Unavailable
 from registry.progress import Progress
 
 RETRIES = 2
-"""How often a task is run again whose process or machine died."""
+"""How often a task is retried whose process or machine died."""
 TICK_SECONDS = 0.25
-"""How often a task reports its progress, and `run_tasks` looks whether it is to stop."""
+"""How often a task reports its progress, and `run_tasks` calls `should_stop`."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -26,7 +26,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Task:
-    """An argument, and a value that several tasks share as one object: a Ray cluster is sent it once."""
+    """An argument, and a value that several tasks share as one object, sent to a Ray cluster once."""
 
     argument: Any
     shared: Any = None
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a function gets beside its argument: the shared value, and ways to report progress and to notice a stop."""
+    """A function's second argument: the shared value, and functions to report progress and to check for a stop."""
 
     shared: Any
     progress: Progress
@@ -42,23 +42,23 @@ class Watch:
 
 
 Function = Callable[[Any, Watch], R]
-"""A function that its module has by name. Argument, shared value and result can be pickled."""
+"""A function at module level; its argument, shared value and result can be pickled."""
 Report = tuple[int, int, int, str]
 """(index of the task, done, total, message)."""
 
 
 @dataclass
 class Reporter:
-    """The progress function of a task, which passes reports on a few times a second."""
+    """The progress function of a task, which sends a few reports a second."""
 
     index: int
     put: Callable[[Report], object]
-    last: float = 0.0
+    last_sent: float = 0.0
 
     def __call__(self, done: int, total: int, message: str) -> None:
-        """Pass a report on, if the last one was long enough ago."""
-        if time.monotonic() - self.last > TICK_SECONDS:
-            self.last = time.monotonic()
+        """Send a report, unless the last one was too recent."""
+        if time.monotonic() - self.last_sent > TICK_SECONDS:
+            self.last_sent = time.monotonic()
             self.put((self.index, done, total, message))
 
 
@@ -67,7 +67,7 @@ class TaskLost(Unavailable):
 
 
 class UnfitMachine(Exception):
-    """A machine of a cluster cannot run a task, for a problem that other machines need not have."""
+    """A machine of a cluster cannot run a task, for a reason that may not apply to other machines."""
 
     def __init__(self, machine: str, problem: Unavailable) -> None:
         super().__init__(machine, problem)
@@ -75,22 +75,22 @@ class UnfitMachine(Exception):
 
 
 class Pool(Protocol):
-    """Runs up to `size` tasks at once. `remote` tasks do not see the files of this machine."""
+    """Runs up to `size` tasks in parallel. `remote` tasks have no access to this machine's files."""
 
     size: int
     remote: bool
 
     def threads(self, *, of: int) -> int:
-        """How many threads a task computes on, where this process uses `of`."""
+        """The number of threads of a task, where this process uses `of`."""
 
     def submit(self, function: Function[R], index: int, task: Task) -> Future[R]:
         """Start a task."""
 
     def error_of(self, future: Future[Any]) -> BaseException | None:
-        """What a task that has ended raised; TaskLost where its process died, UnfitMachine where another may run it."""
+        """The error of a task that has ended: TaskLost if its process died, UnfitMachine if another may run it."""
 
     def reports(self) -> Iterable[Report]:
         """The progress reported since the last call."""
 
     def stop(self) -> None:
-        """Ask running tasks to stop, and end those that do not."""
+        """Ask running tasks to stop, and kill those that do not."""
