@@ -1,7 +1,7 @@
-"""The one exception tree. Every class has a stable `code`; `service.http.problems` alone maps classes to HTTP statuses.
+"""The exceptions of the project. Each class has a stable `code`; `service.http.problems` maps classes to HTTP statuses.
 
 SoupError
-├── Invalid: what was sent cannot be accepted
+├── Invalid: the request cannot be accepted
 │   ├── InvalidName, InvalidManifest, InvalidWeights, InvalidSample, InvalidRecipe, InvalidPrompt, InvalidParameter
 │   └── UnknownMethod, DigestMismatch
 ├── TooLarge, with QuotaExceeded
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 class SoupError(Exception):
-    """Base of every error of ours: `message` is one sentence for people, `param` the field it is about.
+    """The base class: `message` is a sentence for people, `param` the field it is about, `problems` lists details.
 
     `code` is the name of the class in lower case: NotFound is `not_found`.
     """
@@ -35,7 +35,7 @@ class SoupError(Exception):
 
 
 class Invalid(SoupError):
-    """What was sent cannot be accepted."""
+    """The request cannot be accepted."""
 
 
 class InvalidName(Invalid):
@@ -51,7 +51,7 @@ class UnknownMethod(Invalid):
 
 
 class InvalidWeights(Invalid):
-    """The weights file cannot be taken; `problems` lists everything that is wrong with it."""
+    """The weights file cannot be accepted; `problems` lists all that is wrong with it."""
 
 
 class InvalidSample(Invalid):
@@ -79,11 +79,11 @@ class TooLarge(SoupError):
 
 
 class QuotaExceeded(TooLarge):
-    """A key or a namespace holds as much as it may."""
+    """A key or a namespace would exceed its quota of stored bytes or adapters."""
 
 
 class Incompatible(SoupError):
-    """Things that cannot go together; `problems` lists every reason and the message says what could be done."""
+    """Adapters, models or options that do not fit together; `problems` lists all reasons, the message a way out."""
 
 
 class NotFound(SoupError):
@@ -99,7 +99,7 @@ class Conflict(SoupError):
 
 
 class WrongOffset(SoupError):
-    """A part of an upload that does not begin at `offset`, where what is held of it ends, or comes beside another."""
+    """A part of an upload does not begin at `offset`, where the stored bytes end, or is sent beside another part."""
 
     def __init__(self, message: str, *, offset: int = 0, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -107,7 +107,7 @@ class WrongOffset(SoupError):
 
 
 class PreconditionFailed(SoupError):
-    """If-Match names another state than the present one."""
+    """If-Match names another state than the current one."""
 
 
 class Unauthenticated(SoupError):
@@ -127,21 +127,21 @@ class Busy(SoupError):
 
 
 class RateLimitExceeded(Busy):
-    """A key or a namespace has used what it may in a minute, or has as many jobs as it may."""
+    """A key or a namespace has used up its rate limit, or its quota of jobs."""
 
 
 class TooSlow(SoupError):
-    """The rest of a request did not come in time."""
+    """The rest of a request did not arrive in time."""
 
 
 class Cancelled(SoupError):
-    """The caller, or an operator, cancelled it."""
+    """The work was cancelled by the caller or an operator."""
 
 
 class Unavailable(SoupError):
-    """Something this needs is not there: a base model that is not loaded, a database, the folder of the blobs.
+    """A dependency is unavailable: a base model that is not loaded, the database, the folder of the blobs.
 
-    Try again after `retry_after` seconds; mostly nobody knows for how long it is away, and so often can be asked.
+    `retry_after` is the interval in seconds at which to try again; for how long it is unavailable is mostly unknown.
     """
 
     def __init__(
@@ -152,34 +152,35 @@ class Unavailable(SoupError):
 
 
 class DamagedBlob(SoupError):
-    """A stored file that is missing, or holds other bytes than its digest says; the message names it."""
+    """A stored file is missing, or its bytes do not match its digest; the message names it."""
 
 
 class Internal(SoupError):
-    """A broken invariant of ours; the message says which."""
+    """A broken invariant of the server; the message says which."""
 
 
 def _tree(cls: type[SoupError]) -> dict[str, type[SoupError]]:
-    found = {cls.code: cls}
+    classes = {cls.code: cls}
     for child in cls.__subclasses__():
-        found |= _tree(child)
-    return found
+        classes |= _tree(child)
+    return classes
 
 
 BY_CODE: dict[str, type[SoupError]] = _tree(SoupError)
+"""Exception classes by code."""
 
 
-def more_problems(found: int, *, stop: str = "") -> str:
-    """What follows the first of `found` problems in a message: ' (2 more problems)', and nothing where it is alone.
+def more_problems(count: int, *, stop: str = "") -> str:
+    """The suffix of a message that names the first of `count` problems: ' (2 more problems)', empty for one.
 
-    `stop` is the full stop inside the brackets where a whole sentence stands before them.
+    `stop` is the full stop inside the brackets where a whole sentence precedes them.
     """
-    more = found - 1
+    more = count - 1
     return f" ({more} more {'problem' if more == 1 else 'problems'}{stop})" if more > 0 else ""
 
 
 def as_dict(error: SoupError) -> dict[str, object]:
-    """An error as JSON: what a failed job stores and `rebuild` reads."""
+    """The JSON value of an error, which a failed job stores and `rebuild` reads."""
     return {"code": error.code, "message": error.message, "param": error.param, "problems": list(error.problems)}
 
 

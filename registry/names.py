@@ -1,6 +1,6 @@
-"""The grammar of names and refs, and the one byte form values are hashed in.
+"""The grammar of names, refs and digests, and the canonical JSON that values are hashed in.
 
-Digests are matched against the pattern here before any path is built from them.
+Digests are checked against the pattern here before a path is built from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KeyScope = Literal["read", "write", "infer", "admin"]
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value: sorted keys, no spaces, UTF-8, no NaN."""
+    """The canonical bytes of a JSON value: sorted keys, no spaces, UTF-8, no NaN."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -41,7 +41,7 @@ def sha256_digest(data: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """`sha256:` and 64 lower-case hex digits of a file's bytes, read in pieces."""
+    """The `sha256_digest` of a file, read in chunks."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
@@ -89,45 +89,45 @@ Ref = BaseRef | NameRef | DigestRef
 
 
 def is_part(text: str) -> bool:
-    """Whether a text matches the grammar of a name part."""
+    """Return True if a text matches the grammar of a name part."""
     return re.fullmatch(PART_PATTERN, text, re.ASCII) is not None
 
 
-def check_part(text: str, what: str) -> str:
-    """`text` if it matches the grammar of a name part; raises InvalidName."""
+def check_part(text: str, label: str) -> str:
+    """Return `text` if it matches the grammar of a name part, else raise InvalidName, which calls it `label`."""
     if not is_part(text):
         raise InvalidName(
-            f"{what} {text[:80]!r} is not valid: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
+            f"{label} {text[:80]!r} is not valid: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
             "starting with a letter or digit.",
-            param=what,
+            param=label,
         )
     return text
 
 
 def check_alias(text: str) -> str:
-    """`text` if it can be an alias: a name part that is not all digits; raises InvalidName."""
+    """Return `text` if it is an alias, a name part that is not all digits, else raise InvalidName."""
     if text.isdigit():
         raise InvalidName(f"Alias {text[:80]!r} is all digits; digits name versions.", param="alias")
     return check_part(text, "alias")
 
 
 TEMPORARY = "compare-"
-"""Begins the name of a soup that is made to be compared, and that nobody else gets; random hex digits follow."""
+"""The prefix of the names of soups that are made for a comparison; random hex digits follow."""
 _TEMPORARY_DIGITS = 32
 
 
 def temporary_name() -> str:
-    """A name that no other soup has."""
+    """A random name that no other soup has."""
     return TEMPORARY + secrets.token_hex(_TEMPORARY_DIGITS // 2)
 
 
 def like_temporary() -> str:
-    """The names that `temporary_name` gives, as SQL's LIKE has them."""
+    """The SQL LIKE pattern of names by `temporary_name`."""
     return TEMPORARY + "_" * _TEMPORARY_DIGITS
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """`ns/name` to its parts; raises InvalidName, also for reserved namespaces."""
+    """Split `namespace/name`; raises InvalidName, also for reserved namespaces."""
     namespace, slash, name = text.partition("/")
     if not slash:
         raise InvalidName(f"{text[:80]!r} has no namespace: write it as namespace/name.", param="name")
@@ -137,7 +137,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def parse_ref(text: str) -> Ref:
-    """A ref from its text; raises InvalidName."""
+    """Parse a ref; raises InvalidName."""
     if text.startswith("sha256:"):
         if not re.fullmatch(DIGEST_PATTERN, text):
             raise InvalidName("A digest ref is 'sha256:' and 64 lower-case hex digits.", param="ref")

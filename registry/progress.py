@@ -1,19 +1,19 @@
-"""How long work tells how far it is: one signature, everywhere. Standard library only."""
+"""The signature of progress functions, and the steps of long work. Standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int, str], None]
-"""`(done, total, message)`, called between two steps; whoever wants to end the work raises from it."""
+"""`(done, total, message)`, called between steps; it may raise to cancel the work."""
 
 
 def silent(_done: int, _total: int, _message: str) -> None:
-    """The progress of work that nobody watches."""
+    """Ignore progress."""
 
 
 class Steps:
-    """Progress over a known number of steps; every call is also the chance to cancel."""
+    """Reports progress over a known number of steps; any call raises what the progress function raises."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress or silent
@@ -21,10 +21,10 @@ class Steps:
         self._done = 0
 
     def note(self, message: str) -> None:
-        """Report where things stand, inside of a step."""
+        """Report progress within a step."""
         self._progress(self._done, self._total, message)
 
     def step(self, message: str) -> None:
-        """Report that a step is finished."""
+        """Report the end of a step."""
         self._done += 1
         self.note(message)

@@ -1,7 +1,7 @@
 """Standard errors of perplexity figures, and intervals of differences (docs/explanation/methods.md#uncertainty).
 
-They are bootstrapped over passages. Several passages can come from one document, so each is a lower bound; and it
-covers the noise of the test text only, not the spread over draws of a sample.
+They are bootstrapped over passages. Several passages can come from one document, so each is a lower bound; it covers
+the noise of the test text only, not the spread over draws of a sample.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scipy.special import stdtrit
 from registry.errors import InvalidParameter
 
 COVERAGE = 0.9
-"""Share of intervals that hold the true difference."""
+"""Share of intervals that contain the true difference."""
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
-_CELLS = 2**22  # resamples are drawn in slices of at most this many counts (64 MiB: as integers, and as floats)
-_KEPT = 2**19
-"""Counts of the resamples that are kept for the next figure over as many passages (4 MiB)."""
+_CELLS = 2**22  # resamples are drawn in slices of at most this many counts (64 MiB as integers and as floats)
+_CACHED_CELLS = 2**19
+"""The most counts of resamples that are cached (4 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Difference:
     difference: float
     standard_error: float
     interval: tuple[float, float] | None
-    """None for a single passage, which does not tell how far others would be from it."""
+    """None for a single passage, whose spread is unknown."""
 
 
 def paired_difference(
@@ -39,9 +39,8 @@ def paired_difference(
 ) -> Difference:
     """delta = sum(a - b) / sum(tokens) over passages, NLLs in nats summed per passage.
 
-    The standard error is that of the ratio over `resamples` resamples of passages; with a single passage it is 0
-    and says nothing. The interval reaches as many standard errors to either side as Student's t has it.
-    Raises InvalidParameter where lengths differ, values are not finite or nothing has a token.
+    The standard error is that of the ratio over `resamples` resamples of passages, 0 for a single passage. The interval
+    is of Student's t. Raises InvalidParameter where lengths differ, values are not finite or no passage has a token.
     """
     a, b = np.asarray(nll_a, dtype=np.float64), np.asarray(nll_b, dtype=np.float64)
     if a.shape != b.shape:
@@ -73,39 +72,37 @@ def _check(sums: np.ndarray, counts: np.ndarray) -> None:
 def _bootstrap(sums: np.ndarray, counts: np.ndarray, *, resamples: int, seed: int) -> float:
     """Standard deviation of the ratio of sums over resamples of the passages that have tokens.
 
-    Resamples of n passages spread by sqrt((n - 1) / n) less than n others would, which is put right.
+    Corrected by sqrt(n / (n - 1)), as resamples of n passages vary less than n new passages would.
     """
     if resamples < 2:
         raise InvalidParameter(f"At least 2 resamples are needed, not {resamples}.", param="resamples")
     scored = counts > 0
     sums, counts = sums[scored], counts[scored]
     n = len(counts)
-    few = n * resamples <= _KEPT
-    ratios = [
-        (times @ sums) / (times @ counts)
-        for times in (_kept(n, resamples, seed) if few else _drawn(n, resamples, seed))
-    ]
+    is_cached = n * resamples <= _CACHED_CELLS
+    slices = _cached_resamples(n, resamples, seed) if is_cached else _draw_resamples(n, resamples, seed)
+    ratios = [(times @ sums) / (times @ counts) for times in slices]
     return float(np.concatenate(ratios).std(ddof=1)) * math.sqrt(n / max(1, n - 1))
 
 
-def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each of n passages is in each resample: slices of (resamples, n)."""
+def _draw_resamples(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Slices of an array (resamples, n): how often each of n passages is in each resample."""
     rng = np.random.default_rng(seed)
-    for start in range(0, resamples, step := max(1, _CELLS // n)):
+    step = max(1, _CELLS // n)
+    for start in range(0, resamples, step):
         yield rng.multinomial(n, np.full(n, 1.0 / n), size=min(step, resamples - start)).astype(np.float64)
 
 
 @lru_cache(maxsize=4)
-def _kept(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
-    """The same, kept: drawing them takes some seventy times as long as what they are drawn for.
+def _cached_resamples(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
+    """The slices of `_draw_resamples`, cached and read-only: drawing takes some seventy times as long as their use.
 
-    Whoever compares several adapters on the same passages, as a cook does, draws the same resamples each time. The
-    arrays are shared between threads, and cannot be written to.
+    Comparisons of several adapters on the same passages, as in a cook, use the same resamples.
     """
-    drawn = tuple(_drawn(n, resamples, seed))
-    for times in drawn:
+    slices = tuple(_draw_resamples(n, resamples, seed))
+    for times in slices:
         times.setflags(write=False)
-    return drawn
+    return slices
 
 
 def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:
@@ -116,5 +113,5 @@ def _interval(difference: float, error: float, passages: int) -> tuple[float, fl
 
 
 def t_quantile(passages: int, level: float) -> float:
-    """Standard errors that the mean of so many passages exceeds with probability `level`, by Student's t."""
+    """The number of standard errors that a mean over `passages` exceeds with probability `level` (Student's t)."""
     return float(stdtrit(passages - 1, 1 - level))
