@@ -29,7 +29,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from training.data import Data, read_lines
 from training.hyperparameters import SHORTEST_BLOCK, Hyperparameters
 from training.inputs import TrainingInputs
@@ -122,7 +122,7 @@ def config_of(
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         name = str(found["loc"][-1]) if found["loc"] else "adapter"
-        raise InvalidParameter(f"{name}: {said_of(found)}.", param=name) from None
+        raise InvalidParameter(f"{name}: {describe_error(found)}.", param=name) from None
 
 
 def _plain(

@@ -67,7 +67,7 @@ def weigh(
         singles, alone_tokens = job.by_losses(ranked[: request.alone], rows)
     return Weighing(
         screened=tuple(scores),
-        kept=chosen,
+        chosen=chosen,
         coefficients=() if mixture is None else _by_site(mixture),
         losses=tuple(losses),
         screen_tokens=screen_tokens,
@@ -93,7 +93,7 @@ class _WeighingJob:
 
         Returns the scores and the tokens that gradients were computed on; cached groups take none.
         """
-        groups = split_rows(rows, self.request.parts)
+        groups = split_rows(rows, self.request.chunks)
         falls, computed_tokens = self._falls(groups)
         tokens = np.array([tokens_of(group) for group in groups], dtype=float)
         scores = (tokens @ falls / tokens.sum()).tolist()
@@ -145,7 +145,7 @@ class _WeighingJob:
         tokens = 0
         with attached(self.base.model, mixture):
             for number, batch in enumerate(batches):
-                self._report(self.request.parts + number, f"weighing {len(chosen)} adapters")
+                self._report(self.request.chunks + number, f"weighing {len(chosen)} adapters")
                 losses.append(add_gradients(self.base, batch, before_forward=mixture.apply_coefficients))
                 tokens += tokens_of(batch)
                 optimiser.step()
@@ -159,8 +159,8 @@ class _WeighingJob:
 
     def by_losses(self, numbers: Sequence[int], rows: Rows) -> tuple[ByLosses, int]:
         """Mix these candidates by their own losses; also return the tokens that they were scored on."""
-        request, done = self.request, self.request.parts + self.request.steps
-        singles = Singles(self.base, rows, request.parts, request.owner, self.cache)
+        request, done = self.request, self.request.chunks + self.request.steps
+        singles = Singles(self.base, rows, request.chunks, request.owner, self.cache)
         mixtures = by_losses(
             singles,
             request.candidates,
@@ -192,7 +192,7 @@ class _WeighingJob:
 
     def _report(self, done: int, message: str) -> None:
         alone = self.request.alone
-        self.progress(done, self.request.parts + self.request.steps + (alone + 2 if alone else 0), message)
+        self.progress(done, self.request.chunks + self.request.steps + (alone + 2 if alone else 0), message)
 
 
 def noise_like(tensors: Tensors, generator: np.random.Generator) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError,
 from registry.errors import InvalidParameter
 from registry.spec import Frozen
 from registry.spec.unions import member_names
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from training.hyperparameters import SHORTEST_BLOCK, SPARSITY, Consistency, Hyperparameters, PruningOptions
 from training.methods.widening import sparsity_of
 
@@ -226,5 +226,5 @@ class TrainingSpec(Frozen):
         except ValidationError as error:
             found = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in found["loc"])
-            raise InvalidParameter(f"{name}: {said_of(found)}.", param=name) from None
+            raise InvalidParameter(f"{name}: {describe_error(found)}.", param=name) from None
         return self.model_copy(update={"recipe": recipe})

@@ -189,7 +189,7 @@ def _outcome_record(
 ) -> dict[str, Any]:
     """What a record says of the outcome, and of the adapter's size beside the base model, pruned entries left out."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
-    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
+    masked = sum(pruned.masked for pruned in config.prunings().values())
     trained = outcome.trained_parameters - masked
     return {
         "optimizer": "AdamW",

@@ -44,7 +44,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     Raises InvalidSample for texts of fewer than 400 tokens to predict, InvalidParameter for a start that is pruned or
     a loss that is no number, Incompatible for an adapter of another base, and what `load`, `keep` and `progress` raise.
     """
-    if request.start.config.pruned_parts():
+    if request.start.config.prunings():
         raise InvalidParameter("A pruned adapter is not tuned: its masks would not hold.", param="effort")
     max_tokens = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
     rows = rows_of(base, request.texts, max_tokens=max_tokens)
@@ -87,7 +87,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         base_nll=tuple(base_nll[number] for number in held_out),
         nll=tuple(tuple(by_text[number] for number in held_out) for by_text in nll_after),
         trained_nll=tuple(nll / tokens for nll, tokens in job.by_pass[: len(nll_after) - 1]),
-        kept=best,
+        best_pass=best,
         blob=keep({name: tensor.detach().cpu() for name, tensor in states[best].items()}) if best else None,
         trained_tokens=job.trained,
         base_seconds=base_seconds,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from registry.spec import UNION_MEMBERS
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 _MEMBERS = UNION_MEMBERS["selector"] | UNION_MEMBERS["mixing"]
 """Members of unions, which pydantic's error locations name beside the fields.
@@ -223,7 +223,7 @@ def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) 
     """A usage error for the first invalid value, which names its field, or its flag by `names`."""
     details = error.errors(include_url=False)[0]
     field = ".".join(str(name) for name in details["loc"] if name not in _MEMBERS)
-    return typer.BadParameter(f"{(names or {}).get(field, field)}: {said_of(details)}.")
+    return typer.BadParameter(f"{(names or {}).get(field, field)}: {describe_error(details)}.")
 
 
 def moment(text: str) -> datetime:

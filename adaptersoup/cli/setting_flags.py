@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from registry.errors import InvalidParameter
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -32,7 +32,7 @@ def settings_of(kind: type[Kind], **flags: Any) -> Kind:
         return kind(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
-        sentence = said_of(details)
+        sentence = describe_error(details)
         if not details["loc"]:  # about several settings, which the sentence names
             raise InvalidParameter(f"{sentence}.") from None
         name = "SOUP_" + "_".join(map(str, details["loc"])).upper()

@@ -229,7 +229,7 @@ def create(
 
     Raises InvalidParameter (see `initial.initial_tensors`, and for a pruned adapter), UnknownMethod or Incompatible.
     """
-    if config.pruned_parts():
+    if config.prunings():
         raise InvalidParameter("A pruned adapter is not drawn: draw the dense one, and prune it.", param="config")
     tensors = _initial(config, expected_tensors(config, shape), seed=seed, init=init, base=base)
     return from_tensors(config, shape, tensors)

@@ -84,7 +84,7 @@ def add_masks(module: nn.Module) -> None:
 
 def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
     for adapter in module.modules():
-        if not isinstance(adapter, AdapterModule) or "" not in adapter.config.pruned_parts():
+        if not isinstance(adapter, AdapterModule) or "" not in adapter.config.prunings():
             continue
         for name, linear in adapter.named_modules():
             if isinstance(linear, nn.Linear) and _leaf(name) in adapter.config.projections:
@@ -94,7 +94,7 @@ def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
 def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """One sentence for every fault of the masks of tensors whose names and shapes are those of `config`."""
     problems = []
-    for prefix, pruned in config.pruned_parts().items():
+    for prefix, pruned in config.prunings().items():
         names = projections(config, tensors)[prefix]
         entries = sum(tensors[name].numel() for name in names)
         masked = 0

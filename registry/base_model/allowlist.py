@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from registry.errors import InvalidParameter
 from registry.files import read_toml
 from registry.spec import BaseEntry
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 
 def read_allowlist(path: Path) -> dict[str, BaseEntry]:
@@ -29,7 +29,7 @@ def read_allowlist(path: Path) -> dict[str, BaseEntry]:
         try:
             entries[base_id] = _entry(base_id, fields, path.parent)
         except ValidationError as problem:
-            problems += [f"{base_id}: {'.'.join(map(str, e['loc']))}: {said_of(e)}." for e in problem.errors()]
+            problems += [f"{base_id}: {'.'.join(map(str, e['loc']))}: {describe_error(e)}." for e in problem.errors()]
         except ValueError as problem:
             problems.append(f"{base_id}: {problem}")
     if problems:

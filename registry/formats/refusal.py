@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from registry.errors import Invalid, InvalidManifest, UnknownMethod, more_problems
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from registry.tensor_file import refuse
 
 
 def refusal(error: ValidationError, file: PurePath) -> Invalid:
     """The error for values in `file` that pydantic refuses; UnknownMethod where the method or structure is unknown."""
     details = error.errors(include_url=False, include_input=False)
-    problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {said_of(e)}" for e in details]
+    problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {describe_error(e)}" for e in details]
     location = details[0]["loc"]
     unknown = details[0]["type"] == "union_tag_invalid" or location[-1:] == ("structure",)
     kind = UnknownMethod if unknown else InvalidManifest

@@ -91,7 +91,7 @@ def differing(
     if len(examples) < 2:
         return []
     described = [
-        f"{example.ref} has {value if field is None else example.config.shown(field)}"
+        f"{example.ref} has {value if field is None else example.config.format_field(field)}"
         for value, example in list(examples.items())[:4]
     ]
     return [f"{subject} differ: {'; '.join(described)}."]

@@ -115,7 +115,9 @@ def joined(ingredients: Sequence[SoupIngredient], widths: Mapping[str, int]) -> 
     try:
         return by_digest(ingredients)[0].config.joined(widths)
     except ValidationError as error:
-        raise InvalidRecipe(f"The LoRAs are too many for one: {said_of(error.errors()[0])}.", param="recipe") from None
+        raise InvalidRecipe(
+            f"The LoRAs are too many for one: {describe_error(error.errors()[0])}.", param="recipe"
+        ) from None
 
 
 def mix(ingredients: Sequence[SoupIngredient], mixing: Exact) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ def check(
 ) -> list[str]:
     """Every reason why these cannot be mixed entry by entry; empty when they can. No tensor is read."""
     reasons = structure_reasons([replace(ingredient, config=ingredient.config.dense()) for ingredient in ingredients])
-    pruned = [ingredient.ref for ingredient in ingredients if ingredient.config.pruned_parts()]
+    pruned = [ingredient.ref for ingredient in ingredients if ingredient.config.prunings()]
     if pruned:
         reasons.append(f"{pruned[0]} is pruned, and '{mixing.method}' keeps no mask: mix by 'average' or 'concat'.")
     without = [

@@ -34,7 +34,7 @@ Masks = dict[str, Tensor]
 
 def is_sparse(ingredients: Sequence[SoupIngredient]) -> bool:
     """Return True if any ingredient is pruned."""
-    return any(ingredient.config.pruned_parts() for ingredient in ingredients)
+    return any(ingredient.config.prunings() for ingredient in ingredients)
 
 
 def masks_of(config: AdapterConfig, tensors: Tensors) -> Masks:
@@ -139,7 +139,7 @@ def apply_mask(average: Mapping[str, Tensor], mask: SoupMask) -> dict[str, Tenso
 
 
 def _scope(ingredients: Sequence[SoupIngredient]) -> Literal["global", "layer"]:
-    scopes = {pruned.scope for ingredient in ingredients for pruned in ingredient.config.pruned_parts().values()}
+    scopes = {pruned.scope for ingredient in ingredients for pruned in ingredient.config.prunings().values()}
     return "layer" if scopes == {"layer"} else "global"
 
 
@@ -153,7 +153,7 @@ def notes(ingredients: Sequence[SoupIngredient], recipe: Recipe, config: Adapter
         return (f"None of the ingredients is pruned: masks '{rule}' changed nothing.",) if rule else ()
     if len(ingredients) == 1 and config == ingredients[0].config:
         return ()
-    soup_masks = config.pruned_parts()
+    soup_masks = config.prunings()
     if not soup_masks:
         reason = "an ingredient keeps every entry" if isinstance(recipe.mixing, AverageMixing) else "no mask is kept"
         return (f"The soup is dense, though not all of its ingredients are: by {recipe.mixing.method} {reason}.",)
@@ -164,4 +164,4 @@ def notes(ingredients: Sequence[SoupIngredient], recipe: Recipe, config: Adapter
 
 def _sparsity(ingredient: SoupIngredient) -> float:
     """The share of an ingredient's entries that is masked; of a union, of its first pruned member."""
-    return next((pruned.sparsity for pruned in ingredient.config.pruned_parts().values()), 0.0)
+    return next((pruned.sparsity for pruned in ingredient.config.prunings().values()), 0.0)

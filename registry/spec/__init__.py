@@ -1,6 +1,6 @@
-"""Frozen values that travel: the JSON column, the wire body and the manifest are these, and exist once.
+"""Frozen values that are stored as JSON, sent over HTTP or written to manifests, each defined once.
 
-Everything above imports them from here; none knows of tensors, SQL or HTTP. One file a noun.
+All other packages import them from here; none knows of tensors, SQL or HTTP.
 """
 
 from registry.spec.adapter import (

@@ -15,11 +15,11 @@ InitSource = Literal["trained_here", "declared", "unknown"]
 BaseKind = Literal["causal", "encoder"]
 
 MOST_METADATA_KEY = 128
-"""Characters of a key of a card's metadata."""
+"""The most characters of a key of a card's metadata."""
 MOST_METADATA_VALUE = 1024
-"""Characters of a text in a card's metadata."""
+"""The most characters of a text in a card's metadata."""
 MOST_PROVENANCE = 64 * 1024
-"""Bytes of a provenance's `training` as JSON."""
+"""The most bytes of a provenance's `training` as JSON."""
 
 
 class BaseEntry(Frozen):
@@ -75,7 +75,7 @@ def _short_metadata(card: Card) -> Card:
 
 
 NewCard = Annotated[Card, AfterValidator(_short_metadata)]
-"""A card as it is sent. One that was stored before there were bounds can still be read."""
+"""A card as sent. Stored cards can exceed its bounds, which came later."""
 
 
 class FileSource(Frozen):
@@ -108,7 +108,7 @@ class SampleSource(Frozen):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if sum(part is not None for part in (self.texts, self.blob, self.embeddings)) != 1:
+        if [self.texts, self.blob, self.embeddings].count(None) != 2:
             raise ValueError("give exactly one of 'texts', 'blob' and 'embeddings'")
         return self
 
@@ -145,8 +145,7 @@ class Provenance(Frozen):
 
     @property
     def compared(self) -> Self:
-        """What is compared of two that belong to the same bytes: not with which torch and on how many threads
-        (`made_with`) each was trained, which made no difference then."""
+        """The fields to compare with that of the same bytes: without `made_with`, the versions and threads used."""
         training = {name: value for name, value in self.training.items() if name != "made_with"}
         return self.model_copy(update={"training": training})
 
@@ -162,7 +161,7 @@ def _short_provenance(provenance: Provenance) -> Provenance:
 
 
 NewProvenance = Annotated[Provenance, AfterValidator(_short_provenance)]
-"""A provenance as it is sent. One that was stored before there was a bound can still be read."""
+"""A provenance as sent. Stored ones can exceed its bound, which came later."""
 
 
 Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(without_nul)]

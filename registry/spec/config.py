@@ -1,6 +1,6 @@
-"""The union of all structures of adapters, each member the whole configuration of one kind, told apart by `method`.
+"""The union of all adapter configurations, discriminated by `method`.
 
-What is in `identity()` is in the adapter's digest. Tensors, their names and shapes are `registry.adapters`' affair.
+The adapter's digest includes `identity()`. Names and shapes of tensors are defined in `registry.adapters`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from registry.spec.structures.prefix import PrefixConfig
 from registry.spec.structures.structure import HeadConfig, Structure
 from registry.spec.structures.union import UnionConfig
 
-if TYPE_CHECKING:  # code asks a configuration what it needs to know, and never which of these it is
+if TYPE_CHECKING:  # code uses the interface of `Structure`, and never checks which of these it has
     AdapterConfig = Structure
 else:
     AdapterConfig = Annotated[

@@ -1,4 +1,4 @@
-"""Canonical decimals: numbers of recipes as text, the same everywhere for the same values."""
+"""Canonical decimals: the numbers of recipes as text, equal for equal values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEIGHT_PLACES = Decimal("0.000000001")
 
 
 def canonical_decimal(value: object) -> str:
-    """A number as its shortest plain decimal of at most nine places; raises ValueError for anything else."""
+    """The shortest plain decimal of a number, with at most nine places; raises ValueError for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise ValueError("must be a number")
     try:
@@ -43,8 +43,8 @@ UpToOne = Annotated[
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
     """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
 
-    Whole units of 1e-9 are dealt by largest remainder, ties to the earlier entry, so the outcome depends on
-    the values and their order alone. Raises ValueError for a negative, non-finite or all-zero input.
+    Units of 1e-9 are allocated by largest remainder, ties to the earlier entry. Raises ValueError where weights are
+    negative, not finite or all zero.
     """
     exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]
     if not exact or any(not w.is_finite() or w < 0 for w in exact) or sum(exact) <= 0:
@@ -59,6 +59,6 @@ def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
 
 
 def weights_by_digest(weights: Mapping[str, float]) -> dict[str, str]:
-    """Canonical weights of ingredients by digest: the same set and weights give the same recipe in any order."""
+    """Canonical weights of ingredients by digest, whatever their order."""
     ordered = sorted(weights)
     return dict(zip(ordered, canonical_weights([weights[digest] for digest in ordered]), strict=True))

@@ -1,4 +1,4 @@
-"""What a key or a namespace may use: rates of inference, and quotas of what is stored and queued."""
+"""Limits of keys and namespaces: rates of inference, and quotas of what is stored and queued."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from registry.spec.frozen import Frozen
 
 MOST_OF_A_LIMIT = 10**15
-"""A larger number is no limit; JSON carries this one exactly."""
+"""The largest limit; JSON represents it exactly."""
 Rate = Annotated[int, Field(strict=True, ge=1, le=MOST_OF_A_LIMIT)]
 Quota = Annotated[int, Field(strict=True, ge=0, le=MOST_OF_A_LIMIT)]
 LimitKind = Literal["key", "namespace"]
-"""Whose limits they are."""
+"""The kind of subject that limits apply to."""
 
 
 class UseLimits(Frozen):
@@ -31,16 +31,16 @@ class UseLimits(Frozen):
     """Cooks, fits and trainings that wait or run."""
 
     def over(self, defaults: UseLimits) -> UseLimits:
-        """These limits, and those of `defaults` where these say nothing."""
+        """These limits, with those of `defaults` where they are null."""
         return defaults.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class DefaultLimits(Frozen):
-    """The server's limits for keys and namespaces that have none of their own."""
+    """The server's limits for keys and namespaces without their own."""
 
     key: UseLimits = UseLimits()
     namespace: UseLimits = UseLimits()
 
     def of(self, kind: LimitKind) -> UseLimits:
-        """Those of keys, or of namespaces."""
+        """The limits of keys or of namespaces."""
         return self.key if kind == "key" else self.namespace

@@ -1,4 +1,4 @@
-"""Mixings: the methods that make one adapter of several, each with what it is asked by; a recipe has one of them."""
+"""Mixing methods, each with its options: how a recipe makes one adapter of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _not_nothing(scale: str) -> str:
 
 
 DrawnInit = Literal["near_identity", "linear", "zero_up"]
-"""How a bottleneck starts that is drawn by a seed."""
+"""The initialisation of a bottleneck that is drawn by a seed."""
 
 
 Scale = Annotated[
@@ -30,7 +30,7 @@ Scale = Annotated[
 
 
 def not_set(value: object) -> bool:
-    """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
+    """Return True for None: fields added later are only in recipes that set them, so that digests do not change."""
     return value is None
 
 
@@ -38,17 +38,17 @@ class _Method(Frozen):
     """A mixing method that a recipe can have."""
 
     keeps_init: ClassVar[bool] = True
-    """Whether the soup started where all of its ingredients did; not where its tensors have other shapes."""
+    """True if the soup has the initialisation of its ingredients, which it cannot with tensors of other shapes."""
 
 
 class _WithoutMasks(_Method):
-    """One that gives soups of pruned adapters no masks."""
+    """A mixing method whose soups have no masks."""
 
     masks: ClassVar[None] = None
 
 
 class _OfAnyInit(_WithoutMasks):
-    """One that needs no word on initialisations."""
+    """A mixing method that does not depend on initialisations."""
 
     assume_same_init: ClassVar[bool] = False
 
@@ -222,7 +222,7 @@ Mixing = Annotated[_Settled, Field(discriminator="method")]
 
 
 def _auto_by_default(value: object) -> object:
-    """A mixing that names no method leaves the method open."""
+    """Set the method of a mixing that names none."""
     return {"method": "auto", **value} if isinstance(value, dict) else value
 
 

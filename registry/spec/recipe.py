@@ -1,6 +1,6 @@
-"""Recipes: what determines a soup's bytes, and nothing else.
+"""Recipes, cook requests and their results.
 
-Weights are canonical decimals (nine places, summing to exactly 1), so a recipe is the same bytes everywhere.
+Weights are canonical decimals (nine places, summing to exactly 1), so that equal recipes have equal bytes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Recipe(Frozen):
 
     @property
     def digest(self) -> str:
-        """The key of 'cooked before'."""
+        """The digest by which a soup that was cooked before is found."""
         return digest_of(self)
 
 
@@ -118,7 +118,7 @@ class HandRecipe(Frozen):
 
     @model_validator(mode="after")
     def _layers_of_all_or_none(self) -> Self:
-        if len({one.layers is None for one in self.ingredients}) > 1:
+        if len({ingredient.layers is None for ingredient in self.ingredients}) > 1:
             raise ValueError("either all ingredients have 'layers' or none")
         return self
 

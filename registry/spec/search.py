@@ -1,4 +1,4 @@
-"""What an effort did: how much a cook may spend, what it tried, and what came of each way."""
+"""Efforts of a cook, and the record of the soups it tried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from registry.spec.weighing import WeighedCandidate
 Effort = Literal["instant", "quick", "thorough", "tune"]
 """How much a cook may spend on a sample.
 
-`instant` looks at no loss but to verify, `quick` weighs candidates, `thorough` weighs more of them for longer and tries
+`instant` computes losses only to verify, `quick` weighs candidates, `thorough` weighs more of them for longer and tries
 other ways to mix them, `tune` trains the soup on the sample.
 """
 WEIGHING: frozenset[Effort | None] = frozenset({"quick", "thorough"})
@@ -25,9 +25,9 @@ BY_GRADIENTS: frozenset[Effort | None] = frozenset({*WEIGHING, "tune"})
 Way = Literal["weighed", "em", "greedy", "recompressed", "selected", "tuned"]
 """How a soup that is tried was made.
 
-Of the candidates side by side: with their coefficients, with the weights of a mixture of their distributions, or of
-those that lower the loss one after another; the best of these as narrow as one candidate; as the selector alone, or the
-recipe by hand, would; or of that by training.
+`weighed`, `em` and `greedy` put candidates side by side: with their coefficients, with the weights of a mixture of
+their distributions, or those that lower the loss one after another. `recompressed` is the best of these, as narrow as
+one candidate; `selected` that of the selector, or of a recipe by hand, and `tuned` the same after training.
 """
 
 WAYS: dict[Way, str] = {
@@ -38,7 +38,7 @@ WAYS: dict[Way, str] = {
     "selected": "The soup as selected",
     "tuned": "The tuned soup",
 }
-"""How a soup of each way is called, at the beginning of a sentence."""
+"""The soup of each way as the subject of a sentence."""
 
 
 class Trial(Frozen):
@@ -66,7 +66,7 @@ class Budget(Frozen):
     seconds: float | None = Field(default=None, gt=0, le=10**6)
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _exactly_one(self) -> Self:
         if [self.passes, self.tokens, self.seconds].count(None) != 2:
             raise ValueError("give one of 'passes', 'tokens' and 'seconds'")
         return self

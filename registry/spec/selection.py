@@ -1,4 +1,4 @@
-"""Selectors, pools and what selecting answers."""
+"""Selector specs, pools and selections."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from registry.spec.frozen import Frozen
 
 EncoderName = Literal["base", "sbert"]
 FIT_VERSION = 2
-"""Counts up where a fit of the same spec learns something else: pools are then fitted anew when they are asked."""
+"""Incremented when fits of the same spec give another result: pools are then fitted again at their next use."""
 
 
 class _Spec(Frozen):
-    """What a selector is fitted by."""
+    """The kind and parameters of a selector."""
 
     @property
     def encoder_name(self) -> EncoderName | None:
-        """The encoder whose vectors it is fitted on; None where it looks at no text."""
+        """The encoder whose vectors the selector uses; None where it uses none."""
         return None
 
     def resolved(self) -> Self:
-        """The same spec with every open field filled from its mode; what is learnt when fitting stays open."""
+        """The spec with fields that are None set to the defaults of its mode; learned values stay None."""
         return self
 
     @property
     def digest(self) -> str:
-        """The identity of what is fitted: the spec with every open field filled in, and how fits are made."""
+        """The digest of the resolved spec and the version of fits."""
         return digest_of({"fit": FIT_VERSION, "spec": self.resolved().model_dump(mode="json")})
 
 
@@ -49,7 +49,7 @@ class GmmSpec(_Spec):
     seed: int = Field(default=0, ge=0, lt=2**32)
 
     def resolved(self) -> Self:
-        """`covariance`, `dimensions` and `component_zero` as the mode has them where they are not set."""
+        """The spec with `covariance`, `dimensions` and `component_zero` set, by default those of the mode."""
         paper = self.mode == "paper"
         return self.model_copy(
             update={
@@ -74,7 +74,7 @@ class CosineSpec(_Spec):
 
     @property
     def encoder_name(self) -> EncoderName | None:
-        """The one that was asked for."""
+        """The encoder named in the spec."""
         return self.encoder
 
 
@@ -120,7 +120,7 @@ class SelectOptions(Frozen):
 
     @property
     def most(self) -> int:
-        """How many a selector takes."""
+        """The most ingredients that a selector chooses."""
         return PAPERS_MOST if self.max_ingredients is None else self.max_ingredients
 
 
@@ -135,7 +135,7 @@ class PoolSpec(Frozen):
 
     @property
     def digest(self) -> str:
-        """The pool's identity."""
+        """The digest that identifies the pool."""
         return digest_of(self)
 
 

@@ -1,7 +1,7 @@
-"""Statistics of adapters: what is computed once from an adapter and its own sample, for mixing methods that need it.
+"""Statistics of adapters: computed once from an adapter and its own sample, for mixing methods that need them.
 
-They are stored and named in recipes by the digest of their blob, so that a soup is rebuilt by arithmetic alone. An
-ingredient's own sample is looked at, never the sample that a soup is cooked for.
+They are stored, and named in recipes by the digest of their blob, so that a soup can be rebuilt by arithmetic alone.
+The sample that a soup is cooked for is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_PASSAGES = 64
 
 
 class StatisticRequest(Frozen):
-    """Compute a statistic of an adapter on texts, each cut at `max_tokens`; what is drawn is drawn by `seed`."""
+    """The statistic of an adapter to compute on texts, each truncated to `max_tokens`; `seed` is for all draws."""
 
     kind: StatisticKind
     adapter: StoredAdapter
@@ -33,7 +33,7 @@ class StatisticRequest(Frozen):
 
 
 class MeasuredStatistic(Frozen):
-    """A statistic that was computed: the blob of its tensors, and how many passages and tokens it is of."""
+    """A computed statistic: the blob of its tensors, and the numbers of passages and tokens used."""
 
     blob: Digest
     passages: int

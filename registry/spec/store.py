@@ -1,5 +1,4 @@
-"""The mark of a store, in its database and beside its blobs: which two belong together, and which is older. Where blobs
-are kept, as a value that travels to other processes. A part of a blob that is not whole yet."""
+"""Values of the stores: the mark that ties a database to its blobs, parts of uploads, and the location of blobs."""
 
 from __future__ import annotations
 
@@ -12,9 +11,10 @@ from registry.spec.frozen import Frozen
 
 
 class StoreMark(Frozen):
-    """`store` is drawn once for a database and its blobs; `generation` goes up whenever a server starts over them.
+    """The mark of a store, in its database and beside its blobs, which shows whether they belong together.
 
-    A database of a lower generation than its blobs is an older copy.
+    `store` is drawn once for both; `generation` is incremented whenever a server starts over them. A database of a
+    lower generation than its blobs is an older copy.
     """
 
     store: str = Field(pattern="^[0-9a-f]{32}$")
@@ -22,7 +22,7 @@ class StoreMark(Frozen):
 
 
 class UploadPart(Frozen):
-    """A part of an upload that is kept as an object: the bytes from `start` to before `stop`, and their digest."""
+    """A part of an upload that is stored as an object: the bytes from `start` to before `stop`, and their digest."""
 
     start: int = Field(ge=0)
     size: int = Field(ge=1)
@@ -30,15 +30,15 @@ class UploadPart(Frozen):
 
     @property
     def stop(self) -> int:
-        """The byte after its last."""
+        """The offset after its last byte."""
         return self.start + self.size
 
 
 class BlobPlace(Frozen):
-    """A folder of blobs; or with `url` a bucket, whose `folder` on this machine holds what is not whole yet.
+    """A folder of blobs, or with `url` a bucket, whose `folder` on this machine has unfinished uploads.
 
-    `cache` is the folder of the objects that were fetched, `cache_bytes` the most it holds; `seconds` is how long the
-    bucket is tried again.
+    `cache` is the folder of fetched objects, of at most `cache_bytes`; `seconds` is how long requests to the bucket are
+    retried.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
-"""Tuning: a soup is trained on the sample that it was cooked for. What is asked of it, recorded of it, and found.
+"""Tuning, the training of a soup on the sample that it is cooked for: options, requests, results and reports.
 
-A tuned soup has learnt from the sample. Its recipe says so (`Tuning`), and its bytes follow from the recipe and the
-sample's text together, up to rounding.
+A tuned soup has learnt from the sample. Its recipe says so (`Tuning`), and its bytes are determined by the recipe and
+the sample's text together, up to rounding.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Tuning(Frozen):
 
 
 class TuningRequest(Frozen):
-    """Train `start` on `texts`; `folds` have the numbers of texts that are held out together.
+    """A request to train `start` on `texts`; each of `folds` has the indices of texts that are held out together.
 
-    There is one training for each fold, on the texts that are not in it. With `whole` one on all texts comes after
-    them, and what is kept is of that; else there is one fold, and it is of its training.
+    There is one training for each fold, on the other texts. With `whole` another on all texts follows, whose result is
+    stored; without, there is one fold, and the result of its training is stored.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
@@ -70,13 +70,12 @@ class TuningRequest(Frozen):
 
 
 class Tuned(Frozen):
-    """What came of a training.
+    """The result of a training.
 
-    `held_out` are the numbers of the texts that were scored, each by the training that had no part of it; `tokens`
-    are those that were scored, and `base_nll` is their NLL under the base in nats, which took `base_seconds`. `nll` has
-    for the start and then after each pass theirs under the adapter; `trained_nll` has for each of these passes the mean
-    NLL per token of what was trained on, as it was trained. `kept` is the pass whose state was kept, 0 for the start;
-    its tensors are in `blob`, None for the start.
+    `held_out` are the indices of the scored texts, each by the training without it, `tokens` their tokens that were
+    scored, and `base_nll` their NLL under the base in nats, which took `base_seconds`. `nll` has their NLL under the
+    adapter, at the start and after each pass; `trained_nll` has for each pass the mean NLL per token of the training
+    texts. `best_pass` is the pass whose state is stored in `blob`, 0 and None for the start.
     """
 
     held_out: tuple[int, ...]
@@ -84,7 +83,7 @@ class Tuned(Frozen):
     base_nll: tuple[float, ...]
     nll: tuple[tuple[float, ...], ...]
     trained_nll: tuple[float, ...] = ()
-    kept: int
+    best_pass: int
     blob: Digest | None
     trained_tokens: int
     base_seconds: float = 0.0

@@ -1,7 +1,7 @@
-"""The names by which members of the unions are told apart, derived from the unions themselves.
+"""The discriminator values of the unions.
 
-pydantic puts such a name behind a field in the location of an error (`selector.gmm.dimensions`); nobody sent it, so
-whoever tells people of a field leaves it out. Used by the service's and the command line's messages.
+pydantic puts such a value behind a field in the location of an error (`selector.gmm.dimensions`). It is not part of the
+request, so messages of the service and the command line leave it out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from registry.spec.selection import SelectorSpec
 
 
 def member_names(union: Any) -> frozenset[str]:
-    """The names by which the members of a union (a type that says what tells them apart) are told apart."""
-    members, about, *_ = get_args(union)
+    """The discriminator values of the members of an annotated union."""
+    members, field, *_ = get_args(union)
     return frozenset(
-        name for member in get_args(members) for name in get_args(member.model_fields[about.discriminator].annotation)
+        name for member in get_args(members) for name in get_args(member.model_fields[field.discriminator].annotation)
     )
 
 
@@ -30,4 +30,4 @@ UNION_MEMBERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "selector": member_names(SelectorSpec),
     }
 )
-"""Field of a request -> names of the members its value may be."""
+"""Discriminator values by the field of a request."""

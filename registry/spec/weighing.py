@@ -1,6 +1,6 @@
-"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each site.
+"""Weighing, the search for adapters that help on a text and their coefficients at each site: requests and results.
 
-Beside it what their losses alone say (`ByLosses`), and how the same would do with adapters of noise (`Unseen`).
+Also results from losses alone (`ByLosses`), and scores on texts that were not used (`Unseen`).
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from registry.spec.structures.structure import widths_together
 
 
 class StoredAdapter(Frozen):
-    """An adapter by its configuration and the blob of its weights."""
+    """The configuration of an adapter and the blob of its weights."""
 
     config: AdapterConfig
     blob: Digest
 
 
 class WeighingRequest(Frozen):
-    """Weigh `candidates`, which can be put side by side, on `texts`.
+    """A request to weigh `candidates`, which can be put side by side, on `texts`.
 
-    They are screened on at most `screened` texts in `parts`, each with slopes of its own; the best `keep` that fit
-    `max_width` side by side are given coefficients in `steps` steps of `batch` texts each. The best `alone` by the
-    screen are scored by themselves too, and those of them that fit are mixed by what that says. With `noise` each
-    candidate's tensors are drawn anew, with the mean and the spread of its own. What comes of the coefficients is tried
-    on the texts `unseen`. All draws are by `seed`. What was found of real candidates may be used again in requests of
-    the same `owner`, where the same adapters are screened together: those `beside` the candidates are for that alone.
+    They are screened on at most `screened` texts in `chunks`, each with its own slopes; the best `keep` that fit
+    `max_width` side by side get coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are
+    also scored by themselves, and those of them that fit are mixed by these losses. With `noise` each candidate's
+    tensors are drawn at random, with its mean and spread. The coefficients are evaluated on the texts `unseen`. `seed`
+    is for all draws. Results of real candidates can be reused in requests of the same `owner` that screen the same
+    adapters together; those `beside` the candidates are screened for that alone.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     beside: tuple[StoredAdapter, ...] = ()
     screened: int = Field(default=30, ge=1)
-    parts: int = Field(default=5, ge=1)
+    chunks: int = Field(default=5, ge=1)
     keep: int = Field(default=5, ge=1)
     max_width: int | None = Field(default=None, ge=1)
     steps: int = Field(default=12, ge=1)
     batch: int = Field(default=8, ge=1)
     rate: float = Field(default=0.08, gt=0)
     start: float = Field(default=0.2, gt=0)
-    """The coefficient that those that are kept start with."""
+    """The initial coefficient."""
     by_screen: bool = False
-    """Whether they start in the proportions of the screen instead, with `start` as the mean or 1 as the sum."""
+    """True if initial coefficients are proportional to the screen, with `start` as the mean or 1 as the sum."""
     alone: int = Field(default=0, ge=0)
     noise: bool = False
     unseen: tuple[str, ...] = ()
     max_tokens: int = Field(default=512, ge=2)
-    """Tokens of a text that are looked at."""
+    """The length that texts are truncated to."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     owner: str = ""
 
     def fits(self, numbers: Sequence[int]) -> bool:
-        """Whether these candidates are no more than `keep`, and no wider than `max_width`; one by itself always is."""
+        """Return True if these candidates are at most `keep`, and at most `max_width` wide; one always fits."""
         together = widths_together(self.candidates[number].config for number in numbers)
         wide = max(together.values(), default=0)
         return len(numbers) < 2 or (len(numbers) <= self.keep and wide <= (self.max_width or wide))
 
     def most_that_fit(self, best: Sequence[int]) -> tuple[int, ...]:
-        """Candidates, best first, without those that do not fit beside the better ones."""
-        taken: tuple[int, ...] = ()
+        """The candidates, best first, without those that do not fit beside better ones."""
+        fitting: tuple[int, ...] = ()
         for number in best:
-            if self.fits((*taken, number)):
-                taken = (*taken, number)
-        return taken
+            if self.fits((*fitting, number)):
+                fitting = (*fitting, number)
+        return fitting
 
 
 class Screened(Frozen):
-    """What an adapter adds to the base at once: the fall of mean NLL per token for a coefficient of 1, to first order.
+    """The first-order decrease in mean NLL per token that an adapter gives with a coefficient of 1.
 
-    `standard_error` is over parts of the texts; None where there is one part.
+    `standard_error` is over chunks of the texts; None for a single chunk.
     """
 
     score: float
@@ -81,11 +81,11 @@ class Screened(Frozen):
 
 
 class ByLosses(Frozen):
-    """What the losses of some candidates say, each scored by itself; candidates are called by their number.
+    """Results from the losses of the `scored` candidates, by index, each evaluated by itself.
 
-    `differences` are mean NLL per token, the candidate's minus the base's. `em` are the weights, of those that were
-    `scored`, in the mixture of distributions that makes the texts most likely; what they lack of 1 is the base's.
-    `greedy` is the even mixture that adding one after another came to.
+    `differences` are mean NLL per token, the candidate's minus the base's. `em` are their weights in the mixture of
+    distributions that makes the texts most likely; the base has the rest. `greedy` are the candidates of the even
+    mixture that greedy search found.
     """
 
     scored: tuple[int, ...]
@@ -95,24 +95,24 @@ class ByLosses(Frozen):
 
 
 class Unseen(Frozen):
-    """NLL in nats of texts that had no part in weighing, under the candidates with their coefficients; their tokens."""
+    """NLL in nats, and tokens, of texts not used in weighing, under the candidates with their coefficients."""
 
     nll: tuple[float, ...]
     tokens: tuple[int, ...]
 
 
 class Weighing(Frozen):
-    """What was found: a screen of every candidate, those that were kept (by their number), and their coefficients.
+    """The result of weighing: the screen of each candidate, the `chosen` candidates by index, and their coefficients.
 
-    `coefficients` has for each of those that were kept its coefficient by site. Tokens are those that this took:
-    for the screen, for the steps, and of each adapter by itself; what was known from before is not among them.
+    `coefficients` has for each chosen candidate its coefficient by site. Tokens are those processed for the screen, the
+    steps, and single adapters, without those of results that were reused.
     """
 
     screened: tuple[Screened, ...]
-    kept: tuple[int, ...]
+    chosen: tuple[int, ...]
     coefficients: tuple[dict[str, float], ...]
     losses: tuple[float, ...]
-    """Mean NLL per token of each step's texts, before the step."""
+    """Mean NLL per token of the texts of each step, before the step."""
     screen_tokens: int
     step_tokens: int
     alone_tokens: int = 0

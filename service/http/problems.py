@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from service.observability.logs import describe
 from training.spec import METHODS
 

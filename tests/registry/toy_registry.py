@@ -267,7 +267,7 @@ class ToyRegistry:
         sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in kept]
         return Weighing(
             screened=tuple(Screened(score=score, standard_error=0.01) for score in scores),
-            kept=kept,
+            chosen=kept,
             coefficients=tuple(
                 {site: scores[at] / (1 + number) for number, site in enumerate(own)}
                 for at, own in zip(kept, sites, strict=True)
@@ -322,7 +322,7 @@ class ToyRegistry:
             tokens=(10,) * len(held),
             base_nll=tuple(30.0 + number % 3 for number in held),
             nll=nll,
-            kept=kept,
+            best_pass=kept,
             blob=self.blobs.put_bytes(save_unique(moved)) if kept else None,
             trained_tokens=100,
         )

@@ -133,10 +133,10 @@ def test_what_only_harms_is_not_kept(base: LoadedBase) -> None:
     found = weighed(base, pair)
     scores = [screened.score for screened in found.screened]
     assert scores[0] == pytest.approx(-scores[1], rel=1e-3)
-    assert found.kept == ((0,) if scores[0] > 0 else (1,))
-    harmful = {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.kept}
+    assert found.chosen == ((0,) if scores[0] > 0 else (1,))
+    harmful = {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.chosen}
     nothing = weighed(base, harmful)
-    assert (nothing.kept, nothing.coefficients, nothing.losses) == ((), (), ())
+    assert (nothing.chosen, nothing.coefficients, nothing.losses) == ((), (), ())
 
 
 def test_only_those_that_fit_the_width_beside_the_better_ones_are_kept_and_mixed(base: LoadedBase) -> None:
@@ -144,12 +144,12 @@ def test_only_those_that_fit_the_width_beside_the_better_ones_are_kept_and_mixed
     bank = bank_of(base, 4)
     scores = [one.score for one in weighed(base, bank).screened]
     first, second = (at for at in sorted(range(4), key=lambda at: -scores[at]) if scores[at] > 0)
-    assert weighed(base, bank, max_width=8).kept == (first, second)  # each is 4 wide
+    assert weighed(base, bank, max_width=8).chosen == (first, second)  # each is 4 wide
     narrow = weighed(base, bank, max_width=7, alone=4)
-    assert narrow.kept == (first,)
+    assert narrow.chosen == (first,)
     assert narrow.by_losses is not None
     assert len(narrow.by_losses.greedy) == 1
-    assert weighed(base, bank, max_width=1).kept == (first,)  # one by itself is as wide as it is
+    assert weighed(base, bank, max_width=1).chosen == (first,)  # one by itself is as wide as it is
 
 
 def test_loras_of_different_modules_are_as_wide_as_the_wider(base: LoadedBase) -> None:
@@ -165,7 +165,7 @@ def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> N
     first, again = (weighed(base, bank, keep=3, steps=20, batch=len(TEXTS)) for _ in range(2))
     assert first.losses[-1] < first.losses[0]
     assert (first.coefficients, first.screened, first.losses) == (again.coefficients, again.screened, again.losses)
-    assert len(first.kept) <= 3
+    assert len(first.chosen) <= 3
     assert all(value == 0 or value >= 0.01 for by_site in first.coefficients for value in by_site.values())
     other = weighed(base, bank, keep=3, steps=20, seed=1, batch=4)
     assert other.losses != first.losses
@@ -173,7 +173,7 @@ def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> N
 
 def test_a_start_by_the_screen_has_its_proportions(base: LoadedBase) -> None:
     found = weighed(base, bank_of(base, 6), by_screen=True, steps=1, rate=1e-9, start=0.3)
-    scores = [found.screened[at].score for at in found.kept]
+    scores = [found.screened[at].score for at in found.chosen]
     total = min(1.0, 0.3 * len(scores))
     for score, by_site in zip(scores, found.coefficients, strict=True):
         start = score / sum(scores) * total
@@ -226,7 +226,7 @@ def test_unseen_texts_are_scored_under_the_coefficients(base: LoadedBase) -> Non
     unseen = ("Another text that nobody weighed.", "", "And one more of these.")
     found = weighed(base, bank, unseen=unseen, steps=6)
     assert found.unseen is not None
-    kept = [list(bank.values())[at] for at in found.kept]
+    kept = [list(bank.values())[at] for at in found.chosen]
     mixture = WeightedAdapter([config for config, _ in kept], [tensors for _, tensors in kept], base.shape)
     with torch.no_grad():
         for column, by_site in enumerate(found.coefficients):
@@ -237,7 +237,7 @@ def test_unseen_texts_are_scored_under_the_coefficients(base: LoadedBase) -> Non
         expected = passage_scores(base, unseen, block=base.shape.context)
     assert found.unseen.nll == pytest.approx([one.nll for one in expected], abs=1e-4)
     assert found.unseen.tokens == tuple(one.tokens for one in expected)
-    harmful = {blob: one for number, (blob, one) in enumerate(bank.items()) if number not in found.kept}
+    harmful = {blob: one for number, (blob, one) in enumerate(bank.items()) if number not in found.chosen}
     nothing = weighed(base, harmful, unseen=unseen).unseen
     assert nothing is not None
     assert nothing.nll == pytest.approx([one.nll for one in passage_scores(base, unseen, block=base.shape.context)])
@@ -275,7 +275,7 @@ TOOK = {"screen_tokens", "alone_tokens"}
 def test_an_answer_has_the_same_bits_whatever_was_asked_before(base: LoadedBase, few: bool) -> None:
     """Some of its passages, some of its adapters, or all in another order: sums run as if nothing had been."""
     bank, names = bank_of(base, 6), list(bank_of(base, 6))
-    how = {"alone": 3, "owner": "me", "by_screen": few, **({"parts": 100, "screened": 100} if few else {})}
+    how = {"alone": 3, "owner": "me", "by_screen": few, **({"chunks": 100, "screened": 100} if few else {})}
 
     def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
         return asked({name: bank[name] for name in of}, texts, **how)
@@ -310,5 +310,5 @@ def test_who_stands_beside_the_candidates_is_screened_for_the_same_bits_and_neve
     some = found(everyone[4:0:-1], cache)
     assert some.screen_tokens == 0
     assert [one.score for one in some.screened] == [one.score for one in whole.screened[4:0:-1]]
-    assert max(some.kept) < 4
+    assert max(some.chosen) < 4
     assert some.model_dump(exclude=TOOK) == found(everyone[4:0:-1], ScoreCache()).model_dump(exclude=TOOK)

@@ -72,7 +72,7 @@ def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: Loade
     """The kept tensors, attached anew, have the likelihoods of the kept pass, and better ones than the start's."""
     config = structures(base)[structure]
     found, kept = tuned(base, config)
-    assert found.kept
+    assert found.best_pass
     held = [TEXTS[number] for number in found.held_out]
     block = base.shape.context - config.prefix_length
     alone = passage_scores(base, held, block=block)
@@ -80,8 +80,8 @@ def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: Loade
     assert tuple(score.tokens for score in alone) == found.tokens
     with attached(base.model, from_tensors(config, base.shape, kept)):
         scores = passage_scores(base, held, block=block)
-    assert [score.nll for score in scores] == pytest.approx(found.nll[found.kept], rel=1e-6)
-    assert sum(found.nll[found.kept]) < sum(found.nll[0])
+    assert [score.nll for score in scores] == pytest.approx(found.nll[found.best_pass], rel=1e-6)
+    assert sum(found.nll[found.best_pass]) < sum(found.nll[0])
 
 
 def test_held_out_passages_are_not_trained_on(base: LoadedBase) -> None:
@@ -89,7 +89,7 @@ def test_held_out_passages_are_not_trained_on(base: LoadedBase) -> None:
     config = structures(base)["bapna_firat"]
     other = tuple(f"{text} and other words" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
     (first, one), (second, two) = tuned(base, config, passes=1), tuned(base, config, passes=1, texts=other)
-    assert first.kept == second.kept == 1
+    assert first.best_pass == second.best_pass == 1
     assert first.nll != second.nll
     for name, tensor in one.items():
         assert torch.equal(tensor, two[name]), name
@@ -148,7 +148,7 @@ def test_where_no_pass_is_better_the_start_is_kept_and_nothing_is_stored(base: L
     (_, good) = tuned(base, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
     found, kept = tuned(base, config, start=good, texts=strange, rate="0.1", passes=2)
-    assert (found.kept, found.blob, kept) == (0, None, {})
+    assert (found.best_pass, found.blob, kept) == (0, None, {})
     assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
 
 
@@ -157,7 +157,7 @@ def test_a_training_ends_after_three_passes_without_gain(base: LoadedBase) -> No
     (_, good) = tuned(base, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
     found, _ = tuned(base, config, start=good, texts=strange, rate="0.1", passes=40)
-    assert (found.kept, len(found.nll)) == (0, 4)
+    assert (found.best_pass, len(found.nll)) == (0, 4)
 
 
 def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(base: LoadedBase) -> None:

@@ -56,7 +56,7 @@ def prune(
 
 def _parts(adapter: AdapterModule) -> dict[str, list[str]]:
     """Names of the weights that can be pruned, by the prefix of the part they are of."""
-    if adapter.config.pruned_parts():
+    if adapter.config.prunings():
         raise InvalidParameter("The adapter is pruned already: it is done once, at its start.", param="pruning")
     trained = [name for name, parameter in adapter.named_parameters() if parameter.requires_grad]
     parts = projections(adapter.config, trained)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 
 def sparsity_of(factor: int) -> float:
@@ -28,7 +28,7 @@ def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
         wide = config.widened(_checked(factor))
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
-        raise InvalidParameter(f"{factor} times as wide cannot be: {said_of(found)}.", param="widen") from None
+        raise InvalidParameter(f"{factor} times as wide cannot be: {describe_error(found)}.", param="widen") from None
     if wide is None:
         raise InvalidParameter(
             f"A {config.method} adapter has no width: bottlenecks, LoRAs and unions of them have.", param="widen"

@@ -168,4 +168,4 @@ def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
             "take a bottleneck, a LoRA, a prefix or MAM.",
             param="config",
         )
-    return UnionConfig.model_validate({"members": [*config.parts, head]})
+    return UnionConfig.model_validate({"members": [*config.components, head]})

@@ -20,7 +20,7 @@ from registry.formats.peft.prefix import PREFIX_TUNING, prefix_config
 from registry.formats.refusal import peft_refusal, unsupported_fields
 from registry.spec import LoraConfig, LoraModule, PrefixConfig
 from registry.spec.structures.lora import ModulePath
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)
 _PATH: TypeAdapter[str] = TypeAdapter(ModulePath)
@@ -115,7 +115,9 @@ def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]])
     try:
         return LoraConfig.of(modules, rslora=bool(peft.get("use_rslora")))
     except ValidationError as error:
-        raise InvalidManifest(f"The LoRA cannot be taken: {said_of(error.errors()[0])}.", param="peft_config") from None
+        raise InvalidManifest(
+            f"The LoRA cannot be taken: {describe_error(error.errors()[0])}.", param="peft_config"
+        ) from None
 
 
 def _unsupported(peft: Mapping[str, Any]) -> list[str]:

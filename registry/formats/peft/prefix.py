@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from registry.errors import InvalidManifest
 from registry.formats.refusal import peft_refusal, unsupported_fields
 from registry.spec import BaseShape, PrefixConfig
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 PREFIX_TUNING = "PREFIX_TUNING"
 _TENSOR = "prompt_embeddings"
@@ -53,7 +53,7 @@ def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
         return PrefixConfig(length=tensors[_TENSOR][0])
     except ValidationError as error:
         raise InvalidManifest(
-            f"The prefix cannot be taken: {said_of(error.errors()[0])}.", param="peft_config"
+            f"The prefix cannot be taken: {describe_error(error.errors()[0])}.", param="peft_config"
         ) from None
 
 

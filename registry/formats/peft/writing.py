@@ -21,7 +21,7 @@ PeftConfig = LoraConfig | PrefixConfig
 
 def is_peft_config(config: AdapterConfig) -> TypeGuard[PeftConfig]:
     """Return True if PEFT has a configuration for this adapter: a LoRA that is not pruned, or a prefix."""
-    return isinstance(config, LoraConfig | PrefixConfig) and not config.pruned_parts()
+    return isinstance(config, LoraConfig | PrefixConfig) and not config.prunings()
 
 
 def peft_config(config: PeftConfig, *, shape: BaseShape | None = None, base_name: str | None = None) -> dict[str, Any]:

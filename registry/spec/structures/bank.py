@@ -26,26 +26,27 @@ class BankConfig(Structure):
 
     @model_validator(mode="after")
     def _experts_can_be_copied(self) -> Self:
-        copied = [part for part in self.expert.parts if part.projections]
-        if len(copied) != 1 or any(part.head is None for part in self.expert.parts if part not in copied):
+        copied = [component for component in self.expert.components if component.projections]
+        uncopied = [component for component in self.expert.components if component not in copied]
+        if len(copied) != 1 or any(component.head is None for component in uncopied):
             raise ValueError("the experts of a bank are bottlenecks or LoRAs, with or without a head")
-        if self.expert.pruned_parts():
+        if self.expert.prunings():
             raise ValueError("the experts of a bank are not pruned")
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What of the configuration is in the adapter's digest, with that of its expert."""
+        """The fields that the adapter's digest includes, with those of the expert."""
         return {**super().identity(), "expert": self.expert.identity()}
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """Last parts of the paths of the projections that have several copies, those of the head never."""
+        """Names of the projections that have several copies, as the last component of their path."""
         return {"up": self.sides[:1], "down": self.sides[1:], "none": self.sides}[self.share]
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Last parts of the paths of the down- and of the up-projection of an expert."""
-        return next(part.projections for part in self.expert.parts if part.projections)
+        """Names of the down- and the up-projection of an expert, as the last component of their path."""
+        return next(component.projections for component in self.expert.components if component.projections)
 
     @property
     def merged(self) -> Structure:
@@ -54,27 +55,27 @@ class BankConfig(Structure):
 
     @property
     def head(self) -> HeadConfig | None:
-        """The one that its experts share."""
+        """The head that the experts share."""
         return self.expert.head
 
     @property
     def takes_head(self) -> bool:
-        """Whether its experts do."""
+        """Return True if a head can be put beside an expert."""
         return self.expert.takes_head
 
     @property
     def described(self) -> str:
-        """A bank of so many experts."""
+        """The bank with its number of experts."""
         return f"bank of {self.experts} experts"
 
     @property
     def not_served(self) -> str | None:
-        """Only its merge is: a bank's forward pass would be that of one route, or cost that of the merge and more."""
+        """The reason that a bank is not served: a forward pass is that of one route, or costs more than its merge's."""
         return (
             f"is a {self.described} (AdaMix), which is not served but its merge is: cook a soup from a recipe of it "
             "alone and ask for that"
         )
 
     def start_named(self, init: str) -> str:
-        """As its experts start."""
+        """The initialisation of its experts."""
         return self.expert.start_named(init)

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: down-projection, activation, up-projection, in the places of four papers."""
+"""Bottleneck adapters: down-projection, activation and up-projection, at the positions of four papers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BottleneckConfig(Prunable):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What of the configuration is in the adapter's digest: `trained_norms` came later."""
+        """The fields that the adapter's digest includes; `trained_norms`, added later, where it is not the default."""
         values = super().identity()
         if self.trained_norms:
             del values["trained_norms"]
@@ -57,21 +57,21 @@ class BottleneckConfig(Prunable):
         return self.structure
 
     def widths(self) -> dict[str, int]:
-        """The bottleneck, the same at every site."""
+        """The bottleneck, which is the same at all sites."""
         return {"": self.bottleneck}
 
     @property
     def folded(self) -> frozenset[str]:
-        """Where adapters have a LayerNorm of their own, its epsilon is not folded into anything."""
+        """The foldable fields, without the epsilon of a LayerNorm that belongs to the adapter."""
         return self.foldable - {"layer_norm_eps"} if self.structure == "bapna_firat" else self.foldable
 
     @property
     def same_tensors(self) -> tuple[str, str] | None:
-        """Houlsby's trained LayerNorms replace the base's: two of them cannot be in one place."""
+        """Houlsby's trained LayerNorms, which replace the base's and so exist once."""
         return ("trained LayerNorms", ".base_norm.") if self.structure == "houlsby" and self.trained_norms else None
 
     def joined(self, widths: Mapping[str, int]) -> BottleneckConfig:
-        """The bottlenecks added up, scales and zeros in the tensors."""
+        """The configuration with the sum of the bottlenecks, and scale and masks folded into the tensors."""
         return self.model_copy(update={"bottleneck": sum(widths.values()), "scale": 1.0, "pruned": None})
 
     def widened(self, factor: int) -> Self:

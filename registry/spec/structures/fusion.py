@@ -37,24 +37,24 @@ class FusionConfig(Prunable):
 
     @staticmethod
     def member_of(config: Structure) -> BottleneckConfig | None:
-        """The configuration as that of a member of a fusion; None where it is no bottleneck."""
+        """The configuration if it can be a member of a fusion, else None."""
         return config if isinstance(config, BottleneckConfig) else None  # `member` is of this type in every schema
 
     def identity(self) -> dict[str, Any]:
-        """What of the configuration is in the adapter's digest, with that of its members."""
+        """The fields that the adapter's digest includes, with those of the members."""
         return {**super().identity(), "member": self.member.identity()}
 
     @property
     def inner(self) -> tuple[str, tuple[Structure, ...]]:
-        """What each member is."""
+        """The configuration of each member."""
         return "member", (self.member,)
 
     @property
     def width(self) -> int:
-        """That of a member."""
+        """The width of a member."""
         return self.member.width
 
     @property
     def folded(self) -> frozenset[str]:
-        """What its members could fold, were they alone."""
+        """The foldable fields of the members."""
         return self.member.foldable

@@ -16,7 +16,7 @@ MAX_LORA_MODULES = 65_536
 MAX_TARGETS = 256
 MAX_GROUPS = 4096
 LAYER = "*"
-"""Stands for the layer's number in the path of a LoRA target."""
+"""The placeholder of the layer's number in the path of a LoRA target."""
 ModulePath = Annotated[
     str, StringConstraints(pattern=r"^(?:[A-Za-z0-9_]+|\*)(?:\.(?:[A-Za-z0-9_]+|\*))*$", max_length=200)
 ]
@@ -97,44 +97,46 @@ class LoraConfig(Prunable):
 
     @classmethod
     def of(cls, modules: Mapping[str, LoraModule], *, rslora: bool = False) -> Self:
-        """The configuration of these modules by path."""
+        """The configuration of modules by path."""
         return cls(rslora=rslora, groups=_grouped(modules))
 
     def modules(self) -> dict[str, LoraModule]:
-        """Rank and alpha of every module by its path, in the order of the paths."""
-        found = {path: LoraModule(group.rank, group.alpha) for group in self.groups for path in group.paths()}
-        return {path: found[path] for path in sorted(found)}
+        """Rank and alpha of each module by path, sorted by path."""
+        modules = {path: LoraModule(group.rank, group.alpha) for group in self.groups for path in group.paths()}
+        return dict(sorted(modules.items()))
 
     def scaling(self, module: LoraModule) -> float:
-        """What the product B A of a module is multiplied with."""
+        """The factor of the product B A of a module."""
         return module.alpha / (math.sqrt(module.rank) if self.rslora else module.rank)
 
-    def shown(self, field: str) -> object:
-        """The groups by what they sit on: `24 modules (c_attn, c_proj) of rank 8 and alpha 16`."""
+    def format_field(self, field: str) -> object:
+        """The groups by their modules: `24 modules (c_attn, c_proj) of rank 8 and alpha 16`."""
         if field != "groups":
-            return super().shown(field)
+            return super().format_field(field)
         modules = self.modules()
         names = sorted({path.rpartition(".")[2] for path in modules})
-        told = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        ranks, alphas = ({one.rank for one in modules.values()}, {one.alpha for one in modules.values()})
-        return f"{len(modules)} modules ({told}) of rank {_span(ranks)} and alpha {_span(alphas)}"
+        listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        ranks = _span({module.rank for module in modules.values()})
+        alphas = _span({module.alpha for module in modules.values()})
+        return f"{len(modules)} modules ({listed}) of rank {ranks} and alpha {alphas}"
 
     def start_named(self, init: str) -> str:
-        """B is zero, whatever was asked for, unless it is `small_b`."""
+        """`small_b` if requested, else `zero_b`."""
         return init if init == "small_b" else "zero_b"
 
     def widths(self) -> dict[str, int]:
-        """The rank of every module, by its path."""
+        """The rank of each module by path."""
         return {path: module.rank for path, module in self.modules().items()}
 
     def joined(self, widths: Mapping[str, int]) -> LoraConfig:
-        """The LoRA of these ranks by module, with alpha = rank: what the ingredients scale by is in the tensors."""
+        """The LoRA of these ranks by module, with alpha = rank, as scalings are folded into the tensors."""
         return type(self).of({path: LoraModule(rank, float(rank)) for path, rank in widths.items()})
 
     def widened(self, factor: int) -> Self:
-        """Every rank `factor` times as large; alpha grows with it so that the scaling stays."""
-        grown = math.sqrt(factor) if self.rslora else float(factor)
-        wide = {path: LoraModule(one.rank * factor, one.alpha * grown) for path, one in self.modules().items()}
+        """The LoRA with ranks `factor` times as large, and alpha grown so that the scaling stays."""
+        growth = math.sqrt(factor) if self.rslora else float(factor)
+        modules = self.modules().items()
+        wide = {path: LoraModule(module.rank * factor, module.alpha * growth) for path, module in modules}
         return type(self).of(wide, rslora=self.rslora)
 
 
@@ -147,17 +149,18 @@ def _grouped(modules: Mapping[str, LoraModule]) -> tuple[LoraGroup, ...]:
     """The fewest groups of modules with the same rank, alpha and layers, in a fixed order."""
     layers: dict[tuple[str, LoraModule], list[int]] = {}
     for path, module in modules.items():
-        parts = path.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isascii() and part.isdigit()), None)
-        target = path if number is None else ".".join([*parts[:number], LAYER, *parts[number + 1 :]])
-        layers.setdefault((target, module), []).extend(() if number is None else [int(parts[number])])
+        names = path.split(".")
+        index = next((i for i, name in enumerate(names) if name.isascii() and name.isdigit()), None)
+        target = path if index is None else ".".join([*names[:index], LAYER, *names[index + 1 :]])
+        layers.setdefault((target, module), []).extend(() if index is None else [int(names[index])])
     targets: dict[tuple[LoraModule, tuple[int, ...]], list[str]] = {}
     for (target, module), numbers in layers.items():
         targets.setdefault((module, tuple(sorted(numbers))), []).append(target)
     groups = [
-        LoraGroup(targets=names[start : start + MAX_TARGETS], layers=numbers, rank=module.rank, alpha=module.alpha)
-        for (module, numbers), found in targets.items()
-        for names in [tuple(sorted(found))]
-        for start in range(0, len(names), MAX_TARGETS)
+        LoraGroup(
+            targets=sorted(paths)[start : start + MAX_TARGETS], layers=layers, rank=module.rank, alpha=module.alpha
+        )
+        for (module, layers), paths in targets.items()
+        for start in range(0, len(paths), MAX_TARGETS)
     ]
     return tuple(sorted(groups, key=lambda group: (group.targets, group.layers)))

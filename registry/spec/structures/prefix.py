@@ -22,5 +22,5 @@ class PrefixConfig(Structure):
 
     @property
     def prefix_length(self) -> int:
-        """Its virtual tokens."""
+        """The number of virtual tokens."""
         return self.length

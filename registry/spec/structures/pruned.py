@@ -1,4 +1,4 @@
-"""How an adapter was pruned, as its configuration records it."""
+"""The record of an adapter's pruning in its configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The base class of all configurations of adapters, and the head, which an adapter of any structure may have.
+"""The base class of adapter configurations, and the configuration of heads.
 
-`Structure` holds every question that the rest of the code asks of a configuration, answered for a structure that
-does nothing special: no widths, no projections that can be pruned, no head, averaged only where its tensors are.
+`Structure` is the interface that other code uses, with defaults: no widths, no projections that can be pruned, no head,
+no exact mixture.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SOFTMAX = "What a prefix or a fusion adds goes through a softmax: there is no ex
 
 
 def without_none(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """`values` without those of `names` that are None: fields that came later leave earlier digests as they were."""
+    """`values` without those of `names` that are None: fields added later then do not change earlier digests."""
     return {name: value for name, value in values.items() if value is not None or name not in names}
 
 
 def widths_together(configs: Iterable[Structure]) -> dict[str, int]:
-    """Widths of adapters side by side, by place: the bottleneck, or the rank of each module."""
+    """The sums of the adapters' widths, by key: the bottleneck, or the rank of each module."""
     total: Counter[str] = Counter()
     for config in configs:
         total.update(config.widths())
@@ -33,209 +33,206 @@ def widths_together(configs: Iterable[Structure]) -> dict[str, int]:
 
 
 class Structure(Frozen):
-    """The configuration of an adapter: everything but its tensors. `method` names its kind.
+    """The configuration of an adapter, of the kind `method`.
 
-    Members are other configurations inside of one (a union's); the prefix of a member is what stands before the names
-    of its tensors in those of the whole, `""` for the whole itself.
+    It may contain others as members, as in a union. The prefix of a member is that of the names of its tensors, `""`
+    for the configuration itself.
     """
 
     method: str
 
     projections: ClassVar[tuple[str, ...]] = ()
-    """Last parts of the paths of linear modules that can be pruned or copied as experts: down first, then up."""
+    """Names of linear modules that can be pruned or copied as experts, the last component of paths: down, then up."""
     edits_modules: ClassVar[bool] = False
-    """Whether it changes linear modules themselves (LoRA), so that others see them changed."""
+    """True if it changes linear modules themselves (LoRA), so that other adapters see them changed."""
     joinable: ClassVar[bool] = False
-    """Whether adapters of it can be put side by side as one, exactly (mixing `concat`)."""
+    """True if several can be put side by side as one, exactly (mixing `concat`)."""
     foldable: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may differ between adapters that are put side by side: their values end up in the tensors."""
+    """Fields that may differ between adapters put side by side, as their values are folded into the tensors."""
     field_names: ClassVar[Mapping[str, str]] = {}
-    """What messages call the values of a field that has words of its own (`The labels`), by the field."""
+    """The subject that messages use for the values of a field (`The labels`), by field."""
 
     def identity(self) -> dict[str, Any]:
-        """What of the configuration is in the adapter's digest.
+        """The fields that the adapter's digest includes.
 
-        A field that came later is in it only where it is not its default, so that digests stay what they were.
+        Fields added later are included only where they are not the default, so that digests do not change.
         """
         return without_none(self.model_dump(mode="json"), "pruned")
 
-    # --- what it is made of -------------------------------------------------------------------------
+    # --- composition --------------------------------------------------------------------------------
 
     @property
-    def parts(self) -> tuple[Structure, ...]:
-        """The members of a union; everything else is one part, itself."""
+    def components(self) -> tuple[Structure, ...]:
+        """The members of a union; other configurations are their only component."""
         return (self,)
 
     @property
     def inner(self) -> tuple[str, tuple[Structure, ...]]:
-        """The field that holds other configurations, compared field by field, and those; empty where none does."""
+        """The field that contains other configurations, and these, which are compared field by field."""
         return "", ()
 
     @property
     def head(self) -> HeadConfig | None:
-        """The head that it answers with; None for one that changes what the base model says."""
+        """The head that replaces the base model's outputs; None where there is none."""
         return None
 
     @property
     def takes_head(self) -> bool:
-        """Whether a head can be put beside it, for a task."""
+        """Return True if a head can be put beside it, for a task."""
         return True
 
     @property
     def prefix_length(self) -> int:
-        """How many positions of the context it takes before every text."""
+        """The number of positions of the context that it uses before a text."""
         return 0
 
     @property
     def merged(self) -> Structure | None:
-        """Of a bank of experts the configuration of its merge, which is served and mixed in its place; else None."""
+        """The configuration of the merge of a bank of experts, which is served and mixed in its place; else None."""
         return None
 
-    # --- what it is called --------------------------------------------------------------------------
+    # --- names --------------------------------------------------------------------------------------
 
     @property
     def methods(self) -> str:
-        """Its method; of a union those of its members, as `bottleneck + prefix`."""
+        """The method, or those of a union's members, as `bottleneck + prefix`."""
         return self.method
 
     @property
     def kind(self) -> str:
-        """The same with a bottleneck's structure: adapters that differ in it are not mixed."""
+        """The methods, with a bottleneck's structure for it: adapters of different kinds are not mixed."""
         return self.method
 
     @property
     def described(self) -> str:
-        """What messages call it after `is a`: `prefix`, `union of bottleneck + prefix`."""
+        """The noun that messages use after `is a`: `prefix`, `union of bottleneck + prefix`."""
         return self.method
 
-    def shown(self, field: str) -> object:
-        """The value of a field as messages show it."""
+    def format_field(self, field: str) -> object:
+        """The value of a field for messages."""
         return getattr(self, field)
 
     # --- serving ------------------------------------------------------------------------------------
 
     @property
     def not_served(self) -> str | None:
-        """Why text is never generated or scored with it, whatever the base model: the end of a sentence about it."""
+        """The reason why it cannot be served with any base model, as the predicate of a sentence; None if it can."""
         return None
 
     @property
     def is_language_model(self) -> bool:
-        """Whether a causal base model with such an adapter is one: it has no head, and is no bank, whose merge is."""
+        """Return True if it is a language model on a causal base model: it has no head, and is no bank."""
         return self.head is None and self.not_served is None
 
     # --- widths -------------------------------------------------------------------------------------
 
     def widths(self) -> dict[str, int]:
-        """What adds up when adapters are put side by side, by place: a bottleneck, or the rank of each module."""
+        """The widths that add up when adapters are put side by side: a bottleneck (`""`), or ranks by module."""
         return {}
 
     @property
     def width(self) -> int:
-        """Its bottleneck, or its largest rank; of a union its widest member's; 0 where there is neither."""
+        """The bottleneck or the largest rank; that of the widest member of a union; 0 where there is neither."""
         return max(self.widths().values(), default=0)
 
     @property
     def folded(self) -> frozenset[str]:
-        """Fields that may differ between this adapter and others that it is put side by side with."""
+        """Fields that may differ from those of adapters that it is put side by side with."""
         return self.foldable
 
     @property
     def same_tensors(self) -> tuple[str, str] | None:
-        """Tensors that have to be equal in all that are put side by side: their name for people, a part of theirs."""
+        """Tensors that must be equal in adapters put side by side: a name for messages, and a substring of names."""
         return None
 
     def joined(self, widths: Mapping[str, int]) -> Structure:  # noqa: ARG002
-        """The configuration of adapters side by side: this one with these widths, whatever is folded at its default.
+        """The configuration of adapters put side by side, with these widths and folded fields at their defaults.
 
-        Raises ValidationError where that is none; asked of joinable structures only.
+        Raises ValidationError where it is not valid, and Internal for structures that are not joinable.
         """
         raise Internal(f"Adapters of method {self.method!r} were to be put side by side.")
 
     def widened(self, factor: int) -> Self | None:  # noqa: ARG002
-        """The structure `factor` times as wide; None where it has no width.
-
-        Raises ValidationError for too large a one.
-        """
+        """The configuration `factor` times as wide, None where it has no width; raises ValidationError if too wide."""
         return None
 
-    # --- mixing and starting ------------------------------------------------------------------------
+    # --- mixing and initialisation ------------------------------------------------------------------
 
     @property
     def is_update(self) -> bool:
-        """Whether all that it is is a change of the base model's own matrices, so that several have an exact sum."""
+        """Return True if it only changes the base model's matrices, so that several have an exact sum."""
         return self.joinable and self.edits_modules
 
     @property
     def no_average(self) -> str | None:
-        """Why the tensors of several have no average: the end of a sentence about one; None where they have."""
+        """The reason why several cannot be averaged, as the predicate of a sentence about one; None if they can."""
         return None
 
     @property
     def average_on_request(self) -> bool:
-        """Whether `auto` does not average several: the average of the tensors is far from that of the updates."""
+        """Return True if `auto` does not average several, as averaged tensors are far from averaged updates."""
         return False
 
     @property
     def scaled_tensors(self) -> tuple[str, ...]:
-        """Endings of the names of tensors that what it adds is proportional to: a `scale` multiplies them."""
+        """Suffixes of the names of tensors that its output is proportional to: a `scale` multiplies them."""
         return ()
 
     @property
     def scalable(self) -> bool:
-        """Whether all that it adds inside of the base is proportional to its `scaled_tensors`."""
+        """Return True if all that it adds within the base is proportional to its `scaled_tensors`."""
         return bool(self.scaled_tensors)
 
     @property
     def no_exact_mixture(self) -> str | None:
-        """Why a soup cannot be held against the exact mixture of its ingredients, a sentence; None where it can."""
+        """A sentence why soups have no exact mixture to be compared with; None where they have."""
         return f"There is no exact mixture of {self.method} adapters to compare with, and no residual."
 
     def start_named(self, init: str) -> str:
-        """How it starts where `init` was asked for, as records say it."""
+        """The initialisation that is recorded where `init` was requested."""
         return init
 
     # --- pruning ------------------------------------------------------------------------------------
 
     def prunable(self) -> dict[str, Prunable]:
-        """What of it can be pruned by itself, by the prefix of its tensors: itself, or members of a union."""
+        """The configurations that can be pruned, itself or members of a union, by prefix."""
         return {}
 
-    def pruned_parts(self) -> dict[str, Pruned]:
-        """What is said of the masks of each pruned part, by the prefix of its tensors; empty for a dense adapter."""
-        return {prefix: one.pruned for prefix, one in self.prunable().items() if one.pruned is not None}
+    def prunings(self) -> dict[str, Pruned]:
+        """The records of pruning by prefix; empty for a dense adapter."""
+        return {prefix: config.pruned for prefix, config in self.prunable().items() if config.pruned is not None}
 
     def with_pruned(self, pruned: Mapping[str, Pruned]) -> Self:  # noqa: ARG002
-        """The configuration with exactly these parts pruned, by the prefix of their tensors."""
+        """The configuration with exactly these records of pruning, by prefix."""
         return self
 
     def dense(self) -> Self:
-        """The configuration without masks: equal for adapters that differ only in what is pruned."""
+        """The configuration without masks: equal for adapters that differ only in their pruning."""
         return self.with_pruned({})
 
 
 class Prunable(Structure):
-    """A structure with projections whose entries can be held at zero.
+    """A structure with projections whose entries can be fixed at zero.
 
-    Each declares `pruned` itself, as its last field: the order of fields is that of the published schema.
+    Subclasses declare `pruned` themselves, as their last field: schemas list fields in the order of declaration.
     """
 
     if TYPE_CHECKING:
         pruned: Pruned | None = None
 
     def prunable(self) -> dict[str, Prunable]:
-        """Itself."""
+        """The configuration itself."""
         return {"": self}
 
     def with_pruned(self, pruned: Mapping[str, Pruned]) -> Self:
-        """The same, with or without masks."""
+        """The configuration with the record of pruning of the prefix `""`, or none."""
         return self.model_copy(update={"pruned": pruned.get("")})
 
 
 # --- the head -------------------------------------------------------------------------------------
 
 MAX_LABEL_CHARACTERS = 65_536
-"""Of all labels of a head: whoever lists adapters is sent them with every one."""
+"""The most characters of all labels of a head, which listings of adapters contain."""
 SHOWN_LABELS = 5
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(without_nul)]
 
@@ -270,20 +267,20 @@ class HeadConfig(Structure):
 
     @property
     def head(self) -> HeadConfig:
-        """Itself."""
+        """The head itself."""
         return self
 
     @property
     def purpose(self) -> str:
-        """What it answers, for people: `classification (labels 'no', 'yes')`."""
+        """The task in words: `classification (labels 'no', 'yes')`."""
         if self.task == "question_answering":
             return "question answering"
         more = len(self.labels) - SHOWN_LABELS
         labels = ", ".join(map(repr, self.labels[:SHOWN_LABELS])) + (f" and {more} more" if more > 0 else "")
         return f"classification (labels {labels})"
 
-    def shown(self, field: str) -> object:
-        """Labels by their number and the first of them: `3 labels (no, yes, maybe)`."""
+    def format_field(self, field: str) -> object:
+        """The number of labels and the first of them: `3 labels (no, yes, maybe)`."""
         if field != "labels":
-            return super().shown(field)
+            return super().format_field(field)
         return f"{len(self.labels)} labels ({', '.join(self.labels[:6])}{', ...' if len(self.labels) > 6 else ''})"

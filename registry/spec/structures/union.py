@@ -1,4 +1,4 @@
-"""Unions: adapters of several methods as one."""
+"""Unions: adapters of several methods combined into one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class UnionConfig(Structure):
         return tuple(sorted(members, key=lambda member: member.method))
 
     def identity(self) -> dict[str, Any]:
-        """Those of its members, in their order."""
+        """The fields that the adapter's digest includes, with those of the members."""
         return {"method": self.method, "members": [member.identity() for member in self.members]}
 
     @property
-    def parts(self) -> tuple[Structure, ...]:
+    def components(self) -> tuple[Structure, ...]:
         """The members."""
         return self.members
 
@@ -47,83 +47,85 @@ class UnionConfig(Structure):
 
     @property
     def head(self) -> HeadConfig | None:
-        """The member that is one."""
+        """The member that is a head."""
         return next((member.head for member in self.members if member.head is not None), None)
 
     @property
     def takes_head(self) -> bool:
-        """Whether it has none yet."""
+        """Return True if it has no head yet."""
         return all(member.takes_head for member in self.members)
 
     @property
     def prefix_length(self) -> int:
-        """The sum of its members'."""
+        """The sum over the members."""
         return sum(member.prefix_length for member in self.members)
 
     @property
     def methods(self) -> str:
-        """Those of its members."""
+        """The methods of the members."""
         return " + ".join(member.method for member in self.members)
 
     @property
     def kind(self) -> str:
-        """The kinds of its members."""
+        """The kinds of the members."""
         return " + ".join(member.kind for member in self.members)
 
     @property
     def described(self) -> str:
-        """A union of its members' methods."""
+        """The union with the members' methods."""
         return f"{self.method} of {self.methods}"
 
     @property
     def width(self) -> int:
-        """That of its widest member."""
+        """The width of the widest member."""
         return max(member.width for member in self.members)
 
     @property
     def folded(self) -> frozenset[str]:
-        """What its members could fold, were they alone."""
+        """The foldable fields of the members."""
         return frozenset(field for member in self.members for field in member.foldable)
 
     def widened(self, factor: int) -> Self | None:
-        """With the members widened that have a width."""
+        """The union with the members widened that have a width; None where none has."""
         wide = [member.widened(factor) for member in self.members]
         if not any(wide):
             return None
-        members = tuple(found or member for found, member in zip(wide, self.members, strict=True))
+        members = tuple(wide_member or member for wide_member, member in zip(wide, self.members, strict=True))
         return self.model_copy(update={"members": members})
 
     @property
     def average_on_request(self) -> bool:
-        """Whether a member's average is."""
+        """Return True if a member is only averaged on request."""
         return any(member.average_on_request for member in self.members)
 
     @property
     def scalable(self) -> bool:
-        """Whether its members are; a head adds nothing inside of the base."""
+        """Return True if all members but the head are scalable."""
         return all(member.scalable or member.head is not None for member in self.members)
 
     @property
     def scaled_tensors(self) -> tuple[str, ...]:
-        """Those of its members."""
-        return tuple(ending for member in self.members for ending in member.scaled_tensors)
+        """The suffixes of the members."""
+        return tuple(suffix for member in self.members for suffix in member.scaled_tensors)
 
     @property
     def no_exact_mixture(self) -> str | None:
-        """The sentence of a member that has none."""
+        """The sentence of the first member that has no exact mixture."""
         return next((member.no_exact_mixture for member in self.members if member.no_exact_mixture is not None), None)
 
     def start_named(self, init: str) -> str:
-        """That of the member with projections to draw; of several the one that starts as it was asked for."""
-        started = [member.start_named(init) for member in self.members if member.projections]
-        return started[0] if started and init not in started else init
+        """The initialisation of the first member with projections; `init` where a member or none has that."""
+        starts = [member.start_named(init) for member in self.members if member.projections]
+        return starts[0] if starts and init not in starts else init
 
     def prunable(self) -> dict[str, Prunable]:
-        """The members that can be."""
-        return {f"{member.method}.": one for member in self.members for one in member.prunable().values()}
+        """The members that can be pruned, by prefix."""
+        return {f"{member.method}.": config for member in self.members for config in member.prunable().values()}
 
     def with_pruned(self, pruned: Mapping[str, Pruned]) -> Self:
-        """With exactly these members pruned."""
-        own = [(member, pruned.get(f"{member.method}.")) for member in self.members]
-        members = tuple(member.with_pruned({} if found is None else {"": found}) for member, found in own)
-        return self.model_copy(update={"members": members})
+        """The union with exactly these records of pruning, by prefix."""
+        members = []
+        for member in self.members:
+            record = pruned.get(f"{member.method}.")
+            members.append(member.with_pruned({} if record is None else {"": record}))
+        return self.model_copy(update={"members": tuple(members)})

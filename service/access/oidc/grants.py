@@ -17,7 +17,7 @@ from registry.errors import InvalidParameter
 from registry.files import read_toml
 from registry.names import RESERVED_NAMESPACES, KeyScope, Part
 from registry.spec.frozen import Frozen
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 SPACED = frozenset({"scope", "scp"})
 """Claims whose string is several values with spaces between (RFC 8693)."""
@@ -116,7 +116,9 @@ def read_grants(path: Path) -> Grants:
     try:
         return Grants.model_validate(table)
     except ValidationError as error:
-        problems = [_said(one["loc"], said_of(one)) for one in error.errors(include_url=False, include_input=False)]
+        problems = [
+            _said(one["loc"], describe_error(one)) for one in error.errors(include_url=False, include_input=False)
+        ]
         raise InvalidParameter(
             f"{path} is not a valid mapping of tokens: {problems[0]}", param="oidc_mapping", problems=problems
         ) from None

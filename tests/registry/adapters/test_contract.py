@@ -206,7 +206,7 @@ def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]
     write_directory(tmp_path / "one", contents)
     folder = read_directory(tmp_path / "one")
     assert (folder.config, folder.domain) == (config, "law")
-    knows_peft = config.method in ("lora", "prefix") and not config.pruned_parts()
+    knows_peft = config.method in ("lora", "prefix") and not config.prunings()
     assert (folder.path / SOUP_FILE).exists() == knows_peft
     assert ("peft_type" in json.loads((folder.path / CONFIG_FILE).read_text())) == knows_peft
     with nullcontext() if knows_peft else pytest.raises(InvalidManifest, match="needs its domain"):

@@ -87,7 +87,7 @@ def test_a_union_is_pruned_in_its_members():
     names = ["bottleneck.layers.0.ffn.down.weight", "bottleneck.layers.0.ffn.down.bias", "head.out.weight"]
     assert projections(config, names) == {"bottleneck.": names[:1]}
     pruned = config.with_pruned({"bottleneck.": Pruned(score="snip", sparsity=0.5, masked=4)})
-    assert list(pruned.pruned_parts()) == ["bottleneck."]
+    assert list(pruned.prunings()) == ["bottleneck."]
     assert pruned != config
     assert pruned.dense() == config
     assert HeadConfig(task="classification", labels=("a", "b")).with_pruned({}).method == "head"

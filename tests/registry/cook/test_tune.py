@@ -276,5 +276,5 @@ def _tuned(nll: np.ndarray) -> Tuned:
     count = nll.shape[1]
     return Tuned(
         held_out=tuple(range(count)), tokens=(1,) * count, base_nll=(9.0,) * count,
-        nll=tuple(tuple(row) for row in nll.tolist()), kept=0, blob=None, trained_tokens=0,
+        nll=tuple(tuple(row) for row in nll.tolist()), best_pass=0, blob=None, trained_tokens=0,
     )  # fmt: skip

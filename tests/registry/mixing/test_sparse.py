@@ -145,7 +145,7 @@ def test_copies_average_to_themselves(count, rule):
 def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
     config, tensors = mixed(parts_of(config, [0.5, 0.3, 0.2]), rule, scale="0.5")
     report = check_weights(save_tensors(tensors), config, SHAPE, max_bytes=10**7)
-    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
+    masked = sum(pruned.masked for pruned in config.prunings().values())
     assert masked > 0
     assert report.parameters == sum(t.numel() for t in without_masks(tensors).values()) - masked
 

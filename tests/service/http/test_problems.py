@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import CookRequest
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from service.http import problems
 
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SoupError)]
@@ -169,7 +169,7 @@ def test_the_input_is_not_echoed(client: TestClient) -> None:
 def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(value)
-    assert said_of(caught.value.errors()[0]) == said
+    assert describe_error(caught.value.errors()[0]) == said
 
 
 def test_json_that_is_none(client: TestClient) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from adaptersoup.cli.flags import Flag, Flags, ParsedFlags
 from registry.errors import InvalidParameter
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 from training.hyperparameters import SPARSITY
 from training.spec import BLOCK, PruningRequest, TrainingSpec
 
@@ -147,5 +147,5 @@ def _refused(error: ValidationError, flags: ParsedFlags) -> Exception:
     if missing:
         return typer.BadParameter(f"--method {method} needs {', '.join(missing)}.")
     name = TRAINING.flag_at(found[0]["loc"])
-    said = said_of(found[0])
+    said = describe_error(found[0])
     return InvalidParameter(f"{name}: {said}." if name else f"{said[:1].upper()}{said[1:]}.", param=name or None)
