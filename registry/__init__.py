@@ -1,4 +1,4 @@
-"""Stored adapters, fitted selectors, recipes and the soups mixed from them, and the verbs that work on these.
+"""Stored adapters, fitted selectors, recipes and soups, and the verbs that work on them.
 
 Synchronous, without HTTP, environment or globals. `service` and `training` import it; it imports neither.
 """

@@ -1,4 +1,4 @@
-"""`Registry` and `Caller`, which every verb is given first: what it works on, and on whose behalf."""
+"""`Registry` and `Caller`, the first arguments of all verbs: the stores and models to work on, and the caller."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ if TYPE_CHECKING:  # torch comes with it, which a process that fits selectors st
 
 
 class BaseModel(Protocol):
-    """A base model that adapters are stored for, and what the verbs need of it. The model itself runs behind this."""
+    """A base model, as verbs use it."""
 
     @property
     def entry(self) -> BaseEntry:
-        """Its entry of the operator's allowlist."""
+        """The entry of the operator's allowlist."""
 
     @property
     def shape(self) -> BaseShape:
-        """Its shape (layers, hidden size, fingerprint); raises Unavailable where its files cannot be read."""
+        """The shape (layers, hidden size, fingerprint); raises Unavailable where its files cannot be read."""
 
     @property
     def bos(self) -> str | None:
-        """The text of its BOS (CLS), where its texts begin with one."""
+        """The text of the BOS (CLS) token, None where texts do not begin with one."""
 
     def encoders(self) -> Mapping[str, Encoder]:
-        """Its encoders by digest: its own hidden states, and others that are installed."""
+        """The encoders for its texts, by digest: its hidden states, and others that are installed."""
 
     def score(
         self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
-        """Log-likelihoods of texts, with an adapter or without; `progress` may raise to end it."""
+        """Log-likelihoods of texts, with or without an adapter; `progress` may raise to cancel."""
 
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of a text and of all.
+    """Limits of a sample.
 
-    `minimum` is of an adapter's sample; one that a soup is cooked or chosen for needs `novel`, or as many where that
-    is fewer.
+    An adapter's sample needs `minimum` sequences, one to cook or choose for the lesser of `minimum` and `novel`. Fewer
+    than `good` are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a
+    text, `characters` those of all.
     """
 
     minimum: int = 20
@@ -59,14 +60,14 @@ class SampleLimits:
     characters: int = 2_000_000
 
     @property
-    def of_any_number(self) -> SampleLimits:
-        """The same for a sample of which one sequence is enough: it is looked at, and nothing is cooked of it."""
+    def with_single_sequence(self) -> SampleLimits:
+        """These limits for a sample of at least one sequence, which nothing is cooked for."""
         return replace(self, novel=1)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes beyond which what a client sends is refused; settings of the server."""
+    """Maximum sizes of what clients send, by the server's settings."""
 
     inline_bytes: int = 8 * 2**20
     weights_bytes: int = 2**30
@@ -77,31 +78,31 @@ class Limits:
 
 @dataclass(frozen=True)
 class Refits:
-    """When pools are fitted again that an adapter came to or left: after `delay` seconds.
+    """The schedule of refits: `delay` seconds after a pool has changed.
 
-    Not for a selector that nobody asked for in `idle_after`: it is fitted again when it is asked for.
+    Selectors unused for `idle_after` are idle, and are fitted again at their next use.
     """
 
     delay: float = 0.0
     idle_after: timedelta | None = None
 
-    def asked_since(self, moment: datetime) -> datetime | None:
-        """Selectors that were last asked for before this are idle; None where none ever is."""
+    def idle_before(self, moment: datetime) -> datetime | None:
+        """The time of last use before which a selector is idle at `moment`; None where none ever is."""
         return None if self.idle_after is None else moment - self.idle_after
 
-    def is_idle(self, asked_at: datetime, moment: datetime) -> bool:
-        """Whether a selector that was last asked for at `asked_at` is no longer fitted again by itself."""
-        since = self.asked_since(moment)
-        return since is not None and asked_at < since
+    def is_idle(self, used_at: datetime, moment: datetime) -> bool:
+        """Return True if a selector that was last used at `used_at` is idle at `moment`."""
+        limit = self.idle_before(moment)
+        return limit is not None and used_at < limit
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What a collection takes away.
+    """Ages at which a collection retires and removes.
 
-    Unnamed soups are retired after so many days without use, where their namespace says nothing else (0: never). What
-    was retired or unseen for the grace period is removed, nothing where there is none. So are ended jobs, usage and
-    entries of the audit that are older than their days (0: never).
+    Unnamed soups are retired after `unnamed_soup_days` without use (0: never), which a namespace can override. Retired
+    soups and unseen blobs are removed after `grace` (None: never), and ended jobs, usage and audit entries after their
+    days (0: never).
     """
 
     grace: timedelta | None = None
@@ -113,11 +114,10 @@ class Retention:
 
 @dataclass(frozen=True)
 class Registry:
-    """What is stored, the base models it is for, and what is taken: the first argument of every verb.
+    """The stores, base models and limits that verbs work with.
 
-    `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Cooks that leave their
-    effort open have `default_effort`; keys and namespaces without limits of their own have those of `quotas`.
-    `selectors` are those in memory.
+    `bases` are the operator's allowlist by id, empty in a process that fits selectors. `default_effort` is for cooks
+    that name none, `quotas` are for keys and namespaces without their own. `selectors` is the cache in memory.
     """
 
     database: Database
@@ -133,7 +133,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is; `namespaces` are those the key may read (None: all)."""
+    """The key that a request comes with; `namespaces` are those it may read (None: all)."""
 
     key_id: str
     namespaces: Namespaces
@@ -142,7 +142,7 @@ class Caller:
     def audit(
         self, catalogue: Catalogue, action: str, subject: str, *, namespace: str | None = None, **detail: Any
     ) -> None:
-        """Record that this caller did it, in the transaction of what was done; `namespace` as `Audit.record`."""
+        """Record an action of this caller, in the transaction of the action; `namespace` as for `Audit.record`."""
         catalogue.audit.record(
             action, subject, key_id=self.key_id, request_id=self.request_id, detail=detail, namespace=namespace
         )

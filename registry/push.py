@@ -1,14 +1,13 @@
-"""The push verb: a manifest becomes a stored adapter, or is refused with every reason, and nothing half visible.
+"""The push verb: checks a manifest and stores its adapter; a refusal leaves nothing visible.
 
-Called by the adapters route and by a training that has ended. Order matters: bytes are durable in the blob store
-before the row that names them is committed.
+Called by the adapters route and at the end of a training. Bytes are durable in the blob store before the row that names
+them is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
@@ -19,7 +18,7 @@ from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.formats import WEIGHTS_FILE
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
-from registry.quotas import Stored, check_room, check_stored
+from registry.quotas import StorageQuota, check_additions, check_stored
 from registry.samples.sample import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Manifest
@@ -30,7 +29,7 @@ from registry.uploads.files import is_damaged, read_file
 
 @dataclass(frozen=True)
 class Pushed:
-    """The stored adapter; `created` is False when it was known already; `job` embeds its sample."""
+    """The stored adapter; `created` is False where it existed already; `job` is the id of the job that embeds it."""
 
     row: AdapterRow
     created: bool
@@ -39,67 +38,78 @@ class Pushed:
 
 
 def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
-    """Check everything, store the bytes, then the row, its jobs and its audit entry in one transaction.
+    """Check a manifest, store its bytes, then its row, jobs and audit entry in one transaction.
 
-    A known adapter without a sample, or whose sample could not be embedded, takes the one of this push; an owner is
-    given to the name, known or not. Pools that gain or lose a member at once are refitted later; where text is to be
-    embedded, its job does that. Raises InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible,
-    NotFound (a blob), TooLarge or QuotaExceeded; then nothing is visible.
+    An existing adapter without an embedded sample takes the sample of this push; the owner of a name changes in any
+    case. Pools whose members change are refitted later, by the job that embeds a text where there is one. Raises
+    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or
+    QuotaExceeded.
     """
     checked = _check(registry, caller, manifest)
     new, sample = checked.new, checked.sample
     with registry.database.read() as catalogue:
-        known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
-        check_room(
-            catalogue, registry.quotas, (checked.weights, *_sample_bytes(sample)), adapters=0 if known else 1,
-            key_id=caller.key_id, namespace=new.namespace,
-        )  # fmt: skip
-    repaired = [digest for data in (checked.weights, *_sample_bytes(sample)) if (digest := _stored(registry, data))]
+        exists = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
+        check_additions(
+            catalogue,
+            registry.quotas,
+            checked.files,
+            adapters=0 if exists else 1,
+            key_id=caller.key_id,
+            namespace=new.namespace,
+        )
+    repaired = _put_files(registry, checked.files)
     with registry.database.write() as catalogue:
         for digest in repaired:
             caller.audit(catalogue, "blob.repair", digest)
         record_bytes(registry, catalogue, new.weights_blob, checked.weights)
         catalogue.blobs.grant(new.namespace, new.weights_blob)
-        same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
-        brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
-        warnings = () if same is None else _ignored(same, new, manifest, brings)
-        before = catalogue.adapters.owner_of(new.namespace, new.name)
-        said = {} if new.owner in (None, before) else {"owner": new.owner}
-        if same is not None and new.owner is not None:
-            same = catalogue.adapters.set_owner(same, new.owner)
-        if same is not None and not brings:
-            if said:
-                caller.audit(catalogue, "adapter.change", same.ref, digest=same.digest, **said)
-            return Pushed(same, created=False, warnings=warnings)
-        learnt = tuple(
-            sorted(catalogue.adapters.training_samples([new.digest]))
-        )  # under whatever name these bytes were made
-        row = same or catalogue.adapters.add(replace(new, learnt_from=learnt))
-        if same is not None and sample is not None:
-            row = catalogue.adapters.attach_sample(same.id, sample.report)
+        existing = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
+        takes_sample = sample is not None and (existing is None or existing.sample_state in ("none", "failed"))
+        warnings = () if existing is None else _ignored_fields(existing, new, manifest, takes_sample)
+        owner = catalogue.adapters.owner_of(new.namespace, new.name)
+        changes = {} if new.owner in (None, owner) else {"owner": new.owner}
+        if existing is not None and new.owner is not None:
+            existing = catalogue.adapters.set_owner(existing, new.owner)
+        if existing is not None and not takes_sample:
+            if changes:
+                caller.audit(catalogue, "adapter.change", existing.ref, digest=existing.digest, **changes)
+            return Pushed(existing, created=False, warnings=warnings)
+        learnt = tuple(sorted(catalogue.adapters.training_samples([new.digest])))  # by the same bytes under any name
+        row = existing or catalogue.adapters.add(replace(new, learnt_from=learnt))
+        if existing is not None and sample is not None:
+            row = catalogue.adapters.attach_sample(existing.id, sample.report)
         job = _record_sample(registry, catalogue, row, checked, caller)
         if job is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
-        added: tuple[Stored, ...] = ("stored_bytes",) if same is not None else ("stored_bytes", "adapters")
-        check_stored(catalogue, registry.quotas, *added, key_id=caller.key_id, namespaces=[new.namespace])
-        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **said)
+        quotas: tuple[StorageQuota, ...] = ("stored_bytes",) if existing is not None else ("stored_bytes", "adapters")
+        check_stored(catalogue, registry.quotas, *quotas, key_id=caller.key_id, namespaces=[new.namespace])
+        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **changes)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes
-    return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
+    return Pushed(row, created=existing is None, job=job, warnings=(*notes, *warnings))
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """A manifest that nothing is wrong with: the row to store, the bytes of its weights, and its sample."""
+    """A valid manifest: the row to store, the bytes of its weights, its sample, and the base model's encoders."""
 
     new: NewAdapter
     weights: bytes
     sample: CheckedSample | None
     encoders: Mapping[str, Encoder]
 
+    @property
+    def files(self) -> list[bytes]:
+        """The bytes to store: the weights, and the texts or vectors of the sample."""
+        if self.sample is None:
+            return [self.weights]
+        if self.sample.texts:
+            return [self.weights, self.sample.data]
+        return [self.weights, *(vectors.data for vectors in self.sample.vectors)]
+
 
 def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
-    """Read and check all that a manifest names; nothing is stored. Raises as `push` does."""
+    """Read and check all files of a manifest without storing them; raises as `push` does."""
     namespace, name = split_name(manifest.name)
     base = find_base(manifest, registry.bases)
     data = _weights_bytes(registry, caller, manifest)
@@ -135,7 +145,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
 
 
 def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:
-    """The configuration of a manifest, PEFT's read by the names and shapes of the tensors."""
+    """The configuration of a manifest; PEFT's is converted with the names and shapes of the tensors."""
     if manifest.config is not None:
         return manifest.config
     if manifest.peft_config is None:
@@ -145,9 +155,9 @@ def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig
 
 
 def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
-    """The allowlisted base model a manifest is for: by its id, its fingerprint, or the name a file records.
+    """The allowlisted base model of a manifest: by its id, its fingerprint, or the name that a file records.
 
-    The allowlist's sources are compared and never told. Raises Incompatible or InvalidManifest.
+    Sources of the allowlist are compared and never disclosed. Raises Incompatible or InvalidManifest.
     """
     ids = sorted(bases)
     listed = ", ".join(ids) or "none"
@@ -156,7 +166,7 @@ def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
             raise Incompatible(
                 f"Base model {manifest.base_model!r} is not on this server's allowlist ({listed}).", param="base_model"
             )
-        return _same(manifest, bases[manifest.base_model])
+        return _check_fingerprint(manifest, bases[manifest.base_model])
     if manifest.base_fingerprint is not None:
         matches = [bases[id_] for id_ in ids if bases[id_].shape.fingerprint == manifest.base_fingerprint]
         if len(matches) != 1:
@@ -172,10 +182,11 @@ def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
-    return _recorded(recorded, bases)
+    return _find_recorded_base(recorded, bases)
 
 
-def _same(manifest: Manifest, base: BaseModel) -> BaseModel:
+def _check_fingerprint(manifest: Manifest, base: BaseModel) -> BaseModel:
+    """Return `base`, else raise Incompatible where the manifest's fingerprint is another."""
     if manifest.base_fingerprint not in (None, base.shape.fingerprint):
         raise Incompatible(
             f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {base.entry.id!r} here is "
@@ -185,64 +196,64 @@ def _same(manifest: Manifest, base: BaseModel) -> BaseModel:
     return base
 
 
-def _recorded(name: str, bases: Mapping[str, BaseModel]) -> BaseModel:
-    """The one base model whose id or source is `name`; raises Incompatible for none and for several."""
-    wanted, ids = name.rstrip("/"), sorted(bases)
-    matches = [id_ for id_ in ids if wanted in (id_, bases[id_].entry.source.rstrip("/"))]
+def _find_recorded_base(name: str, bases: Mapping[str, BaseModel]) -> BaseModel:
+    """The base model whose id or source is `name`; raises Incompatible for none and for several."""
+    source, ids = name.rstrip("/"), sorted(bases)
+    matches = [id_ for id_ in ids if source in (id_, bases[id_].entry.source.rstrip("/"))]
     if len(matches) == 1:
         return bases[matches[0]]
-    found = f"{len(matches)} base models here ({', '.join(matches)}) are" if matches else "no base model here is"
+    problem = f"{len(matches)} base models here ({', '.join(matches)}) are" if matches else "no base model here is"
     raise Incompatible(
-        f"The adapter records base model {name[:200]!r}, and {found} that one by id or source; say which it is as "
+        f"The adapter records base model {name[:200]!r}, and {problem} that one by id or source; say which it is as "
         f"'base_model', one of {', '.join(matches or ids) or 'none'}.",
         param="base_model",
     )
 
 
 def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> bytes:
-    others = sorted(set(manifest.files) - {WEIGHTS_FILE})
-    if others or WEIGHTS_FILE not in manifest.files:
+    unknown = sorted(set(manifest.files) - {WEIGHTS_FILE})
+    if unknown or WEIGHTS_FILE not in manifest.files:
         raise InvalidManifest(
             f"'files' holds exactly {WEIGHTS_FILE!r}"
-            + (f", not {others[0][:80]!r}." if others else "; it is missing."),
+            + (f", not {unknown[0][:80]!r}." if unknown else "; it is missing."),
             param="files",
         )
-    most = registry.limits.weights_bytes
-    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], field=WEIGHTS_FILE, max_bytes=most)
+    max_bytes = registry.limits.weights_bytes
+    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], what=WEIGHTS_FILE, max_bytes=max_bytes)
 
 
-def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:
-    if sample is None:
-        return []
-    return [sample.data] if sample.texts else [vectors.data for vectors in sample.vectors]
+def _put_files(registry: Registry, files: Iterable[bytes]) -> list[str]:
+    """Store files in the blob store; returns the digests of those that replaced damaged ones."""
+    repaired = []
+    for data in files:
+        was_damaged = is_damaged(registry, sha256_digest(data))
+        digest = registry.blobs.put_bytes(data)
+        if was_damaged:
+            repaired.append(digest)
+    return repaired
 
 
-def _stored(registry: Registry, data: bytes) -> str | None:
-    """Store bytes; their digest where they took the place of damaged ones."""
-    damaged = is_damaged(registry, sha256_digest(data))
-    digest = registry.blobs.put_bytes(data)
-    return digest if damaged else None
-
-
-def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
-    """What a push of known bytes said otherwise than what is stored, which stays as it is."""
-    said = manifest.model_fields_set & {"domain", "card", "provenance"}
-    changed = [field for field in sorted(said) if _compared(row, field) != _compared(new, field)]
-    if not brings and new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
+def _ignored_fields(row: AdapterRow, new: NewAdapter, manifest: Manifest, takes_sample: bool) -> tuple[str, ...]:
+    """A warning that names the fields of a push of existing bytes that differ from what stays stored."""
+    sent = {"card": new.card, "domain": new.domain, "provenance": new.provenance.compared}
+    stored = {"card": row.card, "domain": row.domain, "provenance": row.provenance.compared}
+    changed = [name for name in sent if name in manifest.model_fields_set and sent[name] != stored[name]]
+    if (
+        new.sample is not None
+        and row.sample is not None
+        and not takes_sample
+        and new.sample.digest != row.sample.digest
+    ):
         changed.append("sample")
     if not changed:
         return ()
     return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
 
 
-def _compared(of: AdapterRow | NewAdapter, field: str) -> Any:
-    return of.provenance.compared if field == "provenance" else getattr(of, field)
-
-
 def _record_sample(
     registry: Registry, catalogue: Catalogue, row: AdapterRow, checked: _Checked, caller: Caller
 ) -> str | None:
-    """Vectors that came along are ready at once; text is embedded by a job of the same transaction."""
+    """Record a sample; returns the id of the job that embeds its texts, None for vectors that a client sent."""
     sample = checked.sample
     if sample is None:
         return None

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from registry.catalogue.database import Catalogue
 from registry.context import Caller, Registry
 from registry.errors import Busy, InvalidManifest, NotFound, QuotaExceeded, TooLarge
-from registry.quotas import check_stored, room_for_bytes
+from registry.quotas import byte_allowance, check_stored
 from registry.spec import FileSource
 
 
@@ -59,7 +59,7 @@ def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> tup
     with registry.database.read() as catalogue:
         if digest is not None and catalogue.blobs.is_visible(caller.namespaces, digest):
             return None
-        return room_for_bytes(catalogue, registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ())
+        return byte_allowance(catalogue, registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ())
 
 
 def record_blob(

@@ -46,7 +46,7 @@ def model_for(services: Services, principal: Principal, model: str, texts: Seque
         raise InvalidPrompt(
             f"'{AUTO}' goes by the text of a prompt, and here is none: send text, or name a model.", param="model"
         )
-    limits = services.registry.limits.sample.of_any_number
+    limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(seen, limits, bos=base.bos, novel=True)
     with embedding_place(services):
         best = likeliest(services.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))

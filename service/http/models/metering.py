@@ -16,7 +16,7 @@ from fastapi import Request
 
 from registry.catalogue.rows import UsageSum
 from registry.errors import TooLarge
-from registry.quotas import in_force, named
+from registry.quotas import effective_limits, subject_text
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
@@ -126,7 +126,7 @@ def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str
 
 def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, UseLimits]:
     with services.registry.database.read() as catalogue:
-        return {subject: in_force(catalogue, services.registry.quotas, *subject) for subject in subjects}
+        return {subject: effective_limits(catalogue, services.registry.quotas, *subject) for subject in subjects}
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:
@@ -135,7 +135,7 @@ def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:
         ("requests", limits.requests_per_minute, 1),
         ("tokens", limits.tokens_per_minute, tokens),
     )
-    whose = named(*subject)
+    whose = subject_text(*subject)
     return [Want(whose, measure, limit, amount) for measure, limit, amount in numbers if limit is not None]
 
 

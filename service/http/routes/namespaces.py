@@ -13,7 +13,7 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import NamespaceRow
 from registry.errors import Forbidden, InvalidName, NotFound
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
-from registry.quotas import in_force
+from registry.quotas import effective_limits
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
@@ -125,7 +125,7 @@ def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subjec
         kind=kind,
         id=subject,
         limits=used.get(kind, subject),
-        in_force=in_force(catalogue, services.registry.quotas, kind, subject),
+        in_force=effective_limits(catalogue, services.registry.quotas, kind, subject),
         in_use=InUse(
             stored_bytes=used.stored_bytes(kind, subject),
             adapters=used.adapters(kind, subject),
