@@ -31,7 +31,7 @@ def read_texts(path: Path) -> list[str]:
         return _read_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     is_lines = {".jsonl": True, ".txt": False}.get(suffixes[-1]) if suffixes else None
-    return split_texts(read_text(path), what=_display_name(path), is_lines=is_lines)
+    return split_texts(read_text(path), label=_display_name(path), is_lines=is_lines)
 
 
 def find_texts(folder: Path, names: Iterable[str]) -> Path | None:

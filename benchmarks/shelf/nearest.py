@@ -14,7 +14,7 @@ from registry.names import sha256_digest
 from registry.selectors.contract import Domain
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.drawing import MIN_UNITS
-from registry.selectors.state import dump_state, load_state, mapped
+from registry.selectors.state import dump_state, load_state, map_file
 from registry.spec import CosineSpec
 
 BEST = 10
@@ -60,7 +60,7 @@ def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
     """Look for text like that of these adapters; the first is where the state is mapped."""
     began = time.perf_counter()
     with file.open("rb") as opened:
-        selector = CosineSelector.from_state(*load_state(mapped(opened)))
+        selector = CosineSelector.from_state(*load_state(map_file(opened)))
     found: Found | None = None
     for number in numbers:
         text = Drawn(number, dimensions)[:1]

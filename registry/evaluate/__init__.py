@@ -1,4 +1,4 @@
-"""Perplexity with its uncertainty, for one model or for every adapter of a pool on every sample of it.
+"""Verbs that evaluate: perplexity of one model with its uncertainty, and of a pool's adapters on each other's samples.
 
-Scores arrive as values: nothing here runs a model.
+Models are run by the caller or through `BaseModel.score`.
 """

@@ -1,13 +1,13 @@
-"""The verb that evaluates every adapter of a pool on the samples of all of them: each against the base model.
+"""The verb that evaluates the adapters of a pool on each other's samples, each against the base model.
 
-Called by the job. What is known already is not computed again, so that a job that was ended goes on, and a pool that
-has grown costs what is new. An adapter mostly was trained on text like its own sample: that pair is optimistic.
+Called by the job. Stored evaluations are not repeated, so that an interrupted job resumes, and a pool that has grown
+costs only what is new. The pair of an adapter and its own sample is optimistic: it was mostly trained on text like it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,24 +17,24 @@ from registry.context import BaseModel, Caller, Registry
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
 from registry.files import decode_lines
 from registry.progress import Progress
-from registry.select.pools import check_not_empty, current_members
+from registry.select.pools import check_not_empty, members_of
 from registry.spec import AdapterConfig, BaseEntry, PassageScore, PoolSpec
 from registry.stored_files import loadable
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost, Watch
 from registry.uncertainty import paired_difference
 
-MOST_ADAPTERS = 100
-"""Of a pool that is evaluated: ten thousand pairs."""
-FEWEST = 2
-"""Passages of a sample that adapters are evaluated on: a single one does not tell how sure a difference is."""
-BROKEN = (DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound)
-"""What is wrong with one adapter or sample, and keeps no other from being evaluated."""
+MAX_ADAPTERS = 100
+"""The most adapters of a pool that is evaluated: ten thousand pairs."""
+MIN_PASSAGES = 2
+"""The least passages of a sample to evaluate on: one gives no standard error."""
+RECORDED_ERRORS = (DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound)
+"""Errors of one adapter or sample, which are recorded and do not stop the evaluation of others."""
 
 
 @dataclass(frozen=True)
 class CrossEvaluated:
-    """What became of the pairs of a pool; `failed` has why an adapter could not be run, or its sample not be read."""
+    """Numbers of pairs; `failed` has error messages by the ref of an adapter that could not be run or sampled."""
 
     pairs: int
     computed: int
@@ -44,9 +44,9 @@ class CrossEvaluated:
 
 @dataclass(frozen=True)
 class ToScore:
-    """Samples, by their digests, that are scored by an adapter, or by the base model alone.
+    """The argument of a task: score the samples of these digests with an adapter, or the base model alone.
 
-    Tasks share the texts, by these digests.
+    Tasks share the texts by digest.
     """
 
     entry: BaseEntry
@@ -54,16 +54,16 @@ class ToScore:
     threads: int
     samples: tuple[str, ...]
     adapter: tuple[str, AdapterConfig, bytes] | None = None
-    """Its digest, its configuration, and its weights as they are stored."""
+    """Its digest, its configuration, and its weights as stored."""
 
 
 Scores = list[list[PassageScore]]
-"""Of each sample, its passages' scores."""
+"""Scores by sample and passage."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Processes or machines on which adapters are evaluated, and the function that scores samples there."""
+class Workers:
+    """A pool of processes or machines to evaluate on, and the function that scores samples there."""
 
     pool: Pool
     score: Callable[[ToScore, Watch], Scores]
@@ -71,235 +71,267 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """An adapter and the adapter whose sample it is evaluated on."""
+
+    adapter: AdapterRow
+    sampled: AdapterRow
+
+    @property
+    def sample(self) -> str:
+        """The digest of the sample."""
+        return _sample(self.sampled)
+
+
+@dataclass(frozen=True)
 class Pairs:
-    """A pool's members, those that stand for a sample with text, and the pairs that are still to be computed."""
+    """A pool's members, those that represent a sample with text, and the pairs to compute, ordered by sample."""
 
     members: tuple[AdapterRow, ...]
     sampled: tuple[AdapterRow, ...]
-    missing: tuple[tuple[AdapterRow, AdapterRow], ...]
-    """(adapter, whose sample), sample by sample."""
+    missing: tuple[Pair, ...]
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all pairs."""
         return len(self.members) * len(self.sampled)
 
 
 def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
-    """What evaluating a pool is made of. Raises InvalidParameter or Unavailable for none, TooLarge for too many.
+    """The pairs of a pool; a pair is stored already if evaluated on as many passages, or on all of the sample.
 
-    A pair is known where it was evaluated on as many passages, or on all that the sample has.
+    Raises InvalidParameter or Unavailable for an empty pool, TooLarge for too many adapters.
     """
     with registry.database.read() as catalogue:
-        found = current_members(catalogue, pool, None)
-        check_not_empty(catalogue, pool, found)
-        if len(found) > MOST_ADAPTERS:
+        pooled = members_of(catalogue, pool, None).rows
+        check_not_empty(catalogue, pool, pooled)
+        if len(pooled) > MAX_ADAPTERS:
             raise TooLarge(
-                f"The pool has {len(found)} adapters, and at most {MOST_ADAPTERS} are evaluated on each other's "
+                f"The pool has {len(pooled)} adapters, and at most {MAX_ADAPTERS} are evaluated on each other's "
                 "samples: narrow it down by namespace, method or tag.",
                 param="pool",
             )
-        members = [row for one in found if (row := catalogue.adapters.get_or_none(one.id)) is not None]
-        texts = [row for row in members if row.sample is not None and row.sample.has_text and _kept(row) >= FEWEST]
-        sampled = list({_sample(row): row for row in texts}.values())
-        known = catalogue.evaluations.passages(
-            {row.digest for row in members}, {_sample(row) for row in sampled}
-        )  # fmt: skip
-    missing = tuple(
-        (one, of)
-        for of in sampled
-        for one in members
-        if known.get((one.digest, _sample(of)), 0) < min(passages, _kept(of))
-    )
-    return Pairs(tuple(members), tuple(sampled), missing)
+        members = [row for adapter in pooled if (row := catalogue.adapters.get_or_none(adapter.id)) is not None]
+        with_text = [
+            row for row in members if row.sample is not None and row.sample.has_text and row.sample.kept >= MIN_PASSAGES
+        ]
+        sampled = {_sample(row): row for row in with_text}
+        evaluated = catalogue.evaluations.passages({row.digest for row in members}, set(sampled))
+    missing = []
+    for sample, row in sampled.items():
+        available = 0 if row.sample is None else row.sample.kept
+        missing += [
+            Pair(adapter, row)
+            for adapter in members
+            if evaluated.get((adapter.digest, sample), 0) < min(passages, available)
+        ]
+    return Pairs(tuple(members), tuple(sampled.values()), tuple(missing))
 
 
 def cross_evaluate(
-    registry: Registry, caller: Caller, base: BaseModel, pool: PoolSpec, *, passages: int, progress: Progress,
-    elsewhere: Elsewhere | None = None,
-) -> CrossEvaluated:  # fmt: skip
-    """Evaluate what is missing of a pool, on the first passages of each sample; each pair is stored when it is known.
+    registry: Registry,
+    caller: Caller,
+    base: BaseModel,
+    pool: PoolSpec,
+    *,
+    passages: int,
+    progress: Progress,
+    workers: Workers | None = None,
+) -> CrossEvaluated:
+    """Evaluate the missing pairs of a pool on the first `passages` of each sample, and store each when computed.
 
-    `progress` may raise to end it. With `elsewhere` the base model is asked for its entry and shape alone, and an
-    adapter's pairs are known together. Raises as `pairs_of`, what the base model's scoring does, and what the place
-    does.
+    With `workers` only the base model's entry and shape are used here, and all pairs of an adapter are stored together.
+    `progress` may raise to cancel. Raises as `pairs_of`, the base model's `score` and the pool of workers do.
     """
     pairs = pairs_of(registry, pool, passages=passages)
-    work = _Work(registry, caller, base, passages, progress, total=len(pairs.missing))
-    if elsewhere is None:
-        for one, of in pairs.missing:
-            work.evaluate(one, of)
+    run = _Run(registry, caller, base, passages, progress, total=len(pairs.missing))
+    if workers is None:
+        _evaluate_here(run, pairs.missing)
     else:
-        work.evaluate_elsewhere(pairs.missing, elsewhere)
-    return CrossEvaluated(pairs.count, work.computed, pairs.count - len(pairs.missing), work.failed)
+        _WorkerEvaluation(run, workers).evaluate(pairs.missing)
+    return CrossEvaluated(pairs.count, run.computed, pairs.count - len(pairs.missing), run.failed)
 
 
-class _Work:
-    """The pairs that are computed, sample by sample: its text and what the base gets on it are read once."""
+@dataclass
+class _Run:
+    """An evaluation of `total` pairs: how to read samples and store results, and what was done so far."""
 
-    def __init__(
-        self, registry: Registry, caller: Caller, base: BaseModel, passages: int, progress: Progress, *, total: int
-    ) -> None:
-        self._registry, self._caller, self._base, self._passages = registry, caller, base, passages
-        self._progress, self._total, self._begun = progress, total, 0
-        self._of: str | None = None
-        self._unread: set[str] = set()
-        self._texts: Sequence[str] = ()
-        self._alone: Sequence[PassageScore] = ()
-        self.computed = 0
-        self.failed: dict[str, str] = {}
+    registry: Registry
+    caller: Caller
+    base: BaseModel
+    passages: int
+    progress: Progress
+    total: int
+    done: int = 0
+    message: str = "waiting for the first task"
+    computed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
 
-    def evaluate(self, one: AdapterRow, of: AdapterRow) -> None:
-        """One pair; an adapter that cannot be run is noted and not tried again, and so is a sample that is damaged."""
-        self._begun += 1
-        said = f"{one.ref} on {of.domain}"
-        self._progress(self._begun - 1, self._total, said)
-        if one.ref in self.failed or of.ref in self._unread:
-            return
+    def report(self, *_: object) -> None:
+        """Report progress, whatever the arguments; raises what `progress` raises."""
+        self.progress(self.done, self.total, self.message)
 
-        def alive(*_: object) -> None:
-            self._progress(self._begun - 1, self._total, said)
+    def should_stop(self) -> bool:
+        """Report progress between tasks; returns False, as a stop is raised."""
+        self.report()
+        return False
 
+    def texts_of(self, row: AdapterRow) -> list[str]:
+        """The first passages of an adapter's sample."""
+        return decode_lines(self.registry.blobs.read(_sample(row)))[: self.passages]
+
+    def score_sample(self, row: AdapterRow) -> tuple[list[str], Sequence[PassageScore]]:
+        """The first passages of an adapter's sample, and their scores by the base model alone."""
+        texts = self.texts_of(row)
+        base_scores = self.base.score(texts, None, progress=self.report)
+        _check_scored(base_scores)
+        return texts, base_scores
+
+    def store(self, pair: Pair, scores: Sequence[PassageScore], base_scores: Sequence[PassageScore]) -> None:
+        """Store the evaluation of a pair, unless the adapter or the sample was purged."""
+        nll = np.array([score.nll for score in scores])
+        base_nll = np.array([score.nll for score in base_scores])
+        tokens = np.array([score.tokens for score in scores])
+        evaluation = NewEvaluation(
+            adapter_digest=pair.adapter.digest,
+            sample_digest=pair.sample,
+            passages=len(scores),
+            tokens=int(tokens.sum()),
+            nll=float(nll.sum()),
+            base_nll=float(base_nll.sum()),
+            created_by=self.caller.key_id,
+            standard_error=paired_difference(nll, base_nll, tokens).standard_error,
+        )
+        with self.registry.database.write() as catalogue:
+            if None not in (
+                catalogue.adapters.get_or_none(pair.adapter.id),
+                catalogue.adapters.get_or_none(pair.sampled.id),
+            ):
+                catalogue.evaluations.put(evaluation)
+                self.computed += 1
+
+
+def _evaluate_here(run: _Run, pairs: Iterable[Pair]) -> None:
+    """Evaluate pairs, ordered by sample, in this process; adapters and samples with an error are skipped."""
+    sample: str | None = None
+    texts: Sequence[str] = ()
+    base_scores: Sequence[PassageScore] = ()
+    unreadable: set[str] = set()
+    for done, pair in enumerate(pairs):
+        run.done = done
+        run.message = f"{pair.adapter.ref} on {pair.sampled.domain}"
+        run.report()
+        if pair.adapter.ref in run.failed or pair.sampled.ref in unreadable:
+            continue
         try:
-            self._read(of, alive)
-        except BROKEN as error:
-            self.failed[of.ref] = error.message
-            self._unread.add(of.ref)
-            return
+            if sample != pair.sample:
+                texts, base_scores = run.score_sample(pair.sampled)
+                sample = pair.sample
+        except RECORDED_ERRORS as error:
+            run.failed[pair.sampled.ref] = error.message
+            unreadable.add(pair.sampled.ref)
+            continue
         try:
-            scores = self._base.score(self._texts, loadable(one, self._registry.blobs), progress=alive)
-            self._store(one, of, scores)
-        except BROKEN as error:
-            self.failed[one.ref] = error.message
+            scores = run.base.score(texts, loadable(pair.adapter, run.registry.blobs), progress=run.report)
+            run.store(pair, scores, base_scores)
+        except RECORDED_ERRORS as error:
+            run.failed[pair.adapter.ref] = error.message
 
-    def evaluate_elsewhere(self, pairs: Sequence[tuple[AdapterRow, AdapterRow]], at: Elsewhere) -> None:
-        """Pairs in a pool: first the base alone, a task a sample, then a task for each adapter with its samples."""
-        sampled = {_sample(of): of for _, of in pairs}
-        texts = self._all_texts(sampled)
-        alone = self._alone_elsewhere(texts, sampled, at)
-        samples: dict[str, list[AdapterRow]] = {}
-        for one, of in pairs:
-            if _sample(of) in alone:
-                samples.setdefault(one.digest, []).append(of)
-        rows = list({one.digest: one for one, _ in pairs if one.digest in samples}.values())
-        self._begun = len(pairs) - sum(map(len, samples.values()))
-        started: list[AdapterRow] = []
 
-        def tasks() -> Iterator[Task]:
-            """An adapter's weights are read when it is about to be evaluated."""
-            for one in rows:
-                try:
-                    adapter = (one.digest, one.config, self._registry.blobs.read(one.weights_blob))
-                except BROKEN as error:
-                    self.failed[one.ref] = error.message
-                    self._begun += len(samples[one.digest])
-                    continue
-                started.append(one)
-                yield Task(self._to_score(at, tuple(map(_sample, samples[one.digest])), adapter), texts)
+@dataclass(frozen=True)
+class _WorkerEvaluation:
+    """Evaluates pairs on workers: first a task a sample for the base model alone, then a task an adapter."""
 
-        for index, outcome in self._run(at, tasks(), lambda index: started[index].ref):
-            one = started[index]
-            if isinstance(outcome, (*BROKEN, TaskLost)):
-                self.failed[one.ref] = outcome.message
+    run: _Run
+    workers: Workers
+
+    def evaluate(self, pairs: Sequence[Pair]) -> None:
+        """Evaluate pairs; adapters and samples with an error are recorded and skipped."""
+        run = self.run
+        sampled = {pair.sample: pair.sampled for pair in pairs}
+        texts = self._read_texts(sampled)
+        base_scores = self._score_base(texts, sampled)
+        by_adapter: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            if pair.sample in base_scores:
+                by_adapter.setdefault(pair.adapter.digest, []).append(pair)
+        run.done = len(pairs) - sum(map(len, by_adapter.values()))
+        started: list[list[Pair]] = []
+        tasks = self._adapter_tasks(by_adapter.values(), texts, started)
+        for index, outcome in run_tasks(self.workers.pool, self.workers.score, tasks, should_stop=run.should_stop):
+            adapter_pairs = started[index]
+            run.message = adapter_pairs[0].adapter.ref
+            if isinstance(outcome, (*RECORDED_ERRORS, TaskLost)):
+                run.failed[run.message] = outcome.message
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
-                for of, scores in zip(samples[one.digest], outcome, strict=True):
-                    self._alone = alone[_sample(of)]
-                    self._store(one, of, scores)
-            self._begun += len(samples[one.digest])
+                for pair, scores in zip(adapter_pairs, outcome, strict=True):
+                    run.store(pair, scores, base_scores[pair.sample])
+            run.done += len(adapter_pairs)
 
-    def _all_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[str, ...]]:
-        """The texts of samples by their digests; one that is damaged is noted and left out."""
-        found = {}
-        for digest, of in sampled.items():
+    def _adapter_tasks(
+        self, by_adapter: Iterable[list[Pair]], texts: Mapping[str, tuple[str, ...]], started: list[list[Pair]]
+    ) -> Iterator[Task]:
+        """A task for each adapter, whose pairs are appended to `started`; its weights are read when it is started."""
+        for pairs in by_adapter:
+            adapter = pairs[0].adapter
             try:
-                found[digest] = tuple(self._texts_of(of))
-            except BROKEN as error:
-                self.failed[of.ref] = error.message
-        return found
+                weights = self.run.registry.blobs.read(adapter.weights_blob)
+            except RECORDED_ERRORS as error:
+                self.run.failed[adapter.ref] = error.message
+                self.run.done += len(pairs)
+                continue
+            started.append(pairs)
+            samples = tuple(pair.sample for pair in pairs)
+            yield Task(self._to_score(samples, (adapter.digest, adapter.config, weights)), texts)
 
-    def _alone_elsewhere(
-        self, texts: Mapping[str, tuple[str, ...]], sampled: Mapping[str, AdapterRow], at: Elsewhere
+    def _read_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[str, ...]]:
+        """The texts of samples by digest; a damaged one is recorded and skipped."""
+        texts = {}
+        for digest, row in sampled.items():
+            try:
+                texts[digest] = tuple(self.run.texts_of(row))
+            except RECORDED_ERRORS as error:
+                self.run.failed[row.ref] = error.message
+        return texts
+
+    def _score_base(
+        self, texts: Mapping[str, tuple[str, ...]], sampled: Mapping[str, AdapterRow]
     ) -> dict[str, list[PassageScore]]:
-        """What the base gets on each sample; one of which too little can be scored is noted and left out."""
-        digests, found = list(texts), {}
-        tasks = [Task(self._to_score(at, (digest,)), texts) for digest in digests]
-        for index, outcome in self._run(at, tasks, lambda index: f"the base model on {sampled[digests[index]].domain}"):
+        """Scores of the base model by sample digest; a sample with too few tokens is recorded and skipped."""
+        digests, base_scores = list(texts), {}
+        run, tasks = self.run, [Task(self._to_score((digest,)), texts) for digest in digests]
+        for index, outcome in run_tasks(self.workers.pool, self.workers.score, tasks, should_stop=run.should_stop):
+            row = sampled[digests[index]]
+            run.message = f"the base model on {row.domain}"
             if isinstance(outcome, BaseException):
                 raise outcome
             (scores,) = outcome
             try:
                 _check_scored(scores)
+                base_scores[digests[index]] = scores
             except InvalidParameter as error:
-                self.failed[sampled[digests[index]].ref] = error.message
-            else:
-                found[digests[index]] = scores
-        return found
+                run.failed[row.ref] = error.message
+        return base_scores
 
-    def _to_score(
-        self, at: Elsewhere, samples: tuple[str, ...], adapter: tuple[str, AdapterConfig, bytes] | None = None
-    ) -> ToScore:
-        return ToScore(self._base.entry, self._base.shape.fingerprint, at.threads, samples, adapter)
-
-    def _run(
-        self, at: Elsewhere, tasks: Iterable[Task], name: Callable[[int], str]
-    ) -> Iterator[tuple[int, Scores | BaseException]]:
-        """Tasks as they end; `progress` is called meanwhile, and may raise to end them."""
-        message = "waiting for the first task"
-
-        def should_stop() -> bool:
-            self._progress(self._begun, self._total, message)
-            return False
-
-        for index, outcome in run_tasks(at.pool, at.score, tasks, should_stop=should_stop):
-            message = name(index)
-            yield index, outcome
-
-    def _read(self, of: AdapterRow, alive: Progress) -> None:
-        """The text of a sample, and the base alone on it."""
-        if self._of != _sample(of):
-            texts = self._texts_of(of)
-            alone = self._base.score(texts, None, progress=alive)
-            _check_scored(alone)
-            self._alone = alone
-            self._of, self._texts = _sample(of), texts
-
-    def _texts_of(self, of: AdapterRow) -> list[str]:
-        """The first passages of a sample."""
-        return decode_lines(self._registry.blobs.read(_sample(of)))[: self._passages]
-
-    def _store(self, one: AdapterRow, of: AdapterRow, scores: Sequence[PassageScore]) -> None:
-        nll, alone = (np.array([score.nll for score in some]) for some in (scores, self._alone))
-        tokens = np.array([score.tokens for score in scores])
-        row = NewEvaluation(
-            adapter_digest=one.digest, sample_digest=_sample(of), passages=len(scores), tokens=int(tokens.sum()),
-            nll=float(nll.sum()), base_nll=float(alone.sum()), created_by=self._caller.key_id,
-            standard_error=paired_difference(nll, alone, tokens).standard_error,
-        )  # fmt: skip
-        with self._registry.database.write() as catalogue:
-            there = (catalogue.adapters.get_or_none(one.id), catalogue.adapters.get_or_none(of.id))
-            if None not in there:  # nothing is kept of what was purged meanwhile
-                catalogue.evaluations.put(row)
-                self.computed += 1
+    def _to_score(self, samples: tuple[str, ...], adapter: tuple[str, AdapterConfig, bytes] | None = None) -> ToScore:
+        base = self.run.base
+        return ToScore(base.entry, base.shape.fingerprint, self.workers.threads, samples, adapter)
 
 
-def _check_scored(alone: Sequence[PassageScore]) -> None:
-    """Raises InvalidParameter where too few passages of a sample have a token to score."""
-    scored = sum(score.tokens > 0 for score in alone)
-    if scored < FEWEST:
+def _check_scored(scores: Sequence[PassageScore]) -> None:
+    """Raise InvalidParameter where too few passages of a sample have a token to score."""
+    scored = sum(score.tokens > 0 for score in scores)
+    if scored < MIN_PASSAGES:
         raise InvalidParameter(
-            f"Of the first {len(alone)} passages of the sample, {scored} can be scored, and an evaluation takes "
-            f"{FEWEST}: push a sample with longer texts.",
+            f"Of the first {len(scores)} passages of the sample, {scored} can be scored, and an evaluation takes "
+            f"{MIN_PASSAGES}: push a sample with longer texts.",
             param="passages",
         )
 
 
 def _sample(row: AdapterRow) -> str:
+    """The digest of an adapter's sample."""
     assert row.sample is not None
     return row.sample.digest
-
-
-def _kept(row: AdapterRow) -> int:
-    assert row.sample is not None
-    return row.sample.kept

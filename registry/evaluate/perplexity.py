@@ -1,6 +1,6 @@
-"""The perplexity verb: per-text log-likelihoods to figures with uncertainty, and against a baseline.
+"""The perplexity verb: figures with uncertainty from log-likelihoods of texts, also against a baseline.
 
-Called by the perplexity route. It never runs a model: scores come in as values.
+Called by the perplexity route, which runs the model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from registry.uncertainty import paired_difference, ratio_standard_error
 def report(
     scores: Sequence[PassageScore], baseline: Sequence[PassageScore] | None = None, *, seed: int = 0
 ) -> PerplexityReport:
-    """Perplexity = exp(sum NLL / sum tokens), bits per byte, standard errors over texts.
+    """Perplexity = exp(sum NLL / sum tokens), bits per byte, and standard errors over texts.
 
-    As in docs/explanation/methods.md#perplexity and #uncertainty. `baseline` holds the same texts scored by another
-    model; the difference is paired (this minus baseline, mean NLL per token). Raises InvalidParameter where there is
-    nothing to score or the two do not match.
+    docs/explanation/methods.md#perplexity and #uncertainty define them. `baseline` holds the same texts scored by
+    another model; the difference is paired (this minus baseline, mean NLL per token). Raises InvalidParameter where
+    there is nothing to score or the two do not match.
     """
     nll, tokens = _columns(scores)
     total = int(tokens.sum())
@@ -51,18 +51,19 @@ def _exp(mean: float) -> float:
 
 
 def _columns(scores: Sequence[PassageScore]) -> tuple[np.ndarray, np.ndarray]:
+    """NLLs and token counts by passage."""
     nll = np.array([score.nll for score in scores], dtype=np.float64)
     tokens = np.array([score.tokens for score in scores], dtype=np.int64)
     return nll, tokens
 
 
 def _against(scores: Sequence[PassageScore], baseline: Sequence[PassageScore], *, seed: int) -> BaselineReport:
-    ours, tokens = _columns(scores)
-    theirs, their_tokens = _columns(baseline)
-    if not np.array_equal(tokens, their_tokens):
+    nll, tokens = _columns(scores)
+    baseline_nll, baseline_tokens = _columns(baseline)
+    if not np.array_equal(tokens, baseline_tokens):
         raise InvalidParameter(
             "The baseline counts other tokens: compare models of one base model only.", param="baseline"
         )
-    paired = paired_difference(ours, theirs, tokens, seed=seed)
-    mean = float(theirs.sum() / tokens.sum())
+    paired = paired_difference(nll, baseline_nll, tokens, seed=seed)
+    mean = float(baseline_nll.sum() / tokens.sum())
     return BaselineReport(perplexity=_exp(mean), mean_nll=mean, **vars(paired))

@@ -1,4 +1,4 @@
-"""Remove adapters, soups and selectors: purge on request, collect what nobody has used or named for some time.
+"""Verbs that remove adapters, soups and selectors: purge on request, collection of what is unused.
 
 Called by routes and by the server's periodic collection. Nothing here chooses, mixes or scores.
 """

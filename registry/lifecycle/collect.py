@@ -1,9 +1,9 @@
-"""The collect verb: what nobody has used or named for some time goes, in steps that can be taken back until the last.
+"""The collect verb: retires and removes what has been unused for some time.
 
-Called by the server's upkeep, and by the route for an admin who does not wait for that. Unnamed soups that nobody uses
-are retired; those that have been retired for the grace period are removed, as are selectors that no longer serve and
-blobs that nothing is made of. Files go some time after their rows: until then storing the same bytes again brings them
-back. Ended jobs, usage and entries of the audit go once they are older than the settings say, and for good.
+Called periodically by the server, and by a route for admins. Unused unnamed soups are retired, and removed after the
+grace period, as are selectors that no longer serve and unreferenced blobs. Files are removed some time after their
+rows: until then storing the same bytes again restores them. Ended jobs, usage and audit entries are removed at the age
+that the settings give.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from registry.catalogue.pruning import Pruning
 from registry.catalogue.rows import SelectorRow
 from registry.context import Caller, Registry
 from registry.progress import Progress, silent
-from registry.select.pools import as_members, current_members, enqueue_refits
+from registry.select.pools import as_members, enqueue_refits, members_of
 from registry.stored_files import remove_files
 
 log = logging.getLogger("soup.collect")
 
-HELD = timedelta(days=1)
-"""How long a file is kept after its row, and no longer than the grace period."""
-AT_ONCE = 200
-"""Rows that go in one transaction: others write in between."""
-ROWS = 2_000
-"""The same of rows that nothing else names."""
-NAMED = 100
-"""Soups that are named of those retired, and of those removed."""
-BY = "collection"
-"""Who jobs say it was, and the audit where nobody asked for it."""
+FILE_DELAY = timedelta(days=1)
+"""How long a file stays after its row is removed, at most the grace period."""
+BATCH = 200
+"""Rows that are removed in one transaction, so that others can write in between."""
+PRUNE_BATCH = 2_000
+"""Rows of jobs, usage, audit and rate buckets that are removed in one transaction."""
+MAX_NAMED = 100
+"""The most retired, and the most removed, soups whose refs are reported."""
+ACTOR = "collection"
+"""The actor recorded in jobs, and in the audit where there is no caller."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """How many unnamed soups were retired and removed, selectors and blobs removed, files removed, and their bytes.
+    """Numbers of unnamed soups retired and removed, of selectors, blobs (with their bytes) and files removed.
 
-    `expired` and `removed` are the first of those soups by name. `jobs`, `usage` and `audit` are rows too old.
+    `expired` and `removed` are refs of the first of these soups. `jobs`, `usage` and `audit` count rows that were too
+    old.
     """
 
     retired: int = 0
@@ -58,46 +59,58 @@ class Collected:
 
 
 def collect(
-    registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], caller: Caller | None = None,
+    registry: Registry,
+    moment: datetime,
+    *,
+    used: Callable[[Catalogue], set[str]],
+    caller: Caller | None = None,
     progress: Progress = silent,
-) -> Collected:  # fmt: skip
-    """Take away what is due at `moment`; `used` gives blobs that jobs still need. `progress` may raise to end it.
+) -> Collected:
+    """Remove what is due at `moment`; `used` returns the blobs that jobs still need.
 
-    `caller` is who asked for it. Raises Busy or Unavailable; what was done by then stays done.
+    `caller` is recorded in the audit. Raises Busy or Unavailable, and what `progress` raises; what was done before
+    stays done.
     """
-    done = _collected(_Work(registry, moment, used, caller, progress))
-    done = replace(done, files=remove_files(registry, moment))
-    if done != Collected():
+    collected = _Collection(registry, moment, used, caller, progress).run()
+    collected = replace(collected, files=remove_files(registry, moment))
+    if collected != Collected():
         log.info(
             "collected: %d unnamed soups retired and %d removed, %d selectors and %d blobs (%d bytes) removed, whose "
             "files go later; %d files removed; %d jobs, %d rows of usage and %d entries of the audit that were too old",
-            done.retired, done.soups, done.selectors, done.blobs, done.bytes, done.files, done.jobs, done.usage,
-            done.audit,
-        )  # fmt: skip
-    return done
+            collected.retired,
+            collected.soups,
+            collected.selectors,
+            collected.blobs,
+            collected.bytes,
+            collected.files,
+            collected.jobs,
+            collected.usage,
+            collected.audit,
+        )
+    return collected
 
 
 def would_collect(
     registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], progress: Progress = silent
 ) -> Collected:
-    """What `collect` would take away now: all of it is done in one transaction, which is taken back."""
-    found = Collected()
+    """The result that `collect` would have now, from a transaction that is rolled back."""
+    collected = Collected()
     try:
         with registry.database.write() as catalogue:
-            found = _collected(_Work(registry, moment, used, None, progress, trial=catalogue))
-            found = replace(found, files=catalogue.removals.count_due(moment))
-            raise _TakenBack
-    except _TakenBack:
-        return found
+            collected = _Collection(registry, moment, used, None, progress, trial=catalogue).run()
+            collected = replace(collected, files=catalogue.removals.count_due(moment))
+            raise _RolledBack
+    except _RolledBack:
+        return collected
 
 
-class _TakenBack(Exception):
-    """Ends a transaction without keeping what it did."""
+class _RolledBack(Exception):
+    """Rolls back a transaction."""
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What a collection goes by; with `trial` all of it happens in that transaction."""
+class _Collection:
+    """One collection; with `trial` it happens in that transaction alone."""
 
     registry: Registry
     moment: datetime
@@ -106,148 +119,150 @@ class _Work:
     progress: Progress
     trial: Catalogue | None = None
 
-    def turn(self) -> AbstractContextManager[Catalogue]:
-        """The next transaction that writes."""
+    def write(self) -> AbstractContextManager[Catalogue]:
+        """A transaction that writes."""
         return self.registry.database.write() if self.trial is None else nullcontext(self.trial)
 
-    def look(self) -> AbstractContextManager[Catalogue]:
-        """A transaction that reads, and keeps nobody from writing."""
+    def read(self) -> AbstractContextManager[Catalogue]:
+        """A transaction that reads, and does not block writers."""
         return self.registry.database.read() if self.trial is None else nullcontext(self.trial)
 
     def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
-        """Record that something went, and by whom."""
+        """Record a removal, by the caller or the periodic collection."""
         if self.caller is not None:
             self.caller.audit(catalogue, action, subject, **detail)
         else:
-            catalogue.audit.record(action, subject, key_id=None, request_id=None, detail={"by": BY, **detail})
+            catalogue.audit.record(action, subject, key_id=None, request_id=None, detail={"by": ACTOR, **detail})
 
+    def run(self) -> Collected:
+        """Retire and remove everything but files."""
+        expired = self._retire_unused_soups()
+        collected = replace(self._prune(), retired=len(expired), expired=tuple(expired[:MAX_NAMED]))
+        grace = self.registry.retention.grace
+        if grace is None:
+            return collected
+        cutoff = self.moment - grace
+        removed = self._remove_retired_soups(cutoff)
+        stale = self._stale_selectors(cutoff)
+        with self.write() as catalogue:
+            for row in stale:
+                catalogue.selectors.stop_serving(row, unless_asked_since=cutoff)
+            selectors = catalogue.removals.drop_selectors(cutoff)
+            catalogue.removals.drop_embeddings()
+            catalogue.removals.drop_statistics()
+        blobs, size = self._forget_unseen_blobs(cutoff, self.moment + min(grace, FILE_DELAY))
+        return replace(
+            collected,
+            soups=len(removed),
+            removed=tuple(removed[:MAX_NAMED]),
+            selectors=selectors,
+            blobs=blobs,
+            bytes=size,
+        )
 
-def _collected(work: _Work) -> Collected:
-    """Everything but the files."""
-    expired = _retire_unused(work)
-    grace = work.registry.retention.grace
-    found = replace(_prune(work), retired=len(expired), expired=tuple(expired[:NAMED]))
-    if grace is None:
-        return found
-    before = work.moment - grace
-    removed = _remove_retired(work, before)
-    useless = _useless_selectors(work, before)
-    with work.turn() as catalogue:
-        for row in useless:
-            catalogue.selectors.stop_serving(row, unless_asked_since=before)
-        selectors = catalogue.removals.drop_selectors(before)
-        catalogue.removals.drop_embeddings()
-        catalogue.removals.drop_statistics()
-    blobs, size = _forget_unseen(work, before, work.moment + min(grace, HELD))
-    return replace(
-        found, soups=len(removed), removed=tuple(removed[:NAMED]), selectors=selectors, blobs=blobs, bytes=size
-    )
+    def _prune(self) -> Collected:
+        """Remove rows of jobs, usage, audit and rate buckets that are too old.
 
+        Usage stays as long as it may show that an unnamed soup is in use. Rate buckets are not counted: they are empty
+        after a minute.
+        """
+        with self.write() as catalogue:
+            catalogue.pruning.rate_buckets(PRUNE_BATCH)
+        retention = self.registry.retention
+        soup_days = max([retention.unnamed_soup_days, *self._soup_days().values()])
+        usage_days = max(retention.usage_days, soup_days) if retention.usage_days else 0
+        return Collected(
+            jobs=self._prune_table("job", retention.job_days, Pruning.jobs),
+            usage=self._prune_table("usage", usage_days, Pruning.usage),
+            audit=self._prune_table("audit", retention.audit_days, Pruning.audit),
+        )
 
-def _prune(work: _Work) -> Collected:
-    """Take away rows that are older than their table keeps them.
-
-    Usage stays as long as it may say that an unnamed soup is in use. Buckets of rates hold nothing after a minute, and
-    are not counted.
-    """
-    with work.turn() as catalogue:
-        catalogue.pruning.rate_buckets(ROWS)
-    keep = work.registry.retention
-    soups = max([keep.unnamed_soup_days, *_days_of_soups(work).values()])
-    return Collected(
-        jobs=_pruned(work, "job", keep.job_days, Pruning.jobs),
-        usage=_pruned(work, "usage", keep.usage_days and max(keep.usage_days, soups), Pruning.usage),
-        audit=_pruned(work, "audit", keep.audit_days, Pruning.audit),
-    )
-
-
-def _pruned(work: _Work, what: str, days: int, remove: Callable[[Pruning, datetime, int], int]) -> int:
-    """Have rows of a table removed until none is too old, each time with an entry of the audit; how many."""
-    count, before = 0, work.moment - timedelta(days=days)
-    while days:
-        work.progress(count, 0, f"removing {what} rows that are older than {days} days")
-        with work.turn() as catalogue:
-            gone = remove(catalogue.pruning, before, ROWS)
-            if gone:
-                work.audit(catalogue, f"{what}.prune", f"{gone} rows", days=days, before=before.isoformat())
-        count += gone
-        if gone < ROWS:
-            break
-    return count
-
-
-def _useless_selectors(work: _Work, before: datetime) -> list[SelectorRow]:
-    """The selectors that nobody asked for since then, and that would be fitted anew before they answered.
-
-    They are of another pool than there is, and may hold what was computed from a sample that was purged since. So are
-    those whose pool is empty, which cannot be fitted again.
-    """
-    found: list[SelectorRow] = []
-    with work.look() as catalogue:
-        for row in catalogue.selectors.idle(before):
-            work.progress(len(found), 0, "looking at selectors that nobody asks for")
-            present = as_members(current_members(catalogue, row.pool, row.encoder_digest))
-            asked_at = catalogue.selectors.asked_at([row.id])[row.id]
-            idle = not present or work.registry.refits.is_idle(asked_at, work.moment)
-            if idle and present != row.members:
-                found.append(row)
-    return found
-
-
-def _days_of_soups(work: _Work) -> dict[str, int]:
-    """For how many days each namespace that has unnamed soups keeps them without use; 0: for good."""
-    with work.look() as catalogue:
-        names = catalogue.removals.soup_namespaces()
-        own = {name: catalogue.namespaces.get(name).unnamed_soup_days for name in names}
-    return {name: work.registry.retention.unnamed_soup_days if days is None else days for name, days in own.items()}
-
-
-def _retire_unused(work: _Work) -> list[str]:
-    """Retire unnamed soups that nobody used for as long as their namespace keeps them; which."""
-    registry, found = work.registry, list[str]()
-    for namespace, keep in _days_of_soups(work).items():
-        while keep:
-            since = work.moment - timedelta(days=keep)
-            work.progress(len(found), 0, "retiring unnamed soups")
-            with work.turn() as catalogue:
-                ids = catalogue.removals.unused_soups(namespace, since, limit=AT_ONCE)
-                for id in ids:
-                    row = catalogue.adapters.retire(id, at=work.moment)
-                    enqueue_refits(catalogue, row, created_by=BY, refits=registry.refits)
-                    work.audit(catalogue, "adapter.expire", row.ref, digest=row.digest, days=keep)
-                    found.append(row.ref)
-            if len(ids) < AT_ONCE:
+    def _prune_table(self, table: str, days: int, remove: Callable[[Pruning, datetime, int], int]) -> int:
+        """Remove rows older than `days` (0: none) in batches, each with an audit entry; returns their number."""
+        count, cutoff = 0, self.moment - timedelta(days=days)
+        while days:
+            self.progress(count, 0, f"removing {table} rows that are older than {days} days")
+            with self.write() as catalogue:
+                removed = remove(catalogue.pruning, cutoff, PRUNE_BATCH)
+                if removed:
+                    self.audit(catalogue, f"{table}.prune", f"{removed} rows", days=days, before=cutoff.isoformat())
+            count += removed
+            if removed < PRUNE_BATCH:
                 break
-    return found
+        return count
 
+    def _stale_selectors(self, cutoff: datetime) -> list[SelectorRow]:
+        """Selectors unused since `cutoff` whose pool has changed so that they would be fitted again before use.
 
-def _remove_retired(work: _Work, before: datetime) -> list[str]:
-    found: list[str] = []
-    while True:
-        work.progress(len(found), 0, "removing retired soups")
-        with work.turn() as catalogue:
-            ids = catalogue.removals.retired_soups(before, limit=AT_ONCE)
-            for id in ids:
-                row = catalogue.adapters.get(id)
-                catalogue.removals.release(row.namespace, catalogue.removals.purge(row))
-                work.audit(catalogue, "adapter.collect", row.ref, digest=row.digest)
-                found.append(row.ref)
-        if len(ids) < AT_ONCE:
-            return found
+        They may contain data of samples that were purged since. Included are those whose pool is empty, which cannot be
+        fitted again.
+        """
+        stale: list[SelectorRow] = []
+        with self.read() as catalogue:
+            for row in catalogue.selectors.idle(cutoff):
+                self.progress(len(stale), 0, "looking at selectors that nobody asks for")
+                members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
+                used_at = catalogue.selectors.asked_at([row.id])[row.id]
+                is_idle = not members or self.registry.refits.is_idle(used_at, self.moment)
+                if is_idle and members != row.members:
+                    stale.append(row)
+        return stale
 
+    def _soup_days(self) -> dict[str, int]:
+        """Days without use after which unnamed soups expire (0: never), by namespace that has some."""
+        default = self.registry.retention.unnamed_soup_days
+        soup_days = {}
+        with self.read() as catalogue:
+            for namespace in catalogue.removals.soup_namespaces():
+                days = catalogue.namespaces.get(namespace).unnamed_soup_days
+                soup_days[namespace] = default if days is None else days
+        return soup_days
 
-def _forget_unseen(work: _Work, before: datetime, due_at: datetime) -> tuple[int, int]:
-    """Take away the rows of blobs that nothing is made of, and no job needs; how many, and their bytes."""
-    count = size = 0
-    while True:
-        work.progress(count, 0, "removing blobs")
-        with work.turn() as catalogue:
-            needed = work.used(catalogue)
-            unseen = catalogue.removals.unseen(before, limit=AT_ONCE + len(needed))
-            found = [digest for digest in unseen if digest not in needed]
-            size += catalogue.removals.forget(found, due_at)
-            if found:
-                work.audit(catalogue, "blob.collect", f"{len(found)} blobs", digests=found)
-        count += len(found)
-        if len(found) < AT_ONCE:
-            return count, size
+    def _retire_unused_soups(self) -> list[str]:
+        """Retire unnamed soups that have been unused for the days of their namespace; returns their refs."""
+        retired: list[str] = []
+        for namespace, days in self._soup_days().items():
+            cutoff = self.moment - timedelta(days=days)
+            while days:
+                self.progress(len(retired), 0, "retiring unnamed soups")
+                with self.write() as catalogue:
+                    ids = catalogue.removals.unused_soups(namespace, cutoff, limit=BATCH)
+                    for id in ids:
+                        row = catalogue.adapters.retire(id, at=self.moment)
+                        enqueue_refits(catalogue, row, created_by=ACTOR, refits=self.registry.refits)
+                        self.audit(catalogue, "adapter.expire", row.ref, digest=row.digest, days=days)
+                        retired.append(row.ref)
+                if len(ids) < BATCH:
+                    break
+        return retired
+
+    def _remove_retired_soups(self, cutoff: datetime) -> list[str]:
+        """Remove unnamed soups that were retired before `cutoff`; returns their refs."""
+        removed: list[str] = []
+        while True:
+            self.progress(len(removed), 0, "removing retired soups")
+            with self.write() as catalogue:
+                ids = catalogue.removals.retired_soups(cutoff, limit=BATCH)
+                for id in ids:
+                    row = catalogue.adapters.get(id)
+                    catalogue.removals.release(row.namespace, catalogue.removals.purge(row))
+                    self.audit(catalogue, "adapter.collect", row.ref, digest=row.digest)
+                    removed.append(row.ref)
+            if len(ids) < BATCH:
+                return removed
+
+    def _forget_unseen_blobs(self, cutoff: datetime, due_at: datetime) -> tuple[int, int]:
+        """Remove the rows of unreferenced blobs that no job needs; returns their number and bytes."""
+        count = size = 0
+        while True:
+            self.progress(count, 0, "removing blobs")
+            with self.write() as catalogue:
+                used = self.used(catalogue)
+                unseen = catalogue.removals.unseen(cutoff, limit=BATCH + len(used))
+                unused = [digest for digest in unseen if digest not in used]
+                size += catalogue.removals.forget(unused, due_at)
+                if unused:
+                    self.audit(catalogue, "blob.collect", f"{len(unused)} blobs", digests=unused)
+            count += len(unused)
+            if len(unused) < BATCH:
+                return count, size

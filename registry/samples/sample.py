@@ -1,7 +1,7 @@
-"""Samples: the texts or vectors that stand for a domain, cleaned, counted, embedded and recorded.
+"""Cleans, counts, embeds and records samples.
 
-Called by the verbs; `embed` by the job that embeds a pushed sample. Nothing is dropped silently: the report counts
-every text that did not make it. A sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
+Called by the verbs; `embed` by the job that embeds a pushed sample. The report counts each text that is dropped. A
+sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from registry.stored_files import record_bytes
 from registry.uploads.files import read_blob, read_file
 
 VECTORS_PER_SEQUENCE = 10
-"""A passage can have many sentences: this many vectors are taken for each sequence of the maximum."""
+"""The limit of vectors in a sample is this many times that of sequences: a passage can have many sentences."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings of one encoder: float32 (units, dimensions), their stored bytes, and units cut at its length."""
+    """Embeddings by one encoder: float32 (units, dimensions), their stored bytes, and the number of truncated units."""
 
     encoder: str
     array: np.ndarray
     data: bytes
     truncated: int = 0
     base_nll: np.ndarray | None = None
-    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+    """The base model's NLL of each text, summed over tokens, where the encoder computes it."""
     source: np.ndarray | None = None
-    """The number of the text that each unit is of; None for vectors that a client sent."""
+    """The index of the text of each unit; None for vectors that a client sent."""
 
     def of(self, texts: Sequence[int]) -> np.ndarray:
-        """The vectors of these texts alone, by their numbers."""
+        """The vectors of these texts, by index; raises InvalidSample for vectors that a client sent."""
         if self.source is None:
             raise InvalidSample("Vectors without text cannot be told apart by passage.", param="sample")
         return self.array[np.isin(self.source, texts)]
@@ -51,7 +51,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class CheckedSample:
-    """A sample that can be used: its report, and either texts with their stored bytes or the client's vectors."""
+    """A usable sample: its report, and either texts with their stored bytes or the client's vectors."""
 
     report: SampleReport
     texts: tuple[str, ...] = ()
@@ -62,17 +62,16 @@ class CheckedSample:
 def prepare(
     texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
 ) -> CheckedSample:
-    """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
+    """Clean a sample: drop empty texts and exact duplicates, and draw from more texts than the maximum.
 
-    A text of nothing but `bos`, the base's BOS token, is empty.
-    Raises InvalidSample under the minimum of usable sequences and over the limit of characters in all, TooLarge for a
-    text that is too long.
+    A text that is only `bos`, the base's BOS token, counts as empty. `novel` lowers the minimum (`SampleLimits`).
+    Raises InvalidSample for too few usable sequences or too many characters in all, TooLarge for too long a text.
     """
-    max_chars = limits.max_chars
     longest = max(map(len, texts), default=0)
-    if longest > max_chars:
+    if longest > limits.max_chars:
         raise TooLarge(
-            f"One text of the sample has {longest} characters and the limit is {max_chars}: split it into passages.",
+            f"One text of the sample has {longest} characters and the limit is {limits.max_chars}: split it into "
+            "passages.",
             param="sample",
         )
     filled = [text for text in texts if text.strip() not in ("", bos)]
@@ -84,45 +83,51 @@ def prepare(
             f"at least {least} are needed, about {limits.good} are good.",
             param="sample",
         )
-    kept, seed = draw(unique, limits.maximum)
-    characters = sum(map(len, kept))
+    drawn, seed = draw(unique, limits.maximum)
+    characters = sum(map(len, drawn))
     if characters > limits.characters:
         raise InvalidSample(
-            f"The {len(kept)} passages of the sample have {characters} characters and the limit is "
+            f"The {len(drawn)} passages of the sample have {characters} characters and the limit is "
             f"{limits.characters}: send fewer or shorter passages, about {limits.good} are good.",
             param="sample",
         )
-    data = encode_lines(kept)
-    notes = () if len(kept) >= limits.good else (f"{len(kept)} sequences: about {limits.good} are better.",)
+    data = encode_lines(drawn)
+    notes = () if len(drawn) >= limits.good else (f"{len(drawn)} sequences: about {limits.good} are better.",)
     report = SampleReport(
         digest=sha256_digest(data),
         received=len(texts),
         empty=len(texts) - len(filled),
         duplicates=len(filled) - len(unique),
-        kept=len(kept),
+        kept=len(drawn),
         seed=seed,
         notes=notes,
     )
-    return CheckedSample(report, tuple(kept), data)
+    return CheckedSample(report, tuple(drawn), data)
 
 
 def _least(limits: SampleLimits, *, novel: bool) -> int:
-    """Sequences, or vectors, that a sample needs."""
+    """The least number of sequences, or vectors, of a sample."""
     return min(limits.novel, limits.minimum) if novel else limits.minimum
 
 
 def check_sample(
-    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder], bos: str | None,
+    registry: Registry,
+    caller: Caller,
+    source: SampleSource,
+    *,
+    encoders: Mapping[str, Encoder],
+    bos: str | None,
     novel: bool = False,
-) -> CheckedSample:  # fmt: skip
-    """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge.
+) -> CheckedSample:
+    """Read, clean and count a sample as sent; raises InvalidSample, NotFound (its blob) or TooLarge.
 
-    `novel` is one that something is cooked or chosen for: it may be smaller than an adapter's.
+    `novel` is a sample to cook or choose for, which may be smaller than an adapter's.
     """
     limits = registry.limits
     if source.embeddings is not None:
         vectors = tuple(
-            _read_vectors(registry, caller, one, encoders=encoders, novel=novel) for one in source.embeddings
+            _read_vectors(registry, caller, embedding, encoders=encoders, novel=novel)
+            for embedding in source.embeddings
         )
         return _checked_vectors(vectors, good=limits.sample.good)
     if source.blob is not None:
@@ -163,7 +168,7 @@ def _read_vectors(
 
 
 def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: SampleLimits, *, novel: bool) -> None:
-    """Raises InvalidSample for vectors that are not the encoder's, too few or too many."""
+    """Raise InvalidSample for vectors of another encoder, too few or too many."""
     count, dimensions = array.shape
     if (unit, dimensions) != (encoder.unit, encoder.dimensions):
         raise InvalidSample(
@@ -184,7 +189,7 @@ def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: Sample
 def embed_texts(
     texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None, *, scored: bool = True
 ) -> Vectors:
-    """One encoder's vectors for a sample's texts; `progress` may raise to end it. Without `scored` no `base_nll`."""
+    """Embed a sample's texts with one encoder; `progress` may raise to cancel. Without `scored` no `base_nll`."""
     embedded = encoder.encode(texts, scored=scored, progress=progress)
     return Vectors(
         encoder=encoder.digest,
@@ -199,7 +204,7 @@ def embed_texts(
 def record_vectors(
     registry: Registry, catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder
 ) -> None:
-    """The row of embeddings whose bytes are stored already."""
+    """Add the row of embeddings whose bytes are already in the blob store."""
     blob = sha256_digest(vectors.data)
     record_bytes(registry, catalogue, blob, vectors.data)
     catalogue.samples.add_embedding(
@@ -217,32 +222,41 @@ def record_vectors(
 
 
 def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
-    """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
-    about, key = {"adapter_id": row.id}, f"embed:{row.id}"
-    return catalogue.jobs.enqueue("embed", about, namespace=row.namespace, created_by=created_by, dedupe_key=key).id
+    """Queue the embedding of an adapter's sample by all encoders; returns the job's id."""
+    job = catalogue.jobs.enqueue(
+        "embed",
+        {"adapter_id": row.id},
+        namespace=row.namespace,
+        created_by=created_by,
+        dedupe_key=f"embed:{row.id}",
+    )
+    return job.id
 
 
 def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
-    """Embed an adapter's sample with every encoder, and return its row; `progress` may raise to end it.
+    """Embed an adapter's sample with all encoders, and return its row; `progress` may raise to cancel.
 
-    Embeddings that are stored already stay, so that an interrupted job goes on. Raises Retired where the adapter was
-    purged.
+    Embeddings that are already stored are reused, so that an interrupted job resumes. Raises Retired where the adapter
+    was purged.
     """
     with registry.database.read() as catalogue:
         row = catalogue.adapters.get(adapter_id)
         if row.sample is None:
             raise Internal(f"{row.ref} has no sample to embed")
-        done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
-    known = registry.bases[row.base_model].encoders()
-    progress(0, len(known), f"embedding {row.ref}")
+        stored = {embedding.encoder_digest: embedding for embedding in catalogue.samples.embeddings(row.sample.digest)}
+    encoders = registry.bases[row.base_model].encoders()
+    progress(0, len(encoders), f"embedding {row.ref}")
     texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))
-    truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
-    for encoder in (encoder for digest, encoder in known.items() if digest not in done):
+    truncated: dict[str, int] = {}
+    for digest, encoder in encoders.items():
+        if digest in stored:
+            truncated[encoder.name] = stored[digest].truncated
+            continue
         vectors = embed_texts(texts, encoder, progress, scored=False)
         truncated[encoder.name] = vectors.truncated
         registry.blobs.put_bytes(vectors.data)
         with registry.database.write() as catalogue:
-            catalogue.adapters.get(adapter_id)  # nothing is kept of a sample that was purged meanwhile
+            catalogue.adapters.get(adapter_id)  # raises where the adapter was purged, whose vectors must not be stored
             record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
     with registry.database.write() as catalogue:
         return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)

@@ -1,4 +1,4 @@
-"""Split text into passages: JSON lines of {"text"}, or paragraphs. Used by clients and by pages."""
+"""Splits text into passages: JSON lines of {"text"}, or paragraphs. Used by clients and by pages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from registry.errors import InvalidSample
 from registry.files import decode_lines
 
 
-def split_texts(text: str, *, what: str, is_lines: bool | None = None) -> list[str]:
-    """The texts of JSON lines or of paragraphs, whichever the first character says where nothing else does.
+def split_texts(text: str, *, label: str, is_lines: bool | None = None) -> list[str]:
+    """The texts of JSON lines or paragraphs; without `is_lines` the first character decides.
 
-    Raises InvalidSample, about `what`, with the line that is wrong.
+    Raises InvalidSample, whose message calls the text `label` and names the invalid line.
     """
     if is_lines is None:
         is_lines = text.lstrip().startswith("{")
-    found = decode_lines(text, name=lambda number: f"{what}, line {number},") if is_lines else _paragraphs(text)
-    if not found:
-        raise InvalidSample(f"{what} holds no text.", param="sample")
-    return found
+    texts = decode_lines(text, name=lambda number: f"{label}, line {number},") if is_lines else _paragraphs(text)
+    if not texts:
+        raise InvalidSample(f"{label} holds no text.", param="sample")
+    return texts
 
 
 def _paragraphs(text: str) -> list[str]:
-    return [part.strip() for part in re.split(r"\n[ \t\r]*\n", text) if part.strip()]
+    return [paragraph.strip() for paragraph in re.split(r"\n[ \t\r]*\n", text) if paragraph.strip()]

@@ -1,4 +1,4 @@
-"""Choose adapters of a pool for a sample: fit a selector over the pool, select with it, map its domains.
+"""Verbs that choose adapters of a pool for a sample: fit a selector over the pool, select with it, map its domains.
 
-Each module is one verb. The algorithms are in `registry.selectors`; nothing here knows how soups are mixed.
+The algorithms are in `registry.selectors`; nothing here knows how soups are mixed.
 """

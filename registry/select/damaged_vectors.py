@@ -1,7 +1,7 @@
-"""Vectors of samples that are damaged where they are stored: made again from the text, where that is there.
+"""Repairs damaged stored vectors of samples by embedding their texts again.
 
-Called by `fit`, which is the one to read them. An adapter whose vectors are made again has a sample that is `pending`,
-as if it had just been pushed: pools are fitted without it, and once more when it is embedded.
+Called by `fit`, which reads the vectors. The sample of such an adapter becomes `pending`, as after a push: pools are
+fitted without it, and again when it is embedded.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from registry.errors import DamagedBlob
 from registry.samples.sample import enqueue_embed
 
 log = logging.getLogger("soup.fit")
-BY = "repair"
-"""Who the audit says it was."""
+ACTOR = "repair"
+"""The actor recorded in the audit."""
 
 
-def mend(registry: Registry, members: Sequence[MemberRow], *, base_fingerprint: str, encoder_digest: str) -> bool:
-    """Have the vectors of those members made again that are damaged; False where all are there and whole.
+def repair_vectors(
+    registry: Registry, members: Sequence[MemberRow], *, base_fingerprint: str, encoder_digest: str
+) -> bool:
+    """Queue the embedding of members whose vectors are damaged; returns False where none are.
 
-    Those are left alone that are gone or whole by the time it can write: a purge, or another fit, has seen to them.
-    Raises DamagedBlob for members without a whole text, naming the first, after the others are seen to.
+    Vectors that were purged or repaired by another fit in the meantime are skipped. Raises DamagedBlob where the text
+    of a member is missing or damaged too, naming the first, after the others are queued.
     """
     with registry.database.read() as catalogue:
         stored = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
-    damaged = [one for one in members if not _is_whole(registry, stored.get(one.adapter_id))]
+    damaged = [member for member in members if not _is_whole(registry, stored.get(member.adapter_id))]
     if not damaged:
         return False
     lost: list[tuple[MemberRow, str]] = []
     with registry.database.write() as catalogue:
         stored = catalogue.adapters.vectors(base_fingerprint, encoder_digest)
         for member in damaged:
-            now = stored.get(member.adapter_id)
-            if now is None or _is_whole(registry, now):
+            vectors = stored.get(member.adapter_id)
+            if vectors is None or _is_whole(registry, vectors):
                 continue
-            if not _again(registry, catalogue, member, encoder_digest):
-                lost.append((member, now.blob))
+            if not _enqueue_embedding(registry, catalogue, member, encoder_digest):
+                lost.append((member, vectors.blob))
     if lost:
         more = f" So are those of {len(lost) - 1} more adapters." if len(lost) > 1 else ""
         first, blob = lost[0]
@@ -55,8 +57,8 @@ def _is_whole(registry: Registry, stored: StoredVectors | None) -> bool:
     return stored is not None and registry.blobs.is_whole(stored.blob)
 
 
-def _again(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_digest: str) -> bool:
-    """Queue the embedding of a member's sample, unless it was purged; False where it has no whole text."""
+def _enqueue_embedding(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_digest: str) -> bool:
+    """Queue the embedding of a member's sample, unless it was purged; returns False where its text is not whole."""
     row = catalogue.adapters.get_or_none(member.adapter_id)
     if row is None:
         return True
@@ -67,6 +69,10 @@ def _again(registry: Registry, catalogue: Catalogue, member: MemberRow, encoder_
     job = enqueue_embed(catalogue, row, created_by=row.created_by)
     log.warning("the vectors of %s are damaged: they are made again from its sample by %s", row.ref, job)
     catalogue.audit.record(
-        "sample.embed_again", row.ref, key_id=None, request_id=None, detail={"by": BY, "digest": row.digest, "job": job}
+        "sample.embed_again",
+        row.ref,
+        key_id=None,
+        request_id=None,
+        detail={"by": ACTOR, "digest": row.digest, "job": job},
     )
     return True

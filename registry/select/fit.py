@@ -1,12 +1,12 @@
-"""The fit verb: a pool and a spec become a fitted, immutable selector.
+"""The fit verb: fits a selector over a pool and stores it, immutable.
 
-Called in the child process of the fit job, so that a long fit keeps nobody waiting. Fitting the same members again
-gives the selector there is; where members came or went, a selector that can be updated is.
+Called in the child process of the fit job. A fit of the same members returns the stored selector; where members were
+added or removed, the stored selector is updated if its kind allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,211 +21,176 @@ from registry.errors import DamagedBlob, Internal
 from registry.names import digest_of
 from registry.progress import Progress
 from registry.samples.embeddings_file import read_embeddings
-from registry.select.damaged_vectors import mend
-from registry.select.pools import as_members, check_not_empty, current_members
+from registry.select.damaged_vectors import repair_vectors
+from registry.select.pools import as_members, check_not_empty, members_of
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain, Embeddings, Selector
 from registry.selectors.state import dump_state, load_state
+from registry.selectors.updating import UpdatableSelector
 from registry.spec import PoolSpec, SelectorSpec
 from registry.stored_files import record_bytes
 
-FEW = 500
-"""Members that are asked for by their ids; of more, the vectors of the whole base are looked up."""
+MAX_IDS = 500
+"""Members up to which vectors are queried by adapter id; for more, all vectors of the base model are."""
 
 
 def fit(
     registry: Registry, pool: PoolSpec, spec: SelectorSpec, *, encoder_digest: str | None, progress: Progress
 ) -> SelectorRow:
-    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from,
-    and Unavailable where samples of members are still to be embedded.
+    """Fit `spec` over the pool's current members and store the selector.
 
-    A member that is purged meanwhile is left out, and so is one whose vectors are damaged until they are made again
-    from its sample, which is queued. Raises DamagedBlob where vectors are damaged and there is no text of the sample.
+    Members that are purged during the fit are dropped, as are those whose vectors are damaged; their samples are queued
+    to be embedded again. Raises InvalidParameter for a pool without members, Unavailable where samples of members are
+    still to be embedded, and DamagedBlob where vectors are damaged and the sample has no text.
     """
-    found_whole = False
+    pool_fit = _PoolFit(registry, pool, spec, encoder_digest, progress)
+    has_retried = False
     while True:
-        start = _start(registry, pool, spec, encoder_digest)
-        if start.known is not None and start.known.members == start.members:
-            return start.known
+        members, stored = pool_fit.current_members(), pool_fit.stored_selector()
+        if stored is not None and stored.members == members:
+            return stored
         try:
-            selector = _fitted(_Vectors(registry, pool.base_fingerprint, encoder_digest), start, spec, progress)
-        except _Gone:
+            selector = pool_fit.fit(members, stored)
+        except _VectorsRemoved:
             continue
-        except DamagedBlob:  # also what a purge has taken away meanwhile
-            is_mended = encoder_digest is not None and mend(
-                registry, start.members, base_fingerprint=pool.base_fingerprint, encoder_digest=encoder_digest
-            )
-            if found_whole and not is_mended:
+        except DamagedBlob:  # or removed by a purge
+            if pool_fit.repair(members):
+                has_retried = False
+            elif has_retried:
                 raise
-            found_whole = not is_mended  # once: another fit may have had them made again since they were read
+            else:
+                has_retried = True  # another fit may have repaired the vectors after they were read
             continue
-        data = dump_state(*selector.to_state())
-        state_blob = registry.blobs.put_bytes(data)  # before the row that names it
-        new = _new_row(
-            pool, spec, encoder_digest=encoder_digest, members=start.members, state_blob=state_blob,
-            report=selector.report_,
-        )  # fmt: skip
-        with registry.database.write() as catalogue:
-            record_bytes(registry, catalogue, state_blob, data)
-            if not catalogue.removals.gone([member.adapter_id for member in start.members]):
-                return catalogue.selectors.add(new)
-            # nothing that was computed from a purged sample is kept
-            catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))
+        row = pool_fit.store(selector, members)
+        if row is not None:
+            return row
 
 
-class _Gone(Exception):
-    """A member has no vectors any more: it is purged, or another fit has them made again."""
+class _VectorsRemoved(Exception):
+    """The vectors of a member were removed by a purge, or by another fit that has its sample embedded again."""
 
 
 @dataclass(frozen=True)
-class _Start:
-    """What a fit goes by: the members, and the selector that serves and is whole, if any."""
-
-    members: tuple[MemberRow, ...]
-    known: SelectorRow | None
-
-
-def _start(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> _Start:
-    with registry.database.read() as catalogue:
-        rows = current_members(catalogue, pool, encoder_digest)
-        check_not_empty(catalogue, pool, rows)
-        known = catalogue.selectors.latest(pool.digest, spec.digest)
-    usable = (
-        known is not None
-        and known.encoder_digest == encoder_digest
-        and registry.blobs.is_whole(known.state_blob)  # else fitted anew
-    )
-    return _Start(as_members(rows), known if usable else None)
-
-
-def _fitted(vectors: _Vectors, start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[Any]:
-    """The selector over the members of `start`: the one that serves after what changed, or a whole fit."""
-    known = start.known
-    if known is not None:
-        changes = _changes(known, start.members)
-        updated = _updated(known, changes, vectors.of(changes.members))
-        if updated is not None:
-            return updated
-    domains = vectors.of(start.members)
-    return SELECTORS[spec.kind](spec.resolved()).fit(list(map(domains.of, start.members)), progress=progress)
-
-
-@dataclass(frozen=True)
-class _Vectors:
-    """The vectors of a base's adapters by an encoder, or none where no text is looked at."""
-
-    registry: Registry
-    base_fingerprint: str
-    encoder_digest: str | None
-
-    def of(self, members: Sequence[MemberRow]) -> _Domains:
-        """Where those of these members are, as far as they are there; one query for many reads all of the base's."""
-        if self.encoder_digest is None:
-            return _Domains(self.registry.blobs, None)
-        ids = [one.adapter_id for one in members] if len(members) <= FEW else None
-        with self.registry.database.read() as catalogue:
-            found = catalogue.adapters.vectors(self.base_fingerprint, self.encoder_digest, ids)
-        return _Domains(self.registry.blobs, found)
-
-
-@dataclass(frozen=True)
-class _Domains:
-    """Finds members' vectors; `embeddings` are theirs by adapter id, or None: the selector looks at no text."""
-
-    blobs: BlobStore
-    embeddings: Mapping[int, StoredVectors] | None
-
-    def has(self, member: MemberRow) -> bool:
-        """Whether a member's vectors are there and whole, or none are looked at."""
-        stored = None if self.embeddings is None else self.embeddings.get(member.adapter_id)
-        return self.embeddings is None or (stored is not None and self.blobs.is_whole(stored.blob))
-
-    def of(self, member: MemberRow) -> Domain:
-        """A member with its vectors, which are read when the selector comes to them.
-
-        Raises _Gone where they went since the member was found, so that it is none now.
-        """
-        vectors: Embeddings = np.empty((0, 0), np.float32)
-        if self.embeddings is not None:
-            stored = self.embeddings.get(member.adapter_id)
-            if stored is None:
-                raise _Gone(member.ref)
-            vectors = _Stored(self.blobs, stored)
-        return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """Vectors in the blob store, read and let go with each slice: a pool's do not fit into memory at once."""
+class _StoredEmbeddings:
+    """Vectors in the blob store, read at each slice: those of a pool do not fit into memory together."""
 
     blobs: BlobStore
     stored: StoredVectors
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(units, dimensions), without a look at the blob."""
+        """(units, dimensions), without reading the blob."""
         return self.stored.units, self.stored.dimensions
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
-        found = read_embeddings(self.blobs.read(self.stored.blob), max_bytes=2**40)
-        if found.shape != self.shape:
-            raise Internal(f"Blob {self.stored.blob} holds vectors {found.shape}, and its row says {self.shape}.")
-        return np.asarray(found[rows])
+        array = read_embeddings(self.blobs.read(self.stored.blob), max_bytes=2**40)
+        if array.shape != self.shape:
+            raise Internal(f"Blob {self.stored.blob} holds vectors {array.shape}, and its row says {self.shape}.")
+        return np.asarray(array[rows])
 
 
 @dataclass(frozen=True)
-class _Changes:
-    """Members that came since a selector was fitted, and that went."""
+class _PoolFit:
+    """One fit; `encoder_digest` is None for a selector that uses no vectors."""
 
-    added: tuple[MemberRow, ...]
-    removed: tuple[MemberRow, ...]
+    registry: Registry
+    pool: PoolSpec
+    spec: SelectorSpec
+    encoder_digest: str | None
+    progress: Progress
 
-    @property
-    def members(self) -> tuple[MemberRow, ...]:
-        """All of them."""
-        return self.added + self.removed
+    def current_members(self) -> tuple[MemberRow, ...]:
+        """The members of the pool now; raises InvalidParameter or Unavailable where it has none."""
+        with self.registry.database.read() as catalogue:
+            rows = members_of(catalogue, self.pool, self.encoder_digest).rows
+            check_not_empty(catalogue, self.pool, rows)
+        return as_members(rows)
 
+    def stored_selector(self) -> SelectorRow | None:
+        """The newest stored selector of the pool and spec; None where it is damaged or of another encoder."""
+        with self.registry.database.read() as catalogue:
+            row = catalogue.selectors.latest(self.pool.digest, self.spec.digest)
+        if row is None or row.encoder_digest != self.encoder_digest:
+            return None
+        return row if self.registry.blobs.is_whole(row.state_blob) else None
 
-def _changes(known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
-    before, now = set(known.members), set(members)
-    return _Changes(
-        added=tuple(member for member in members if member not in before),
-        removed=tuple(member for member in known.members if member not in now),
-    )
+    def fit(self, members: Sequence[MemberRow], stored: SelectorRow | None) -> Selector[Any]:
+        """The stored selector updated to these members, else a whole fit; raises _VectorsRemoved or DamagedBlob."""
+        updated = None if stored is None else self._update(stored, members)
+        if updated is not None:
+            return updated
+        return SELECTORS[self.spec.kind](self.spec.resolved()).fit(self._domains(members), progress=self.progress)
 
+    def _update(self, stored: SelectorRow, members: Sequence[MemberRow]) -> Selector[Any] | None:
+        """The stored selector updated to these members; None where a whole fit is needed.
 
-def _updated(known: SelectorRow, changes: _Changes, domains: _Domains) -> Selector[Any] | None:
-    """The serving selector after these changes, None where a whole fit is due.
+        It is needed where the vectors of a removed member are purged or damaged, as they cannot be subtracted.
+        """
+        kind = SELECTORS[stored.spec.kind]
+        if not issubclass(kind, UpdatableSelector):
+            return None
+        old, new = set(stored.members), set(members)
+        removed = [member for member in stored.members if member not in new]
+        vectors = self._stored_vectors(removed)
+        blobs = [vectors[member.adapter_id].blob for member in removed if member.adapter_id in vectors]
+        if len(blobs) < len(removed) or not all(map(self.registry.blobs.is_whole, blobs)):
+            return None
+        selector = kind.from_state(*load_state(self.registry.blobs.read(stored.state_blob)))
+        added = [member for member in members if member not in old]
+        return selector.updated(self._domains(added), self._domains(removed))
 
-    It is where the vectors of what went are purged or damaged: without them it cannot be taken out of what was fitted.
-    """
-    if not all(map(domains.has, changes.removed)):
+    def _domains(self, members: Sequence[MemberRow]) -> list[Domain]:
+        """The members with their vectors, which are read when sliced; raises _VectorsRemoved where one has none."""
+        stored = self._stored_vectors(members)
+        domains = []
+        for member in members:
+            vectors: Embeddings = np.empty((0, 0), np.float32)
+            if self.encoder_digest is not None:
+                if member.adapter_id not in stored:
+                    raise _VectorsRemoved(member.ref)
+                vectors = _StoredEmbeddings(self.registry.blobs, stored[member.adapter_id])
+            domains.append(Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors))
+        return domains
+
+    def _stored_vectors(self, members: Sequence[MemberRow]) -> dict[int, StoredVectors]:
+        """The stored vectors of at least these members, by adapter id."""
+        if self.encoder_digest is None:
+            return {}
+        ids = [member.adapter_id for member in members] if len(members) <= MAX_IDS else None
+        with self.registry.database.read() as catalogue:
+            return catalogue.adapters.vectors(self.pool.base_fingerprint, self.encoder_digest, ids)
+
+    def repair(self, members: Sequence[MemberRow]) -> bool:
+        """Queue the embedding of members whose vectors are damaged; returns False where none are."""
+        return self.encoder_digest is not None and repair_vectors(
+            self.registry, members, base_fingerprint=self.pool.base_fingerprint, encoder_digest=self.encoder_digest
+        )
+
+    def store(self, selector: Selector[Any], members: tuple[MemberRow, ...]) -> SelectorRow | None:
+        """Store a fitted selector; returns None where a member was purged during the fit.
+
+        The id is derived from the members and the state, so that the same fit gives the same row.
+        """
+        data = dump_state(*selector.to_state())
+        state_blob = self.registry.blobs.put_bytes(data)  # before the row that names it
+        pool_id, spec_digest = self.pool.digest, self.spec.digest
+        identity = [pool_id, spec_digest, self.encoder_digest, [vars(member) for member in members], state_blob]
+        row = SelectorRow(
+            id="sel-" + digest_of(identity).removeprefix("sha256:")[:16],
+            pool_id=pool_id,
+            pool=self.pool,
+            spec=self.spec,
+            spec_digest=spec_digest,
+            encoder_digest=self.encoder_digest,
+            state_blob=state_blob,
+            members=members,
+            report=selector.report_,
+            fitted_at=datetime.now(UTC),
+        )
+        with self.registry.database.write() as catalogue:
+            record_bytes(self.registry, catalogue, state_blob, data)
+            if not catalogue.removals.gone([member.adapter_id for member in members]):
+                return catalogue.selectors.add(row)
+            # nothing that was computed from a purged sample may stay
+            catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))
         return None
-    before = SELECTORS[known.spec.kind].from_state(*load_state(domains.blobs.read(known.state_blob)))
-    return before.updated(list(map(domains.of, changes.added)), list(map(domains.of, changes.removed)))
-
-
-def _new_row(
-    pool: PoolSpec,
-    spec: SelectorSpec,
-    *,
-    encoder_digest: str | None,
-    members: tuple[MemberRow, ...],
-    state_blob: str,
-    report: dict[str, Any],
-) -> SelectorRow:
-    """The row of a fitted selector; its id follows from what was fitted on what, so a repeat is the same row."""
-    pool_id, spec_digest = pool.digest, spec.digest
-    identity = digest_of([pool_id, spec_digest, encoder_digest, [vars(member) for member in members], state_blob])
-    return SelectorRow(
-        id="sel-" + identity.removeprefix("sha256:")[:16],
-        pool_id=pool_id,
-        pool=pool,
-        spec=spec,
-        spec_digest=spec_digest,
-        encoder_digest=encoder_digest,
-        state_blob=state_blob,
-        members=members,
-        report=report,
-        fitted_at=datetime.now(UTC),
-    )

@@ -1,14 +1,14 @@
-"""The select verb: a fitted selector chooses adapters of a pool for a sample, and says why these.
+"""The select verb: a fitted selector chooses adapters of a pool for a sample, with reasons.
 
-Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable
-that runs the fit job; a pool that has one answers with it, whatever has come or gone since. One that is idle, that is
-which nobody asked for in so long that pushes did not have it fitted again, is fitted first too if its pool is another.
+Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable that runs
+the fit job; otherwise its selector answers, even if members were added or removed since. An idle selector, one unused
+for so long that pushes do not refit it, is fitted first too if its pool has changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO
@@ -24,9 +24,9 @@ from registry.errors import Busy, InvalidSample, Unavailable
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, embed_texts
 from registry.select.pools import (
+    FitTarget,
     as_members,
     check_not_empty,
-    current_members,
     enqueue_fit,
     gone_members,
     members_of,
@@ -38,98 +38,119 @@ from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.novelty import NOVEL
 from registry.selectors.ranking import LISTED, Candidate, Member, Ranking
-from registry.selectors.state import header_size, load_state, mapped, place_of
+from registry.selectors.state import header_size, load_state, map_file, mappable_file_key
 from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
-"""(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted."""
-Rank = Callable[[np.ndarray], Ranking]
-"""(vectors of a sample) -> how a fitted selector ranks its members for it, without those that are gone."""
+"""(pool, spec, digest of the encoder) -> the fitted selector; runs the fit job."""
 MAJORITY = 0.5
-"""The posterior from which one adapter is what a sample is most like."""
-ASKED_TO = timedelta(hours=1)
-"""So exactly it is known when a selector was last asked for: within it nothing is written."""
+"""The least posterior of the adapter that `likeliest` returns."""
+USE_RESOLUTION = timedelta(hours=1)
+"""The time of a selector's last use is only written where the stored one is older than this."""
+
+
+@dataclass(frozen=True)
+class _Ranker:
+    """A selector with the members to exclude; `superseded` members are excluded that it was not fitted on."""
+
+    selector: Selector[Any]
+    options: SelectOptions
+    gone: Mapping[str, str]
+    superseded: Sequence[tuple[Member, str]]
+
+    def rank(self, array: np.ndarray) -> Ranking:
+        """The ranking for vectors (n, d) of a sample."""
+        ranking = self.selector.rank(array, options=self.options, exclude=self.gone)
+        return replace(ranking, excluded=(*ranking.excluded, *self.superseded))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A selection, the ranking it was taken from, the fitted selector, and the sample's vectors."""
+    """A selection, the ranking it is chosen from, the fitted selector, and the sample's vectors."""
 
     selection: Selection
     ranking: Ranking
     selector: SelectorRow
     not_yet_included: tuple[str, ...]
     vectors: Vectors | None
-    rank: Rank
+    ranker: _Ranker
 
     def by(self, passages: Sequence[int]) -> Chosen:
-        """What the same selector chooses for these passages alone, by their numbers."""
-        ranking = self.rank(_array(self.vectors, passages))
+        """The choice of the same selector for these passages of the sample alone, by index."""
+        ranking = self.ranker.rank(_array(self.vectors, passages))
         return replace(self, selection=ranking.selection(), ranking=ranking)
 
     def report_of(self, sample: CheckedSample) -> SampleReport:
-        """The sample's report, with what the encoder cut at its length limit."""
+        """The sample's report, with the number of units that the encoder truncated."""
         name = self.selector.spec.encoder_name
         if name is None or self.vectors is None or not sample.texts:
             return sample.report
         return sample.report.model_copy(update={"truncated": {name: self.vectors.truncated}})
 
 
+@dataclass(frozen=True)
+class SelectQuery:
+    """The pool and the selector to choose with, for all of a sample or some of its `passages`, by index.
+
+    The best `listed` adapters that are not chosen are named, all with None. Without `scored` the vectors come without
+    the base model's losses.
+    """
+
+    pool: PoolRequest
+    spec: SelectorSpec
+    options: SelectOptions = field(default_factory=SelectOptions)
+    passages: Sequence[int] | None = None
+    listed: int | None = LISTED
+    scored: bool = True
+
+
 def select(
     registry: Registry,
     caller: Caller,
     sample: CheckedSample,
+    query: SelectQuery,
     *,
-    pool: PoolRequest,
-    spec: SelectorSpec,
-    options: SelectOptions,
     fit: Fit,
-    passages: Sequence[int] | None = None,
-    listed: int | None = LISTED,
-    scored: bool = True,
     progress: Progress | None = None,
 ) -> Chosen:
-    """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
+    """Choose adapters of a pool for a sample; `fit` is called where the pool has no current selector.
 
-    Of those left out the best `listed` are named, with None all. Without `scored` the vectors come without the base
-    model's losses. Raises InvalidSample where its vectors are of another encoder, and what `progress` raises.
+    Raises InvalidSample where the sample's vectors are of another encoder, and what `fit` and `progress` raise.
     """
-    base, members = pool_of(registry, caller, pool)
-    encoder = encoder_for(spec, base.encoders())
+    base, pool = pool_of(registry, caller, query.pool)
+    encoder = encoder_for(query.spec, base.encoders())
     digest = None if encoder is None else encoder.digest
-    row = answering(registry, members, spec, digest)
+    row = current_selector(registry, pool, query.spec, digest)
     if row is None:
-        row = fit(members, spec, digest)
-        asked_for(registry, row, base.entry.id, created_by=caller.key_id)
-    selector = loaded(registry, row)
-    vectors = None if encoder is None else sample_vectors(sample, encoder, scored=scored, progress=progress)
+        row = fit(pool, query.spec, digest)
+        record_use(registry, row, base.entry.id, created_by=caller.key_id)
+    selector = load_selector(registry, row)
+    vectors = None if encoder is None else sample_vectors(sample, encoder, scored=query.scored, progress=progress)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
-        present = members_of(catalogue, row.pool, row.encoder_digest)
-    known = {member.adapter_id for member in row.members}
+        members = members_of(catalogue, row.pool, row.encoder_digest)
+    fitted = {member.adapter_id for member in row.members}
     superseded = [
-        (Member(one.ref, one.digest, one.domain), why) for one, why in present.superseded if one.id not in known
-    ]  # one that is known still serves its domain, until the refit
-
-    def rank(array: np.ndarray) -> Ranking:
-        ranking = selector.rank(array, options=options, exclude=gone)
-        return replace(ranking, excluded=(*ranking.excluded, *superseded))
-
-    ranking = rank(_array(vectors, passages))
-    missing = missing_members(present, row)
-    return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors, rank)
+        (Member(adapter.ref, adapter.digest, adapter.domain), reason)
+        for adapter, reason in members.superseded
+        if adapter.id not in fitted  # one that was fitted serves its domain until the refit
+    ]
+    ranker = _Ranker(selector, query.options, gone, superseded)
+    ranking = ranker.rank(_array(vectors, query.passages))
+    missing = missing_members(members, row)
+    return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 
 
 def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool: PoolRequest) -> Candidate | None:
-    """The one adapter of a pool that a sample is most like, by its fitted posterior selector; None where none is.
+    """The adapter of a pool with most of the posterior on a sample, by the fitted posterior selector.
 
-    None is where no domain has half of the posterior, and where the sample is as far from all of them as only the
-    farthest of their own samples are. Raises Unavailable where nothing was fitted.
+    None where no adapter has half of the posterior, or the sample is novel to the pool. Raises Unavailable where no
+    posterior selector was fitted.
     """
     spec = PosteriorSpec()
-    base, members = pool_of(registry, caller, pool)
+    base, resolved_pool = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
-    row = answering(registry, members, spec, None if encoder is None else encoder.digest)
+    row = current_selector(registry, resolved_pool, spec, None if encoder is None else encoder.digest)
     if row is None or encoder is None:
         raise Unavailable(
             "No posterior selector was fitted for the adapters that this key sees: ask /v1/select once with the "
@@ -138,27 +159,28 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
     vectors = sample_vectors(sample, encoder, scored=False).array
-    ranking = loaded(registry, row).rank(vectors, options=SelectOptions(), exclude=gone)
-    strange = ranking.evidence.novelty
-    best = ranking.ranked[0] if len(ranking.ranked) else None
-    return best if best is not None and best.score >= MAJORITY and (strange is None or strange < NOVEL) else None
+    ranking = load_selector(registry, row).rank(vectors, options=SelectOptions(), exclude=gone)
+    percent = ranking.evidence.novelty
+    if not ranking.ranked or ranking.ranked[0].score < MAJORITY:
+        return None
+    return ranking.ranked[0] if percent is None or percent < NOVEL else None
 
 
 def _array(vectors: Vectors | None, passages: Sequence[int] | None) -> np.ndarray:
-    """The vectors of these passages, or of all; none for a selector that looks at no text."""
+    """The vectors of these passages, by default of all; none for a selector that looks at no text."""
     if vectors is None:
         return np.empty((0, 0), np.float32)
     return vectors.array if passages is None else vectors.of(passages)
 
 
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:
-    """The base model and the pool that a caller means; raises InvalidParameter or Forbidden."""
+    """The base model and the pool of a request; raises InvalidParameter or Forbidden."""
     base = registry.bases[pool_base(request, registry.bases)]
     return base, pool_spec(request, base.shape, caller.namespaces)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
-    """The encoder a selector needs, of those there are; None where it looks at no text. Raises Unavailable."""
+    """The encoder that a selector needs, None where it looks at no text; raises Unavailable where it is missing."""
     name = spec.encoder_name
     if name is None:
         return None
@@ -169,99 +191,98 @@ def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder 
 
 
 def check_selectable(database: Database, pool: PoolSpec, encoder_digest: str | None) -> None:
-    """Raises as `registry.select.pools.check_not_empty` does where a fit of this pool would have no member."""
+    """Raise as `registry.select.pools.check_not_empty` does where the pool has no member."""
     with database.read() as catalogue:
-        check_not_empty(catalogue, pool, current_members(catalogue, pool, encoder_digest))
+        check_not_empty(catalogue, pool, members_of(catalogue, pool, encoder_digest).rows)
 
 
 def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, database: Database) -> SelectorRow | None:
-    """The newest fitted selector of a pool and spec, if it was fitted with this encoder."""
+    """The newest fitted selector of a pool and spec; None where there is none, or it has another encoder."""
     with database.read() as catalogue:
         row = catalogue.selectors.latest(pool.digest, spec.digest)
     return row if row is not None and row.encoder_digest == encoder_digest else None
 
 
-def answering(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow | None:
-    """The selector that answers for a pool and spec, now asked for; None where a fit comes first.
+def current_selector(
+    registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None
+) -> SelectorRow | None:
+    """The fitted selector of a pool and spec, whose use is recorded; None where a fit is needed first.
 
-    That is a pool never fitted, one that changed while its selector was idle, or one whose selector is damaged.
+    One is needed where the pool was never fitted, changed while its selector was idle, or the selector is damaged.
     """
     row = latest(pool, spec, encoder_digest, registry.database)
     if row is None or not registry.blobs.is_whole(row.state_blob):
         return None
     moment = datetime.now(UTC)
     with registry.database.read() as catalogue:
-        asked_at = catalogue.selectors.asked_at([row.id]).get(row.id, moment)
-        idle = registry.refits.is_idle(asked_at, moment)
-        if idle and _is_another(catalogue, row):
+        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, moment)
+        is_idle = registry.refits.is_idle(used_at, moment)
+        if is_idle and _has_changed(catalogue, row):
             return None
-    if not idle and moment - asked_at < ASKED_TO:
+    if not is_idle and moment - used_at < USE_RESOLUTION:
         return row
     try:
-        with registry.database.write() as catalogue:  # no push comes between the look at the pool and the note
-            if idle and _is_another(catalogue, row):
+        with registry.database.write() as catalogue:
+            if is_idle and _has_changed(catalogue, row):  # in one transaction: a push could come in between
                 return None
             catalogue.selectors.record_request(row.pool_id, row.spec_digest, moment)
-    except (Busy, Unavailable):  # a note can wait for the next request
-        if idle:
+    except (Busy, Unavailable):  # the next request can record the use
+        if is_idle:
             raise
     return row
 
 
-def _is_another(catalogue: Catalogue, row: SelectorRow) -> bool:
-    """Whether the pool of a selector has other adapters than it was fitted over; one that is empty cannot be fitted."""
-    present = as_members(current_members(catalogue, row.pool, row.encoder_digest))
-    return bool(present) and present != row.members
+def _has_changed(catalogue: Catalogue, row: SelectorRow) -> bool:
+    """Return True if the pool of a selector has other members than it was fitted over, and is not empty."""
+    members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
+    return bool(members) and members != row.members
 
 
-def asked_for(registry: Registry, row: SelectorRow, base_model: str, *, created_by: str) -> None:
-    """Remember that somebody asked for the pool and spec of a selector that was just fitted.
+def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created_by: str) -> None:
+    """Record the use of a selector that was just fitted, and queue a refit if its pool has changed.
 
-    What was pushed while it was fitted had no refit, since it was idle until now: it has one then.
+    Pushes during the fit queued none where the selector was idle.
     """
     with registry.database.write() as catalogue:
         catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC))
-        if _is_another(catalogue, row):
+        if _has_changed(catalogue, row):
             namespace = next(iter(row.pool.namespaces or ("default",)))
-            enqueue_fit(
-                catalogue, base_model, row.pool, row.spec, namespace=namespace, created_by=created_by,
-                delay=registry.refits.delay,
-            )  # fmt: skip
+            target = FitTarget(base_model, row.pool, row.spec)
+            enqueue_fit(catalogue, target, namespace=namespace, created_by=created_by, delay=registry.refits.delay)
 
 
-def loaded(registry: Registry, row: SelectorRow) -> Selector[Any]:
-    """A fitted selector, from memory or from its stored tensors and JSON; it is shared, and never changed.
+def load_selector(registry: Registry, row: SelectorRow) -> Selector[Any]:
+    """A fitted selector, from the cache or its stored state; it is shared and immutable.
 
-    The arrays of a large one stay in the blob's file, mapped; that this is the file and whole is looked at each time.
-    Raises DamagedBlob where it is not.
+    The arrays of a large one stay in the blob's file, mapped; the file is checked at each call. Raises DamagedBlob.
     """
-    held = registry.selectors.held(row.state_blob)
-    if held is not None:
-        return held
+    cached = registry.selectors.find(row.state_blob)
+    if cached is not None:
+        return cached
     with registry.blobs.open(row.state_blob) as file:
-        place = place_of(file)
-        if place is not None:
-            return registry.selectors.get(f"{place}:{row.state_blob}", partial(_mapped, row, file))
-    return registry.selectors.get(row.state_blob, partial(_read, row, registry.blobs))
+        file_key = mappable_file_key(file)
+        if file_key is not None:
+            return registry.selectors.get(f"{file_key}:{row.state_blob}", partial(_map_selector, row, file))
+    return registry.selectors.get(row.state_blob, partial(_read_selector, row, registry.blobs))
 
 
-def _read(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
-    """The selector of a state in memory, and its bytes."""
+def _read_selector(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
+    """A selector with its arrays in memory, and its size in bytes."""
     data = blobs.read(row.state_blob)
     return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
 
 
-def _mapped(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
-    """The selector of a state in a file, and its bytes that are not in the file: its JSON, and what it works out."""
-    data = mapped(file)
+def _map_selector(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
+    """A selector with its arrays mapped from a file, and the bytes that it needs in memory."""
+    data = map_file(file)
     selector = SELECTORS[row.spec.kind].from_state(*load_state(data))
-    return selector, header_size(data) + selector.kept_bytes
+    return selector, header_size(data) + selector.cached_bytes
 
 
 def sample_vectors(
     sample: CheckedSample, encoder: Encoder, *, scored: bool = True, progress: Progress | None = None
 ) -> Vectors:
-    """The sample in this encoder's space: embedded now, or as the client sent it."""
+    """The sample's vectors by this encoder: its texts are embedded, or those the client sent are taken."""
     if sample.texts:
         return embed_texts(sample.texts, encoder, progress, scored=scored)
     for vectors in sample.vectors:

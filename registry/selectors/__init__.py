@@ -1,7 +1,7 @@
 """Selectors: fitted on a pool's embeddings, they map a sample to an ordered list of adapters, with evidence.
 
-scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and
-select verbs; nothing here knows torch, SQL or HTTP.
+They follow scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit
+and select verbs; nothing here knows torch, SQL or HTTP.
 """
 
 from typing import Any
@@ -15,4 +15,4 @@ from registry.selectors.uniform import UniformSelector
 SELECTORS: dict[str, type[Selector[Any]]] = {
     selector.kind: selector for selector in (GmmSelector, CosineSelector, PosteriorSelector, UniformSelector)
 }
-"""By the `kind` of their specs."""
+"""Selector classes by the `kind` of their spec."""

@@ -1,8 +1,8 @@
-"""Clusters that stand for domains: projection, mixture, and who owns which cluster.
+"""Clusters that stand for domains: a projection, a mixture, and the domains that own each cluster.
 
-docs/explanation/methods.md#clustering has the method. The owner of a cluster is the domain with most training units in
-it. A domain that is majority nowhere gets the non-empty cluster with most of its units as well; such a cluster then
-counts for two domains.
+docs/explanation/methods.md#clustering describes the method. A cluster is owned by the domain with most training units
+in it. A domain that is the majority of no cluster also owns the non-empty cluster with most of its units; such a
+cluster then counts for two domains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 
 from registry.progress import Steps
 from registry.selectors.contract import Float64
-from registry.selectors.drawing import labels
+from registry.selectors.drawing import domain_indices
 from registry.selectors.gaussian_mixture import FittedMixture, Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, whitening
 from registry.selectors.projection import FittedProjection, Projection, fit_projection
@@ -40,7 +40,7 @@ class Clusters:
 
     @property
     def majority(self) -> list[int | None]:
-        """The domain every cluster stands for; None for one that holds no training unit. Ties: the earlier domain."""
+        """The domain of each cluster, None for a cluster without training units. Ties go to the earlier domain."""
         return [int(row.argmax()) if row.any() else None for row in self.table]
 
     @property
@@ -58,9 +58,9 @@ class Clusters:
         return float(self.table.max(axis=1).sum() / self.table.sum())
 
     def assign(self, points: Float64, *, usable: npt.NDArray[np.bool_] | None = None) -> tuple[Int64, Float64]:
-        """The cluster of each of `points` (n, m) and its posterior, among the `usable` clusters (all non-empty ones).
+        """The cluster of each of `points` (n, m) and its posterior, among the `usable` clusters.
 
-        A cluster without training units stands for no domain and takes no unit.
+        By default these are the non-empty clusters: one without training units stands for no domain.
         """
         allowed = self.table.sum(axis=1) > 0 if usable is None else usable
         joint = np.where(allowed[None, :], self.mixture.log_joint(points), -np.inf)
@@ -83,21 +83,24 @@ class ClusterFit:
 
 @dataclass(frozen=True)
 class Proof:
-    """What clusters do on units they have not seen: share assigned right, mean largest posterior, own distances."""
+    """Figures on held-out units: the share assigned right, the mean largest posterior, and sorted distances.
+
+    A distance is that of a unit to its own domain's mean.
+    """
 
     accuracy: float
     posterior: float
     distances: Float64
 
 
-def fit_clusters(parts: Sequence[Float64], spec: GmmSpec, *, drop_first: bool, steps: Steps) -> ClusterFit:
+def fit_clusters(domain_vectors: Sequence[Float64], spec: GmmSpec, *, drop_first: bool, steps: Steps) -> ClusterFit:
     """Fit on the domains' vectors, each (n_i, d); `spec` is resolved. Raises InvalidParameter."""
-    vectors, domain = np.concatenate(parts), labels(parts)
+    vectors, domain = np.concatenate(domain_vectors), domain_indices(domain_vectors)
     assert spec.dimensions is not None
     assert spec.covariance is not None
     projected = fit_projection(vectors, dimensions=spec.dimensions, drop_first=drop_first)
     points = projected.projection(vectors)
-    k = len(parts)
+    k = len(domain_vectors)
     mixed = fit_mixture(points, k=k, covariance=spec.covariance, max_iter=spec.max_iter, seed=spec.seed, steps=steps)
     table = np.zeros((k, k), dtype=np.int64)
     np.add.at(table, (mixed.mixture.log_joint(points).argmax(axis=1), domain), 1)
@@ -112,12 +115,14 @@ def fit_clusters(parts: Sequence[Float64], spec: GmmSpec, *, drop_first: bool, s
     return ClusterFit(clusters=clusters, projected=projected, mixed=mixed)
 
 
-def prove(clusters: Clusters, parts: Sequence[Float64]) -> Proof:
-    """Try `clusters` on held-out vectors of the same domains, each (n_i, d)."""
-    points, domain = clusters.projection(np.concatenate(parts)), labels(parts)
+def prove(clusters: Clusters, domain_vectors: Sequence[Float64]) -> Proof:
+    """Evaluate `clusters` on held-out vectors of the same domains, each (n_i, d)."""
+    points, domain = clusters.projection(np.concatenate(domain_vectors)), domain_indices(domain_vectors)
     cluster, posterior = clusters.assign(points)
     majority = np.array([-1 if owner is None else owner for owner in clusters.majority])
-    own = clusters.distances(points)[np.arange(len(points)), domain]
+    distances = clusters.distances(points)[np.arange(len(points)), domain]
     return Proof(
-        accuracy=float((majority[cluster] == domain).mean()), posterior=float(posterior.mean()), distances=np.sort(own)
+        accuracy=float((majority[cluster] == domain).mean()),
+        posterior=float(posterior.mean()),
+        distances=np.sort(distances),
     )

@@ -1,4 +1,4 @@
-"""What a selector is, what it is fitted on, and the checks all of them share."""
+"""The base class of selectors, the domains they are fitted on, and the checks they share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STATE_VERSION = 2
 
 
 class Embeddings(Protocol):
-    """Embeddings (n, d) of a sample: an array, or what reads one from where it is stored each time it is sliced.
+    """Embeddings (n, d) of a sample: an array, or a reader that loads stored rows each time it is sliced.
 
-    A selector asks for `shape` as often as it likes, slices once a pass over its domains and keeps no slice: so a fit
-    needs the memory of one domain, however many there are.
+    A selector slices once in each pass over its domains and keeps no slice, so that a fit needs the memory of one
+    domain, however many there are. `shape` is free.
     """
 
     @property
@@ -38,28 +38,28 @@ class Embeddings(Protocol):
         """(n, d)."""
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
-        """These rows, in memory."""
+        """Load these rows into memory."""
 
 
 @dataclass(frozen=True)
 class Domain(Member):
-    """An adapter and the embeddings (n, d) of its sample; `uniform` looks at none, so n may be 0 for it."""
+    """An adapter and the embeddings (n, d) of its sample; n may be 0 for `uniform`, which uses none."""
 
     vectors: Embeddings
 
     @property
     def units(self) -> int:
-        """n."""
+        """The number of embeddings, n."""
         return self.vectors.shape[0]
 
     @property
     def member(self) -> Member:
-        """The domain without its vectors: what a fitted selector keeps."""
+        """The domain without its vectors, as a fitted selector stores it."""
         return Member(ref=self.ref, digest=self.digest, domain=self.domain)
 
 
 class Selector(ABC, Generic[Spec]):
-    """Fitted on domains, it ranks them for a sample. What it has learned is in attributes that end in `_`."""
+    """Fitted on domains, ranks them for a sample. Learned state is in attributes that end in `_`."""
 
     kind: ClassVar[str]
     members_: tuple[Member, ...]
@@ -69,32 +69,25 @@ class Selector(ABC, Generic[Spec]):
         self.spec = spec
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes that it holds once it has ranked, beside the arrays of its state."""
+    def cached_bytes(self) -> int:
+        """Bytes of the arrays that are derived from its state and cached when it first ranks."""
         return 0
 
     @abstractmethod
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
-        """Learn from the domains, in whatever order they come; raises InvalidParameter."""
-
-    def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:  # noqa: ARG002
-        """A selector as after a fit on other domains, without one; None where a whole fit is needed.
-
-        None of a digest in `added` is a member, unless it is in `removed` too. Raises InvalidParameter as `fit` does.
-        """
-        return None
+        """Learn from the domains, whose order does not matter; raises InvalidParameter."""
 
     @abstractmethod
     def rank(
         self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
-        """The domains for a sample's vectors (n, d), best first; `exclude` maps adapter digests to why they are out.
+        """Rank the domains for a sample's vectors (n, d); `exclude` maps excluded adapter digests to the reason.
 
         Excluded adapters are dropped before shares, thresholds and the cap. Raises InvalidSample, InvalidParameter.
         """
 
     def to_state(self) -> tuple[Arrays, dict[str, Any]]:
-        """Everything learned as arrays and a JSON value; a selector made of them answers the same to the last bit."""
+        """The learned state as arrays and a JSON value; a selector restored from them ranks identically."""
         return self._arrays(), {
             "version": STATE_VERSION,
             "kind": self.kind,
@@ -105,7 +98,7 @@ class Selector(ABC, Generic[Spec]):
 
     @classmethod
     def from_state(cls, arrays: Arrays, meta: Mapping[str, Any]) -> Self:
-        """The selector that `to_state` described; raises Internal for another kind's or another version's state."""
+        """Restore a selector from its `to_state`; raises Internal for a state of another kind or version."""
         if (meta.get("kind"), meta.get("version")) != (cls.kind, STATE_VERSION):
             raise Internal(
                 f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
@@ -119,43 +112,43 @@ class Selector(ABC, Generic[Spec]):
 
     @abstractmethod
     def _arrays(self) -> Arrays:
-        """What was learned, beside the members and the report."""
+        """The learned arrays by name, beside the members and the report."""
 
     @abstractmethod
     def _restore(self, arrays: Arrays) -> None:
-        """Take back what `_arrays` gave; raises Internal if this is another thing."""
+        """Set the learned attributes from `_arrays`; raises Internal for arrays of another form."""
 
     @classmethod
     def _floats(cls, arrays: Arrays, name: str, *shape: int) -> Float64:
-        """An array of float64 of a stored state; raises as `_stored`."""
-        floats: Float64 = cls._stored(arrays, name, np.float64, shape)
+        """A float64 array of a stored state; raises Internal as `_array` does."""
+        floats: Float64 = cls._array(arrays, name, np.float64, shape)
         return floats
 
     @staticmethod
-    def _stored(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
-        """An array of a stored state; raises Internal unless it is there with this type and shape."""
+    def _array(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
+        """An array of a stored state; raises Internal where it is missing or has another type or shape."""
         array = arrays.get(name)
         if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:
-            found = "missing" if array is None else f"{array.dtype} {array.shape}"
-            raise Internal(f"Stored selector array {name!r} is {found}, not {np.dtype(dtype)} {shape}: fit it again.")
+            actual = "missing" if array is None else f"{array.dtype} {array.shape}"
+            raise Internal(f"Stored selector array {name!r} is {actual}, not {np.dtype(dtype)} {shape}: fit it again.")
         return np.ascontiguousarray(array)
 
 
 def ordered_domains(domains: Sequence[Domain], *, min_units: int | None = None) -> list[Domain]:
-    """`domains` in their canonical order (label, digest), so that what is learned does not depend on theirs.
+    """`domains` sorted by label and digest, so that a fit does not depend on the order they come in.
 
-    Raises InvalidParameter where there is none or a label or digest comes twice; and for a selector that looks at
-    vectors, where a domain has fewer than `min_units`, or they are not of one length. That they are finite is checked
-    where they are read (`registry.selectors.drawing`).
+    Raises InvalidParameter where there is none or a label or digest comes twice. With `min_units` also where a domain
+    has fewer vectors, or their dimensions differ. That they are finite is checked where they are read
+    (`registry.selectors.drawing`).
     """
     if not domains:
         raise InvalidParameter("The pool is empty: push adapters with samples first.", param="pool")
-    for what in ("domain", "digest"):
-        values = Counter(getattr(domain, what) for domain in domains)
-        twice = sorted(value for value, count in values.items() if count > 1)
-        if twice:
+    for field in ("domain", "digest"):
+        counts = Counter(getattr(domain, field) for domain in domains)
+        duplicates = sorted(value for value, count in counts.items() if count > 1)
+        if duplicates:
             raise InvalidParameter(
-                f"Each {what} may be in the pool once, and {twice[0]!r} is there more often.", param="pool"
+                f"Each {field} may be in the pool once, and {duplicates[0]!r} is there more often.", param="pool"
             )
     ordered = sorted(domains, key=lambda domain: (domain.domain, domain.digest))
     if min_units is not None:
@@ -178,7 +171,10 @@ def _check_vectors(domains: Sequence[Domain], minimum: int) -> None:
 
 
 def check_sample(vectors: Floats, dimensions: int) -> Float64:
-    """A sample's vectors (n, d) in float64; raises InvalidSample."""
+    """A sample's vectors (n, d) in float64.
+
+    Raises InvalidSample where there is none, they have other dimensions, or hold NaN or infinity.
+    """
     if vectors.ndim != 2 or vectors.shape[0] == 0:
         raise InvalidSample("The sample has no embeddings.", param="sample")
     if vectors.shape[1] != dimensions:

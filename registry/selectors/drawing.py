@@ -1,7 +1,8 @@
-"""Which of a domain's vectors are learned from, and which prove what was learned.
+"""Splits each domain's vectors into those a selector is fitted on and those held out for its proof.
 
-100 units a domain are drawn with the seed (the paper's number); up to 100 of the rest are held out. Where the rest
-is too small, the draw itself is split 80/20 for the proof, and the selector that is kept learns from all of it.
+The proof measures the selector on held-out units. 100 units a domain are drawn with the seed (the paper's number) to
+fit on; up to 100 of the rest are held out. Where the rest is too small, the draw itself is split 80/20 for the proof,
+and the final selector is fitted on all of it.
 """
 
 from __future__ import annotations
@@ -22,70 +23,51 @@ MIN_UNITS = 5
 """Below this a domain cannot be split 80/20."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Vectors (n, d) in float64 per domain: `fitted` is for the selector kept, the others are for its proof.
-
-    Without `cross_fit` `proof_fit` is `fitted`, and `proof_test` are other units.
-    """
-
-    fitted: list[Float64]
-    proof_fit: list[Float64]
-    proof_test: list[Float64]
-    cross_fit: bool
-
-
 def proof_name(cross_fit: bool) -> str:
-    """How the held-out figures came about, for the report."""
+    """The name of the proof's split, for the report."""
     return "cross_fit_80_20" if cross_fit else "other_units"
-
-
-def draw_units(domains: Sequence[Domain], *, seed: int) -> Draw:
-    """Split every domain's vectors; a domain's draw depends on the seed and its digest, not on its neighbours."""
-    cross_fit = any(has_few_units(domain) for domain in domains)
-    drawn = [draw_domain(domain, seed=seed, cross_fit=cross_fit) for domain in domains]
-    fitted = [one.fitted for one in drawn]
-    return Draw(
-        fitted=fitted,
-        proof_fit=[one.proof_fit for one in drawn] if cross_fit else fitted,
-        proof_test=[one.proof_test for one in drawn],
-        cross_fit=cross_fit,
-    )
 
 
 @dataclass(frozen=True)
 class DomainDraw:
-    """One domain's part of a `Draw`."""
+    """A split of one domain's vectors, arrays (n, d) in float64.
 
-    fitted: Float64
+    The final selector is fitted on `fit`, that of the proof on `proof_fit`, which is the same unless the pool is proved
+    by 80/20 splits: these divide `fit` into `proof_fit` and `held_out`.
+    """
+
+    fit: Float64
     proof_fit: Float64
-    proof_test: Float64
+    held_out: Float64
 
 
 def has_few_units(domain: Domain) -> bool:
-    """Whether too few units are left to be held out; one such domain has the whole pool proved by 80/20 splits."""
+    """Return True if too few units remain to be held out; then the whole pool is proved by 80/20 splits."""
     return domain.units < UNITS + MIN_HELD_OUT
 
 
 def draw_domain(domain: Domain, *, seed: int, cross_fit: bool) -> DomainDraw:
-    """The units of one domain, whose embeddings are read here; raises InvalidParameter where they are not finite."""
+    """Read and split the embeddings of a domain, by `cross_fit` 80/20; raises InvalidParameter for infinite values.
+
+    The draw depends on the seed and the domain's digest, not on other domains.
+    """
     shuffled = _shuffled(domain, seed)
-    fitted = shuffled[:UNITS]
+    fit = shuffled[:UNITS]
     if not cross_fit:
-        return DomainDraw(fitted, proof_fit=fitted, proof_test=shuffled[UNITS : UNITS + HELD_OUT])
-    cut = len(fitted) * 4 // 5
-    return DomainDraw(fitted, proof_fit=fitted[:cut], proof_test=fitted[cut:])
+        return DomainDraw(fit, proof_fit=fit, held_out=shuffled[UNITS : UNITS + HELD_OUT])
+    cut = len(fit) * 4 // 5
+    return DomainDraw(fit, proof_fit=fit[:cut], held_out=fit[cut:])
 
 
-def labels(parts: Sequence[Float64]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The domain index of every row of `parts` laid end to end."""
-    return np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
+def domain_indices(domain_vectors: Sequence[Float64]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The domain index of every row of the concatenated `domain_vectors`."""
+    return np.repeat(np.arange(len(domain_vectors), dtype=np.int64), list(map(len, domain_vectors)))
 
 
 def _shuffled(domain: Domain, seed: int) -> Float64:
-    own = int.from_bytes(hashlib.sha256(domain.digest.encode()).digest()[:8], "big")
+    domain_seed = int.from_bytes(hashlib.sha256(domain.digest.encode()).digest()[:8], "big")
     vectors = domain.vectors[:]
     if not np.isfinite(vectors).all():
         raise InvalidParameter(f"Embeddings of domain {domain.domain!r} hold NaN or infinity.", param="pool")
-    order = np.random.default_rng([seed, own]).permutation(len(vectors))
+    order = np.random.default_rng([seed, domain_seed]).permutation(len(vectors))
     return np.ascontiguousarray(vectors[order], dtype=np.float64)

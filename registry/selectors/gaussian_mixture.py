@@ -1,8 +1,8 @@
 """A Gaussian mixture as plain arrays: fitted by scikit-learn, evaluated here, stored without pickle.
 
-Fitting goes through scikit-learn's public interface in short warm starts, which is the same EM, so that progress is
-reported and a fit can be cancelled between them. Evaluation repeats scikit-learn's formulas on the stored arrays
-(parity is tested), so a stored selector does not depend on the version that fitted it.
+Fitting calls scikit-learn's public interface in short warm starts, which is the same EM, so that progress is reported
+and a fit can be cancelled in between. Evaluation repeats scikit-learn's formulas on the stored arrays (tests compare
+them), so that a stored selector does not depend on the version that fitted it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -22,7 +22,7 @@ from registry.selectors.contract import Float64
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 CHUNK = 10
-"""EM iterations between two chances to cancel."""
+"""EM iterations between two calls of the progress function, which may cancel."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Mixture:
         return np.asarray(centred * precision[k])
 
     def _log_determinant(self) -> Float64:
-        """Half the log determinant of every component's precision, (k,)."""
+        """Half the log determinant (k,) of each component's precision."""
         precision, (k, dimensions) = self.precisions_cholesky, self.means.shape
         if self.covariance == "tied":
             return np.full(k, np.log(np.diagonal(precision)).sum())
@@ -89,15 +89,15 @@ def precision_shape(covariance: Covariance, k: int, dimensions: int) -> tuple[in
 def fit_mixture(
     points: Float64, *, k: int, covariance: Covariance, max_iter: int, seed: int, steps: Steps
 ) -> FittedMixture:
-    """EM from a k-means start on `points` (n, d); raises InvalidParameter where the points do not carry it."""
-    estimator = GaussianMixture(  # type: ignore[no-untyped-call]
+    """Fit by EM from a k-means start on `points` (n, d); raises InvalidParameter where the fit is not possible."""
+    estimator: Any = GaussianMixture(
         n_components=k, covariance_type=covariance, init_params="kmeans", random_state=seed, warm_start=True
     )
     iterations = 0
     messages: list[str] = []
     while iterations < max_iter and not getattr(estimator, "converged_", False):
         steps.note(f"fitting {k} clusters, iteration {iterations} of at most {max_iter}")
-        estimator.set_params(max_iter=min(CHUNK, max_iter - iterations))  # type: ignore[no-untyped-call]
+        estimator.set_params(max_iter=min(CHUNK, max_iter - iterations))
         messages += _fit_quietly(estimator, points)
         iterations += estimator.n_iter_
     if not estimator.converged_:
@@ -116,12 +116,12 @@ def fit_mixture(
     )
 
 
-def _fit_quietly(estimator: GaussianMixture, points: Float64) -> list[str]:
-    """One warm start; convergence warnings come back as sentences, all others go on to whoever listens."""
+def _fit_quietly(estimator: Any, points: Float64) -> list[str]:
+    """Run one warm start and return its convergence warnings; all other warnings are issued again."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         try:
-            estimator.fit(points)  # type: ignore[no-untyped-call]
+            estimator.fit(points)
         except ValueError as error:
             raise InvalidParameter(
                 f"{estimator.n_components} clusters with {estimator.covariance_type!r} covariance cannot be fitted to "
@@ -132,6 +132,6 @@ def _fit_quietly(estimator: GaussianMixture, points: Float64) -> list[str]:
     for warning in caught:
         if not issubclass(warning.category, ConvergenceWarning):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        elif "did not converge" not in str(warning.message):  # that one is expected of every warm start but the last
+        elif "did not converge" not in str(warning.message):  # expected of every warm start but the last
             messages.append(str(warning.message))
     return messages

@@ -1,8 +1,7 @@
-"""Fitted selectors in memory, by the digest of their stored state, so that a selection need not read and check it anew.
+"""An LRU cache of fitted selectors, by the digest of their stored state.
 
-Held by `Registry`, asked by the verb `select`. A state is immutable and so is what is made of it: threads share one
-selector, and its arrays cannot be written to. Least recently asked for are dropped when the states together are larger
-than the bound; one that is larger by itself is never kept.
+Part of `Registry`, used by the verb `select`. Selectors are immutable: threads share one, and its arrays are read-only.
+The least recently used are evicted when all together exceed the bound; a selector that alone exceeds it is not cached.
 """
 
 from __future__ import annotations
@@ -14,52 +13,52 @@ from typing import Any
 
 from registry.selectors.contract import Selector
 
-MOST = 256 * 2**20
-"""Bytes in memory: ten of cosine's over 10,000 adapters of 576 dimensions, or one over 100,000."""
-TURNS = 16
+MAX_BYTES = 256 * 2**20
+"""Ten cosine selectors over 10,000 adapters of 576 dimensions, or one over 100,000."""
+LOCKS = 16
 
 
 class LoadedSelectors:
-    """At most `most` bytes of selectors; threads share it. What is mapped from their files is not among these bytes."""
+    """A thread-safe cache of at most `max_bytes` of selectors, not counting arrays that are mapped from files."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._held: OrderedDict[str, tuple[Selector[Any], int]] = OrderedDict()
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, tuple[Selector[Any], int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._turns = tuple(threading.Lock() for _ in range(TURNS))
+        self._load_locks = tuple(threading.Lock() for _ in range(LOCKS))
 
     @property
     def bytes(self) -> int:
-        """Of all that are held."""
+        """The size of all cached selectors."""
         with self._lock:
-            return sum(size for _, size in self._held.values())
+            return sum(size for _, size in self._entries.values())
 
     def get(self, digest: str, load: Callable[[], tuple[Selector[Any], int]]) -> Selector[Any]:
-        """The selector of this state, made by `load`, with its bytes in memory, where it is not held.
+        """The cached selector of this state, or the one that `load` returns with its size in bytes.
 
-        Of several that ask for one at once, one loads it. What `load` raises is raised, and nothing is held.
+        Concurrent callers of one digest load it once. Raises what `load` raises.
         """
-        with self._turns[int(digest[-2:], 16) % TURNS]:
-            known = self.held(digest)
-            if known is not None:
-                return known
+        with self._load_locks[int(digest[-2:], 16) % LOCKS]:
+            cached = self.find(digest)
+            if cached is not None:
+                return cached
             selector, size = load()
-            if size <= self._most:
-                self._hold(digest, selector, size)
+            if size <= self._max_bytes:
+                with self._lock:
+                    self._entries[digest] = selector, size
+                    self._evict()
             return selector
 
-    def held(self, digest: str) -> Selector[Any] | None:
-        """The selector of this state, where it is in memory."""
+    def find(self, digest: str) -> Selector[Any] | None:
+        """The cached selector of this state, or None."""
         with self._lock:
-            if digest not in self._held:
+            if digest not in self._entries:
                 return None
-            self._held.move_to_end(digest)
-            return self._held[digest][0]
+            self._entries.move_to_end(digest)
+            return self._entries[digest][0]
 
-    def _hold(self, digest: str, selector: Selector[Any], size: int) -> None:
-        with self._lock:
-            self._held[digest] = selector, size
-            left = sum(one for _, one in self._held.values()) - self._most
-            while left > 0:
-                _, (_, gone) = self._held.popitem(last=False)
-                left -= gone
+    def _evict(self) -> None:
+        excess = sum(size for _, size in self._entries.values()) - self._max_bytes
+        while excess > 0:
+            _, (_, size) = self._entries.popitem(last=False)
+            excess -= size

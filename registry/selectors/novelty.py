@@ -1,7 +1,8 @@
-"""How strange a sample is to a pool: a percentile among what the pool's own domains look like on other text.
+"""Novelty of a sample: the percentile of its distance to the pool among the distances of the pool's held-out text.
 
-One unit's distance is to the nearest domain; a held-out unit's to its own. The sample's is the median of its units,
-so a sample from a domain of the pool is expected near 50 or below, and one like nothing in it near 100.
+A unit's distance is to the nearest domain, a held-out unit's to its own domain. The sample's distance is the median of
+its units', so the percentile of a sample from a domain of the pool is expected near 50 or below, and that of one unlike
+all domains near 100.
 """
 
 from __future__ import annotations
@@ -12,31 +13,31 @@ from scipy.linalg import solve_triangular
 from registry.selectors.contract import Float64
 
 NOVEL = 95.0
-"""From this percentile on a sample is said to be strange."""
+"""The percentile from which on a sample counts as novel to the pool."""
 
 
-def strange_sample(percent: float) -> str:
-    """What whoever reads the shares of a strange sample has to know."""
+def novelty_warning(percent: float) -> str:
+    """The warning for a sample whose novelty is `percent`."""
     return (
         f"The sample is farther from its nearest domains than {percent:.0f} % of their own text is from them: "
         "read its shares as the least unlike, not as like."
     )
 
 
-def percentile(distance: float, own: Float64) -> float:
-    """Percent of the `own` distances (sorted, not empty) below `distance`, ties by half."""
-    below = int(np.searchsorted(own, distance, side="left"))
-    upto = int(np.searchsorted(own, distance, side="right"))
-    return 100.0 * (below + upto) / 2 / len(own)
+def percentile(distance: float, reference: Float64) -> float:
+    """Percent of the `reference` distances (sorted, not empty) below `distance`, ties by half."""
+    below = int(np.searchsorted(reference, distance, side="left"))
+    upto = int(np.searchsorted(reference, distance, side="right"))
+    return 100.0 * (below + upto) / 2 / len(reference)
 
 
-def novelty(distances: Float64, own: Float64) -> float:
-    """Percentile of the median of the least of `distances` (units, domains) of every unit among `own`."""
-    return percentile(float(np.median(distances.min(axis=1))), own)
+def novelty(distances: Float64, reference: Float64) -> float:
+    """Percentile among `reference` of the median over units of the least of their `distances` (units, domains)."""
+    return percentile(float(np.median(distances.min(axis=1))), reference)
 
 
 def whitening(residuals: Float64) -> Float64:
-    """`whitening_of` residuals (n, d), taken against the means of their own domains and pooled."""
+    """`whitening_of` the residuals (n, d) of all domains, each taken against the mean of its own domain."""
     fourth = float(np.square(np.square(residuals).sum(axis=1)).sum())
     return whitening_of(len(residuals), residuals.T @ residuals, fourth)
 
@@ -44,11 +45,11 @@ def whitening(residuals: Float64) -> Float64:
 def whitening_of(count: int, scatter: Float64, fourth: float) -> Float64:
     """W (d, d) such that ||x W|| is the Mahalanobis norm under the covariance of `count` residuals r.
 
-    The covariance is shrunk after Ledoit and Wolf (2004), so that it can be inverted also where units are few. It
-    needs sums over residuals only: `scatter` (d, d) of r r', and `fourth` of ||r||^4.
+    The covariance is shrunk (Ledoit and Wolf, 2004), so that it is invertible even where units are few. It is computed
+    from sums over the residuals: `scatter` (d, d) of r r', and `fourth` of ||r||^4.
     """
     covariance = _ledoit_wolf(count, scatter, fourth)
-    # All domains without spread leave nothing to scale by: any positive floor makes their distances huge, rightly.
+    # Where no domain has any spread the covariance is zero: any positive floor makes distances huge, as they should be.
     floor = max(float(np.trace(covariance)) / len(covariance), 1e-12) * 1e-6
     lower = np.linalg.cholesky(covariance + floor * np.eye(len(covariance)))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True)
@@ -56,7 +57,7 @@ def whitening_of(count: int, scatter: Float64, fourth: float) -> Float64:
 
 
 def _ledoit_wolf(count: int, scatter: Float64, fourth: float) -> Float64:
-    """The shrunk covariance, as scikit-learn's `ledoit_wolf` has it of the residuals themselves."""
+    """The shrunk covariance, equal to that of scikit-learn's `ledoit_wolf` on the residuals themselves."""
     size = len(scatter)
     covariance = scatter / count
     scale = float(np.trace(covariance)) / size
@@ -75,7 +76,7 @@ def mahalanobis(points: Float64, means: Float64, whiten: Float64) -> Float64:
 
 def euclidean(points: Float64, centres: Float64) -> Float64:
     """Distances (n, k) of `points` (n, d) to `centres` (k, d)."""
-    squared = (-2.0 * points) @ centres.T  # in place: of a large pool each array more takes as long as the product
+    squared = (-2.0 * points) @ centres.T  # in place: for a large pool each further array costs as much as the product
     squared += np.square(points).sum(axis=1)[:, None]
     squared += np.square(centres).sum(axis=1)[None, :]
     np.maximum(squared, 0.0, out=squared)

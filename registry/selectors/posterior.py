@@ -1,9 +1,9 @@
-"""`posterior`: how likely each domain is to have written the sample, as the weights of a soup.
+"""`posterior`: the mean posterior of each domain on a sample, used as its weight in a soup.
 
 One Gaussian a domain over principal components of mean-pooled base embeddings, all with one covariance, shrunk after
-Ledoit and Wolf: the supervised twin of `gmm`, which needs no clusters since the labels are known. Posteriors are
-tempered, because a soup wants two or three half-right adapters rather than the one most alike, and averaged over the
-sample's units (docs/explanation/selection.md). The paper has none of it.
+Ledoit and Wolf: the supervised counterpart of `gmm`. Posteriors are tempered, because several partly matching adapters
+make a better soup than the closest alone, and averaged over the sample's units (docs/explanation/selection.md). It is
+not in the paper.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, proof_name
-from registry.selectors.novelty import NOVEL, euclidean, mahalanobis, novelty, strange_sample, whitening_of
+from registry.selectors.novelty import NOVEL, euclidean, mahalanobis, novelty, novelty_warning, whitening_of
 from registry.selectors.projection import FittedProjection, Projection, Spread
-from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
+from registry.selectors.ranking import Evidence, Member, RankedCandidates, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
-from registry.selectors.updating import Age, Change, UpdatableSelector, blocks, is_due
+from registry.selectors.updating import Age, Change, UpdatableSelector, blocks, needs_whole_fit
 from registry.spec import PosteriorSpec, SelectOptions
 
-LIGHTEST = 1e-6
-"""A domain with less is never taken: its weight in a recipe would be 0."""
+MIN_WEIGHT = 1e-6
+"""The least posterior of a chosen domain: below, its weight in a recipe would round to 0."""
 
 
 @dataclass(frozen=True)
 class Gaussians:
-    """One Gaussian a domain behind a `projection`, with sums that they can be brought up to date by.
+    """One Gaussian a domain over the coordinates of a `projection`, as sums that can be updated.
 
-    `means` (domains, m); of the `count` residuals r to their own domains' means, `scatter` (m, m) sums r r' and
-    `fourth` ||r||^4. `whiten` (m, m) follows from these three and is the same for all domains.
+    `means` (domains, m). Over the `count` residuals r to their own domain's mean, `scatter` (m, m) sums r r' and
+    `fourth` sums ||r||^4; the shared covariance is computed from these three.
     """
 
     projection: Projection
@@ -46,31 +46,27 @@ class Gaussians:
 
     @cached_property
     def whiten(self) -> Float64:
-        """W such that ||x W|| is the Mahalanobis norm."""
+        """W (m, m) such that ||x W|| is the Mahalanobis norm."""
         return whitening_of(self.count, self.scatter, self.fourth)
 
     def distances(self, vectors: Float64) -> Float64:
         """Mahalanobis distances (n, domains) of vectors (n, d) to the domains' means."""
-        return self.distances_at(self.projection(vectors))
+        return mahalanobis(self.projection(vectors), self.means, self.whiten)
 
-    def distances_at(self, points: Float64) -> Float64:
-        """The same of points (n, m) of the projection."""
-        return mahalanobis(points, self.means, self.whiten)
-
-    def updated(self, change: Change, new: Gaussians, old: Gaussians) -> Gaussians:
-        """After the domains of `new` came and those of `old` went, both behind this projection, which stays."""
+    def updated(self, change: Change, added: Gaussians, removed: Gaussians) -> Gaussians:
+        """The Gaussians after `change`; those of the domains it adds and removes have the same projection."""
         return replace(
             self,
-            means=change.rows(self.means, new.means),
-            count=self.count + new.count - old.count,
-            scatter=self.scatter + new.scatter - old.scatter,
-            fourth=self.fourth + new.fourth - old.fourth,
+            means=change.rows(self.means, added.means),
+            count=self.count + added.count - removed.count,
+            scatter=self.scatter + added.scatter - removed.scatter,
+            fourth=self.fourth + added.fourth - removed.fourth,
         )
 
 
 @dataclass
-class Sums:
-    """What Gaussians follow from, taken in domain by domain: vectors are let go once they are added."""
+class GaussianSums:
+    """Accumulates Gaussians domain by domain, without holding on to vectors."""
 
     projection: Projection
     means: list[Float64] = field(default_factory=list)
@@ -86,7 +82,7 @@ class Sums:
         return len(self.projection.components)
 
     def add(self, vectors: Float64) -> None:
-        """Take in the next domain, by its vectors (n, d)."""
+        """Add a domain by its vectors (n, d)."""
         points = self.projection(vectors)
         self.means.append(points.mean(axis=0))
         residuals = points - self.means[-1]
@@ -95,7 +91,7 @@ class Sums:
         self.fourth += float(np.square(np.square(residuals).sum(axis=1)).sum())
 
     def gaussians(self) -> Gaussians:
-        """Those of the domains so far, of which there may be none."""
+        """The Gaussians of the domains added so far, possibly none."""
         means = np.array(self.means).reshape(-1, self._dimensions)
         return Gaussians(self.projection, means, self.count, self.scatter, self.fourth)
 
@@ -103,100 +99,93 @@ class Sums:
 class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
     """Tempered posteriors of Gaussians; learned: `members_`, `gaussians_`, `own_distances_`, `report_`.
 
-    To be updated it also keeps `proved_` (Gaussians that have not seen what they are proved on: `gaussians_`, but
-    for a split of 80/20). Held-out vectors are kept as points of its projection.
+    For updates it also stores `proof_gaussians_`, fitted without the held-out units; they differ from `gaussians_` only
+    with an 80/20 split. Held-out vectors are stored as coordinates of the projection of the proof.
     """
 
     kind: ClassVar[str] = "posterior"
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
-        """Learn a mean a domain and the covariance of 100 units each, drawn with the spec's seed.
+        """Fit a mean a domain and a shared covariance on 100 units each, drawn with the spec's seed.
 
-        Raises InvalidParameter for an empty pool, too few or unusable vectors; whatever `progress` raises ends it.
+        Raises InvalidParameter for an empty pool, too few or unusable vectors, and what `progress` raises.
         """
         steps = Steps(progress, 3)
         ordered = ordered_domains(domains, min_units=MIN_UNITS)
         self.age_ = Age.of(ordered)
-        proved, kept = self._projections(ordered)
+        proof, final = self._projections(ordered)
         steps.step("principal components found")
-        return self._learn(ordered, proved, kept, steps)
-
-    def fit_behind(self, projections: tuple[FittedProjection, FittedProjection], domains: Sequence[Domain]) -> Self:
-        """Learn all but the projections, of the proof and of what is kept: what updates come to."""
-        ordered = ordered_domains(domains, min_units=MIN_UNITS)
-        self.age_ = Age.of(ordered)
-        return self._learn(ordered, *projections, Steps(None, 2))
-
-    def _learn(self, ordered: Sequence[Domain], proved: FittedProjection, kept: FittedProjection, steps: Steps) -> Self:
-        self.members_: tuple[Member, ...] = tuple(one.member for one in ordered)
-        self.explained_ = kept.explained
-        self.proved_, self.gaussians_ = self._gaussians(ordered, proved.projection, kept.projection)
+        self.members_: tuple[Member, ...] = tuple(domain.member for domain in ordered)
+        self.explained_ = final.explained
+        self.proof_gaussians_, self.gaussians_ = self._gaussians(ordered, proof.projection, final.projection)
         steps.step("Gaussians fitted")
-        self._hold_out(ordered, {}, self.proved_.projection)
-        self._settle()
+        self._hold_out(ordered, {}, self.proof_gaussians_.projection)
+        self._prove()
         steps.step("Gaussians proved on held-out units")
         return self
 
     def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:
-        """This selector after domains came and went, None where a whole fit is due (`registry.selectors.updating`).
+        """The selector after these changes; None where a whole fit is needed (`registry.selectors.updating`).
 
-        Projections stay as the last whole fit found them; all else is as if it were fitted behind them.
+        Equal to a fit of the resulting domains with the projections of the last whole fit.
         """
-        if is_due(self.members_, self.age_, added, removed, learns_of_all=True):
+        if needs_whole_fit(self.members_, self.age_, added, removed, has_shared_state=True):
             return None
         ordered = ordered_domains([*added], min_units=MIN_UNITS) if added else []
         change = Change.of(self.members_, ordered, removed)
         new = type(self)(self.spec)
         new.members_, new.explained_ = change.members, self.explained_
         new.age_ = self.age_.after(added, removed)
-        projections = self.proved_.projection, self.gaussians_.projection
-        came, went = (new._gaussians(some, *projections) for some in (ordered, removed))
-        new.proved_ = new.gaussians_ = self.proved_.updated(change, came[0], went[0])
+        proof, final = self.proof_gaussians_.projection, self.gaussians_.projection
+        added_proof, added_final = new._gaussians(ordered, proof, final)
+        removed_proof, removed_final = new._gaussians(removed, proof, final)
+        new.proof_gaussians_ = new.gaussians_ = self.proof_gaussians_.updated(change, added_proof, removed_proof)
         if new.age_.cross_fit:
-            new.gaussians_ = self.gaussians_.updated(change, came[1], went[1])
-        new._hold_out(ordered, self.held_out_, new.proved_.projection)
-        new._settle()
+            new.gaussians_ = self.gaussians_.updated(change, added_final, removed_final)
+        new._hold_out(ordered, self.held_out_, new.proof_gaussians_.projection)
+        new._prove()
         return new
 
     def _projections(self, ordered: Sequence[Domain]) -> tuple[FittedProjection, FittedProjection]:
-        """Principal components of what the proof learns from, and of what the selector kept learns from."""
+        """Principal components of the units that the proof is fitted on, and of those the final selector is."""
         origin = ordered[0].vectors[:1][0].astype(np.float64)
-        proof, rest = Spread(origin), Spread(origin)
-        for one in ordered:
-            drawn = self._draw(one)
-            proof.add(drawn.proof_fit)
+        proof_sums, held_out_sums = Spread(origin), Spread(origin)
+        for domain in ordered:
+            draw = self._draw(domain)
+            proof_sums.add(draw.proof_fit)
             if self.age_.cross_fit:
-                rest.add(drawn.proof_test)
-        found = proof.projection(dimensions=self.spec.dimensions)
+                held_out_sums.add(draw.held_out)
+        proof = proof_sums.projection(dimensions=self.spec.dimensions)
         if not self.age_.cross_fit:
-            return found, found
-        return found, proof.with_more(rest).projection(dimensions=self.spec.dimensions)
+            return proof, proof
+        return proof, (proof_sums + held_out_sums).projection(dimensions=self.spec.dimensions)
 
     def _gaussians(
-        self, domains: Sequence[Domain], proved: Projection, kept: Projection
+        self, domains: Sequence[Domain], proof: Projection, final: Projection
     ) -> tuple[Gaussians, Gaussians]:
-        """Those of the proof and those that are kept, of domains that are read once; there may be none."""
-        proof, whole = Sums(proved), Sums(kept)
-        for one in domains:
-            drawn = self._draw(one)
-            proof.add(drawn.proof_fit)
+        """The Gaussians of the proof and the final ones of these domains, possibly none, each read once."""
+        proof_sums, final_sums = GaussianSums(proof), GaussianSums(final)
+        for domain in domains:
+            draw = self._draw(domain)
+            proof_sums.add(draw.proof_fit)
             if self.age_.cross_fit:
-                whole.add(drawn.fitted)
-        found = proof.gaussians()
-        return found, whole.gaussians() if self.age_.cross_fit else found
+                final_sums.add(draw.fit)
+        proof_gaussians = proof_sums.gaussians()
+        return proof_gaussians, final_sums.gaussians() if self.age_.cross_fit else proof_gaussians
 
-    def _settle(self) -> None:
-        """The proof, and the report: what follows from all the rest."""
+    def _prove(self) -> None:
+        """Set the held-out distances and the report from the learned Gaussians and the held-out vectors."""
         units, domain = self._held_out_units()
-        points = units @ self.proved_.whiten
-        centres = self.proved_.means @ self.proved_.whiten
-        own, likely, nearest = np.empty(len(points)), np.empty(len(points)), np.empty(len(points), np.int64)
-        for some in blocks(len(points), len(centres)):
-            distances = euclidean(points[some], centres)
-            itself = np.arange(len(distances)), domain[some]
-            own[some], nearest[some] = distances[itself], distances.argmin(axis=1)
-            likely[some] = _posteriors(distances, self.spec.temperature)[itself]
-        self.own_distances_: Float64 = np.sort(own)
+        points = units @ self.proof_gaussians_.whiten
+        centres = self.proof_gaussians_.means @ self.proof_gaussians_.whiten
+        own_distances, posterior = np.empty(len(points)), np.empty(len(points))
+        nearest = np.empty(len(points), np.int64)
+        for block in blocks(len(points), len(centres)):
+            distances = euclidean(points[block], centres)
+            own_cells = np.arange(len(distances)), domain[block]
+            own_distances[block], nearest[block] = distances[own_cells], distances.argmin(axis=1)
+            posterior[block] = _posteriors(distances, self.spec.temperature)[own_cells]
+        self.own_distances_: Float64 = np.sort(own_distances)
         self.report_: dict[str, Any] = {
             "domains": len(self.members_),
             "dimensions": len(self.gaussians_.projection.components),
@@ -205,7 +194,7 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
             "units_held_out": len(domain),
             "held_out_by": proof_name(self.age_.cross_fit),
             "held_out_accuracy": float((nearest == domain).mean()),
-            "held_out_posterior": float(likely.mean()),
+            "held_out_posterior": float(posterior.mean()),
             "changes_since_whole_fit": self.age_.changed,
             "warnings": [],
         }
@@ -213,58 +202,57 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
     def rank(
         self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
-        """Domains by their mean posterior, which is also their weight; excluded ones share in none of it.
+        """Rank domains by their mean posterior, which is also their weight, over those that are not excluded.
 
-        Raises InvalidSample where the vectors are not this selector's encoder's.
+        Raises InvalidSample as `check_sample` does.
         """
-        points = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
-        kept, out = split_excluded(self.members_, exclude)
-        distances = self.gaussians_.distances(points)
-        if out:
-            distances = distances[:, kept]
-        strange = novelty(distances, self.own_distances_) if kept else None
-        posteriors = _posteriors(distances, self.spec.temperature) if kept else np.empty((len(points), 0))
+        checked = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
+        remaining, excluded = split_excluded(self.members_, exclude)
+        distances = self.gaussians_.distances(checked)
+        if excluded:
+            distances = distances[:, remaining]
+        percent = novelty(distances, self.own_distances_) if remaining else None
+        posteriors = _posteriors(distances, self.spec.temperature) if remaining else np.empty((len(checked), 0))
         shares = posteriors.mean(axis=0)
-        order = best_first(shares, range(len(kept)))
-        least = max(self.spec.least if options.min_share is None else options.min_share, LIGHTEST)
-        warnings = [] if strange is None or strange < NOVEL else [strange_sample(strange)]
+        order = best_first(shares, range(len(remaining)))
+        least = max(self.spec.least if options.min_share is None else options.min_share, MIN_WEIGHT)
+        warnings = [] if percent is None or percent < NOVEL else [novelty_warning(percent)]
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.")
-        numbers = np.array(kept, dtype=np.int64)[order]
-        ranked = Ranked(self.members_, numbers, shares[order], shares[order] >= least, weighted=True)
-        best_ranked = order[:COMPETITORS]
+        members = np.array(remaining, dtype=np.int64)[order]
+        competitors = order[:COMPETITORS]
         return Ranking(
-            ranked=ranked,
-            excluded=out,
+            ranked=RankedCandidates(self.members_, members, shares[order], shares[order] >= least, weighted=True),
+            excluded=excluded,
             options=options,
-            none_passes=f"No domain has a posterior of {least:g} on the sample.",
-            failing=f"A posterior below {least:g}.",
-            fails=lambda share: f"A posterior of {share:.4f}, below {least:g}.",
-            units=UnitScores(posteriors[:, best_ranked], least=least, order=best_ranked),
+            abstention=f"No domain has a posterior of {least:g} on the sample.",
+            failure=f"A posterior below {least:g}.",
+            explain_failure=lambda share: f"A posterior of {share:.4f}, below {least:g}.",
+            units=UnitScores(posteriors[:, competitors], least=least, order=competitors),
             evidence=Evidence(
-                units=len(points),
+                units=len(checked),
                 thresholds={"min_share": least},
-                novelty=strange,
+                novelty=percent,
                 warnings=tuple(warnings),
             ),
         )
 
     @property
-    def places(self) -> Float64:
-        """Where the members' domains lie (members, dimensions): the means of their Gaussians."""
+    def domain_points(self) -> Float64:
+        """The points (members, dimensions) of the members' domains: the means of their Gaussians."""
         return self.gaussians_.means
 
-    def place(self, vectors: Floats) -> Float64:
-        """Where a sample (n, d) lies among them (dimensions,); raises InvalidSample for another encoder's vectors."""
-        points = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
-        found: Float64 = self.gaussians_.projection(points).mean(axis=0)
-        return found
+    def sample_point(self, vectors: Floats) -> Float64:
+        """The point (dimensions,) of a sample (n, d) among the domains'; raises InvalidSample as `check_sample`."""
+        checked = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
+        point: Float64 = self.gaussians_.projection(checked).mean(axis=0)
+        return point
 
     def _arrays(self) -> Arrays:
         return {
             **self._arrays_for_updates(),
             **_stored_gaussians("", self.gaussians_),
-            **(_stored_gaussians("proof_", self.proved_) if self.age_.cross_fit else {}),
+            **(_stored_gaussians("proof_", self.proof_gaussians_) if self.age_.cross_fit else {}),
             "own_distances": self.own_distances_,
             "explained": np.array([self.explained_]),
         }
@@ -274,22 +262,21 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
         self.explained_ = float(self._floats(arrays, "explained", 1)[0])
         self.own_distances_ = self._floats(arrays, "own_distances", arrays.get("own_distances", np.empty(0)).size)
         self.gaussians_ = self._restored_gaussians(arrays, "")
-        self.proved_ = self._restored_gaussians(arrays, "proof_") if self.age_.cross_fit else self.gaussians_
-        self._restore_held_out(arrays, len(self.proved_.projection.components))
+        self.proof_gaussians_ = self._restored_gaussians(arrays, "proof_") if self.age_.cross_fit else self.gaussians_
+        self._restore_held_out(arrays, len(self.proof_gaussians_.projection.components))
 
     def _restored_gaussians(self, arrays: Arrays, prefix: str) -> Gaussians:
         components = arrays.get(f"{prefix}projection_components")
         if components is None or components.ndim != 2:
             raise Internal("Stored selector has no projection: fit it again.")
         m, d = components.shape
-
         return Gaussians(
             projection=Projection(
                 mean=self._floats(arrays, prefix + "projection_mean", d),
                 components=self._floats(arrays, prefix + "projection_components", m, d),
             ),
             means=self._floats(arrays, prefix + "means", len(self.members_), m),
-            count=int(self._stored(arrays, f"{prefix}count", np.int64, (1,))[0]),
+            count=int(self._array(arrays, f"{prefix}count", np.int64, (1,))[0]),
             scatter=self._floats(arrays, prefix + "scatter", m, m),
             fourth=float(self._floats(arrays, prefix + "fourth", 1)[0]),
         )
@@ -307,10 +294,10 @@ def _stored_gaussians(prefix: str, gaussians: Gaussians) -> dict[str, Any]:
 
 
 def _posteriors(distances: Float64, temperature: float) -> Float64:
-    """Posteriors (n, domains) of Gaussians at `distances` (n, domains), their log-densities times `temperature`."""
-    found = np.square(distances)  # in place: scipy's softmax makes several more arrays of this size
-    found *= -0.5 * temperature
-    found -= found.max(axis=1, keepdims=True)
-    np.exp(found, out=found)
-    found /= found.sum(axis=1, keepdims=True)
-    return found
+    """Posteriors (n, domains) of Gaussians at `distances` (n, domains), with log-densities times `temperature`."""
+    posteriors = np.square(distances)  # in place: scipy's softmax makes several more arrays of this size
+    posteriors *= -0.5 * temperature
+    posteriors -= posteriors.max(axis=1, keepdims=True)
+    np.exp(posteriors, out=posteriors)
+    posteriors /= posteriors.sum(axis=1, keepdims=True)
+    return posteriors

@@ -1,6 +1,6 @@
-"""PCA as plain arrays, on the training domains only (docs/explanation/methods.md#clustering).
+"""PCA as plain arrays, fitted on the training units only (docs/explanation/methods.md#clustering).
 
-`fit_projection` is scikit-learn's on vectors in memory, `Spread` sums over vectors that need not be there at once.
+`fit_projection` uses scikit-learn on vectors in memory, `Spread` accumulates sums over vectors that are read in turn.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from registry.errors import InvalidParameter
 from registry.selectors.contract import Float64
 
 RANK_TOLERANCE = 1e-10
-"""A component with less than this share of the first one's variance is noise of the arithmetic."""
+"""A component with less than this share of the first one's variance is numerical noise."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """`mean` (d,) and the kept `components` (m, d), by falling variance."""
+    """`mean` (d,) and the first `components` (m, d), by descending variance."""
 
     mean: Float64
     components: Float64
@@ -31,19 +31,18 @@ class Projection:
 
 @dataclass(frozen=True)
 class FittedProjection:
-    """A projection, the share of the variance it keeps, and the dimensions there would have been."""
+    """A projection and the share of the variance it explains."""
 
     projection: Projection
     explained: float
-    available: int
 
 
 @dataclass
 class Spread:
-    """Sums over vectors (n, d), taken in part by part, that principal components follow from."""
+    """Sums over vectors (n, d) that are added in batches, from which principal components are computed."""
 
     origin: Float64
-    """What vectors are taken from before they are summed: states of a language model share a large mean."""
+    """Subtracted from vectors (d,) before summing, for precision: states of a language model share a large mean."""
     count: int = 0
     total: Float64 = field(init=False)
     squares: Float64 = field(init=False)
@@ -53,35 +52,36 @@ class Spread:
         self.total, self.squares = np.zeros(dimensions), np.zeros((dimensions, dimensions))
 
     def add(self, vectors: Float64) -> None:
-        """Take in more vectors (n, d)."""
+        """Add vectors (n, d)."""
         centred = vectors - self.origin
         self.count += len(vectors)
         self.total += centred.sum(axis=0)
         self.squares += centred.T @ centred
 
-    def with_more(self, other: Spread) -> Spread:
-        """The sums of both, which have one origin."""
-        both = Spread(self.origin, self.count + other.count)
-        both.total, both.squares = self.total + other.total, self.squares + other.squares
-        return both
+    def __add__(self, spread: Spread) -> Spread:
+        """The sums over the vectors of both, which share an origin."""
+        combined = Spread(self.origin, self.count + spread.count)
+        combined.total, combined.squares = self.total + spread.total, self.squares + spread.squares
+        return combined
 
     def projection(self, *, dimensions: int) -> FittedProjection:
-        """PCA to `dimensions`, or as many as there are; raises InvalidParameter where the vectors do not differ."""
+        """PCA to at most `dimensions`; raises InvalidParameter where the vectors do not differ."""
         shift = self.total / self.count
         mean = self.origin + shift
         variance, vectors = np.linalg.eigh(self.squares / self.count - np.outer(shift, shift))
         variance, components = variance[::-1], vectors[:, ::-1].T
         if not variance[0] > (1e-12 * max(1.0, float(np.abs(mean).max()))) ** 2:
-            raise _no_difference()
+            raise _equal_embeddings_error()
         available = int((variance > variance[0] * RANK_TOLERANCE).sum())
-        kept = components[: min(dimensions, available)]
-        signs = np.sign(kept[np.arange(len(kept)), np.abs(kept).argmax(axis=1)])
-        projection = Projection(mean=np.ascontiguousarray(mean), components=np.ascontiguousarray(kept * signs[:, None]))
-        explained = float(variance[: len(kept)].sum() / variance.clip(min=0).sum())
-        return FittedProjection(projection=projection, explained=explained, available=available)
+        first = components[: min(dimensions, available)]
+        signs = np.sign(first[np.arange(len(first)), np.abs(first).argmax(axis=1)])
+        first = np.ascontiguousarray(first * signs[:, None])
+        projection = Projection(mean=np.ascontiguousarray(mean), components=first)
+        explained = float(variance[: len(first)].sum() / variance.clip(min=0).sum())
+        return FittedProjection(projection=projection, explained=explained)
 
 
-def _no_difference() -> InvalidParameter:
+def _equal_embeddings_error() -> InvalidParameter:
     return InvalidParameter("All embeddings of the pool are the same: there is nothing to cluster.", param="pool")
 
 
@@ -92,8 +92,8 @@ def fit_projection(vectors: Float64, *, dimensions: int, drop_first: bool) -> Fi
     """
     mean = vectors.mean(axis=0)
     if not np.abs(vectors - mean).max() > 1e-12 * max(1.0, np.abs(mean).max()):
-        raise _no_difference()
-    pca = PCA(n_components=min(vectors.shape), svd_solver="full").fit(vectors)  # type: ignore[no-untyped-call]
+        raise _equal_embeddings_error()
+    pca = PCA(n_components=min(vectors.shape), svd_solver="full").fit(vectors)
     variance = pca.explained_variance_
     first = int(drop_first)
     available = int((variance > variance[0] * RANK_TOLERANCE).sum()) - first
@@ -107,4 +107,4 @@ def fit_projection(vectors: Float64, *, dimensions: int, drop_first: bool) -> Fi
         mean=np.ascontiguousarray(pca.mean_), components=np.ascontiguousarray(pca.components_[first:last])
     )
     explained = float(pca.explained_variance_ratio_[first:last].sum())
-    return FittedProjection(projection=projection, explained=explained, available=available)
+    return FittedProjection(projection=projection, explained=explained)

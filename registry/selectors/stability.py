@@ -1,7 +1,7 @@
-"""How stable a choice is: the share of bootstrap draws of the sample's units in which an adapter is chosen.
+"""Stability of a choice: the share of bootstrap draws of the sample's units in which an adapter is chosen.
 
-Scores are means over units, so what each unit says of each candidate is computed once and only averaged again for
-every draw. Units of one passage are alike and are drawn apart, so the shares flatter the choice: an upper bound.
+A candidate's score is a mean over units, so scores by unit are computed once and averaged anew for each draw. Units of
+one passage are alike and drawn independently, so the shares are upper bounds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy.typing as npt
 DRAWS = 200
 SEED = 0
 COMPETITORS = 256
-"""Of a larger pool only so many, those ranked best on the whole sample, are ranked again in every draw."""
+"""The number of candidates, those ranked best on the whole sample, that are ranked again in each draw."""
 
 
 @dataclass(frozen=True)
 class UnitScores:
-    """What every unit says of the first `COMPETITORS` ranked candidates.
+    """Scores by unit of the first `COMPETITORS` ranked candidates.
 
-    `scores` (units, candidates): their means over units are the candidates' scores. A candidate passes with `least`.
-    Equal scores go by the means of `ties` (units, candidates), where there are any, then by `order` (candidates,).
+    A candidate's score is the mean over units of `scores` (units, candidates); it passes with at least `least`. Equal
+    scores are ordered by the means of `ties` (units, candidates), if any, then by `order` (candidates,).
     """
 
     scores: npt.NDArray[np.float64]
@@ -35,24 +35,24 @@ class UnitScores:
     ) -> npt.NDArray[np.float64]:
         """The share of draws (candidates,) in which each is among the `most` best of the `allowed` that pass.
 
-        With `best_anyway` the best of them is chosen where none passes; `least` stands for the selector's own.
+        With `best_anyway` the best of them is chosen where none passes; `least` overrides the selector's threshold.
         """
         units = len(self.scores)
         draw = np.random.default_rng(SEED)
         times = draw.multinomial(units, np.full(units, 1.0 / units), size=DRAWS).astype(np.float64)
         scores = np.where(allowed, times @ self.scores / units, -np.inf)  # (draws, candidates)
         ties = None if self.ties is None else times @ self.ties
-        taken = (scores >= (self.least if least is None else least)) & self._best(scores, ties, most) & allowed
+        chosen = (scores >= (self.least if least is None else least)) & self._best(scores, ties, most) & allowed
         if best_anyway:
-            taken |= self._best(scores, ties, 1) & allowed & ~taken.any(axis=1, keepdims=True)
-        return np.asarray(taken.mean(axis=0))
+            chosen |= self._best(scores, ties, 1) & allowed & ~chosen.any(axis=1, keepdims=True)
+        return np.asarray(chosen.mean(axis=0))
 
     def _best(
         self, scores: npt.NDArray[np.float64], ties: npt.NDArray[np.float64] | None, most: int
     ) -> npt.NDArray[np.bool_]:
-        """Which of every draw's candidates (draws, candidates) are its `most` best.
+        """A mask (draws, candidates) of the `most` best candidates of each draw.
 
-        Draws are sorted only where the last of them is as good as the first that is not: a sort is ten times the work.
+        Only draws with a tie at the cut are sorted, which takes ten times as long as partitioning.
         """
         count = scores.shape[1]
         if most >= count:

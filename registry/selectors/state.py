@@ -1,4 +1,4 @@
-"""A selector's state as bytes: its arrays as safetensors, its JSON in the metadata. Never pickle.
+"""Serialises a selector's state: its arrays as safetensors, its JSON in their metadata. Never pickle.
 
 Called by the verbs `fit` and `select`; the same state gives the same bytes.
 """
@@ -24,72 +24,72 @@ from registry.names import canonical_json
 from registry.selectors.contract import Arrays
 
 KEY = "selector"
-_NOTHING = "nothing"
+_PLACEHOLDER = "nothing"
+"""The name of the array of a state without arrays: safetensors needs one."""
 _DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "U8": "|u1"}
-"""Of arrays that selectors store."""
+"""NumPy's names of the types that selectors store."""
 State = bytes | mmap.mmap
 LARGE = 32 * 2**20
-"""Bytes of a state beyond which its file is mapped and not read: of cosine's over some 3,000 adapters."""
+"""Bytes of a state above which its file is mapped and not read: a cosine selector over some 3,000 adapters."""
 
 
 def dump_state(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
-    """The bytes of what `to_state` gave."""
+    """Serialise the arrays and the JSON value of `Selector.to_state`."""
     stored = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
-    data: bytes = save(stored or {_NOTHING: np.zeros(1, np.uint8)}, metadata={KEY: canonical_json(meta).decode()})
+    data: bytes = save(stored or {_PLACEHOLDER: np.zeros(1, np.uint8)}, metadata={KEY: canonical_json(meta).decode()})
     return data
 
 
-def place_of(file: BinaryIO) -> str | None:
-    """Which file a large state is in, as it is now, so that it may be mapped; None for one that is read instead.
+def mappable_file_key(file: BinaryIO) -> str | None:
+    """A key of this version of a large file that may be mapped; None for a file that should be read instead.
 
-    That is one that may be on the disk of another machine: where that goes away or loses the file, to look at what is
-    mapped of it would end the process (SIGBUS). Another file in its place, or one that was written to, is another: what
-    is mapped of it is not used any more.
+    Files that may be on another machine's disk are not mapped: where it loses the file, access would end the process
+    (SIGBUS). The key changes when the file is replaced or written to.
     """
     try:
-        about = os.fstat(file.fileno())
+        stat = os.fstat(file.fileno())
     except io.UnsupportedOperation:  # of a store that keeps no files
         return None
-    if about.st_size <= LARGE or not is_local(about.st_dev):
+    if stat.st_size <= LARGE or not is_local(stat.st_dev):
         return None
-    return f"{about.st_dev}-{about.st_ino}-{about.st_mtime_ns}-{about.st_size}"
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}"
 
 
-def mapped(file: BinaryIO) -> mmap.mmap:
-    """The bytes of a file, mapped into memory: they are read as they are looked at, and shared with other processes."""
+def map_file(file: BinaryIO) -> mmap.mmap:
+    """Map a file into memory: pages are read on access and shared with other processes."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def header_size(data: State) -> int:
-    """The bytes of a state before its arrays, which are read whatever is asked of it."""
+    """The number of bytes of a state before its arrays."""
     (length,) = struct.unpack("<Q", data[:8])
     return 8 + int(length)
 
 
 def load_state(data: State) -> tuple[Arrays, dict[str, Any]]:
-    """What `from_state` takes, with arrays that are views of `data` and cannot be written to.
+    """The arrays and the JSON value that `Selector.from_state` takes; the arrays are read-only views of `data`.
 
     Raises Internal where the bytes are not a selector's state.
     """
     try:
         begin = header_size(data)
         header = json.loads(data[8:begin])
-        described = header.pop("__metadata__", {})
+        metadata = header.pop("__metadata__", {})
         arrays = {name: _view(data, begin, entry) for name, entry in header.items()}
         if begin + max(entry["data_offsets"][1] for entry in header.values()) != len(data):
             raise ValueError("bytes that belong to no array")
     except (struct.error, ValueError, RecursionError, KeyError, TypeError, AttributeError) as problem:
         raise Internal(f"A stored selector cannot be read ({type(problem).__name__}): fit it again.") from problem
     try:
-        meta: dict[str, Any] = json.loads(described[KEY])
+        meta: dict[str, Any] = json.loads(metadata[KEY])
     except (KeyError, ValueError):
         raise Internal("A stored selector has no description: fit it again.") from None
-    arrays.pop(_NOTHING, None)
+    arrays.pop(_PLACEHOLDER, None)
     return arrays, meta
 
 
 def _view(data: State, begin: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """An array in the bytes of a state, whose arrays begin at `begin`; raises ValueError where it is not all there."""
+    """The array of a header entry, as a view of a state whose arrays begin at `begin`; raises ValueError."""
     (first, last), dtype = entry["data_offsets"], np.dtype(_DTYPES[entry["dtype"]])
     count = math.prod(entry["shape"])
     if last - first != count * dtype.itemsize:

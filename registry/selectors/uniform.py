@@ -10,17 +10,17 @@ import numpy as np
 from registry.errors import InvalidParameter
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Floats, Selector, ordered_domains
-from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, split_excluded
+from registry.selectors.ranking import Evidence, Member, RankedCandidates, Ranking, split_excluded
 from registry.spec import SelectOptions, UniformSpec
 
 
 class UniformSelector(Selector[UniformSpec]):
-    """All members, always; learned: `members_`, `report_`. The cap on ingredients does not apply to it."""
+    """Chooses all members, without a cap; learned: `members_`, `report_`."""
 
     kind: ClassVar[str] = "uniform"
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
-        """Remember the members; their vectors are not looked at. Raises InvalidParameter for an empty pool."""
+        """Store the members without reading their vectors. Raises InvalidParameter for an empty pool."""
         self.members_: tuple[Member, ...] = tuple(domain.member for domain in ordered_domains(domains))
         self.report_: dict[str, Any] = {"domains": len(self.members_), "held_out_accuracy": None, "warnings": []}
         Steps(progress, 1).step("members counted")
@@ -29,24 +29,24 @@ class UniformSelector(Selector[UniformSpec]):
     def rank(
         self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
-        """Every member that is not excluded, by label. Raises InvalidParameter for `single`: there is no ranking."""
+        """All members that are not excluded, by label. Raises InvalidParameter for `single`, as nothing is ranked."""
         if options.single:
             raise InvalidParameter(
                 "'single' takes the best match, and uniform ranks nothing: use gmm or cosine.", param="single"
             )
-        kept, out = split_excluded(self.members_, exclude)
-        order = np.array(kept, dtype=np.int64)
-        everybody = np.ones(len(kept), dtype=bool)
+        remaining, excluded = split_excluded(self.members_, exclude)
+        order = np.array(remaining, dtype=np.int64)
+        passes = np.ones(len(remaining), dtype=bool)
         return Ranking(
-            ranked=Ranked(self.members_, order, everybody / max(1, len(kept)), everybody),
-            excluded=out,
+            ranked=RankedCandidates(self.members_, order, passes / max(1, len(remaining)), passes),
+            excluded=excluded,
             options=options,
             capped=False,
             evidence=Evidence(len(vectors)),
         )
 
     def _arrays(self) -> Arrays:
-        return {}  # the members are all there is
+        return {}
 
     def _restore(self, arrays: Arrays) -> None:
         pass

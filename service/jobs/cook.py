@@ -17,7 +17,7 @@ from registry.cook.cook import cook
 from registry.cook.ingredients import selector_of
 from registry.cook.statistics import needs_statistics
 from registry.errors import InvalidParameter, NotFound
-from registry.select.select import answering, check_selectable, encoder_for, latest, pool_of
+from registry.select.select import check_selectable, current_selector, encoder_for, latest, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -57,8 +57,8 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
         return "search"
     spec = selector_of(request)
     encoder = encoder_for(spec, base.encoders())
-    answers = answering(registry, pool, spec, None if encoder is None else encoder.digest)
-    return "search" if answers is None else "cook"
+    selector = current_selector(registry, pool, spec, None if encoder is None else encoder.digest)
+    return "search" if selector is None else "cook"
 
 
 def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from registry.select.select import asked_for, encoder_for
+from registry.select.select import encoder_for, record_use
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -19,8 +19,8 @@ def _run(context: JobContext) -> dict[str, Any]:
     encoder = encoder_for(spec, context.services.bases[arguments["base"]].encoders())
     pool = PoolSpec.model_validate(arguments["pool"])
     row = context.fit(pool, spec, None if encoder is None else encoder.digest)
-    if arguments.get("asked"):  # not by a push
-        asked_for(context.services.registry, row, arguments["base"], created_by=context.row.created_by)
+    if arguments.get("asked"):  # by a caller, and not by a push
+        record_use(context.services.registry, row, arguments["base"], created_by=context.row.created_by)
     return {"selector": row.id}
 
 

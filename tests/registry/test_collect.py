@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
 from registry.catalogue.usage import UsageFilter
 from registry.context import Refits, Retention
 from registry.lifecycle import collect as module
-from registry.lifecycle.collect import HELD, Collected, collect, would_collect
+from registry.lifecycle.collect import FILE_DELAY, Collected, collect, would_collect
 from registry.lifecycle.purge import purge
 from registry.names import temporary_name
 from registry.select.select import latest
@@ -87,7 +87,7 @@ class TestBlobs:
         assert entry.detail == {"by": "collection", "digests": [digest]}
         assert verbs.blobs.has(digest)
         assert collected(verbs, 7.2).files == 0
-        assert collected(verbs, 7.2 + HELD.days).files == 1
+        assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
         assert not verbs.blobs.has(digest)
 
     def test_stored_again_in_that_day_it_stays(self, verbs: ToyRegistry) -> None:
@@ -112,7 +112,7 @@ class TestBlobs:
 
     def test_what_a_job_reads_stays(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         """Many others go in several transactions."""
-        monkeypatch.setattr(module, "AT_ONCE", 2)
+        monkeypatch.setattr(module, "BATCH", 2)
         read = upload(verbs)
         for number in range(5):
             upload(verbs, b"%d" % number)
@@ -249,17 +249,17 @@ class TestSelectors:
         law = verbs.ready("acme/law")
         row = fitted(verbs)
         purged(verbs, law)
-        look = module._useless_selectors
+        stale_selectors = module._Collection._stale_selectors
 
         def then_asked(*args: Any) -> list[SelectorRow]:
-            useless = look(*args)
+            stale = stale_selectors(*args)
             with verbs.database.write() as catalogue:
                 catalogue.selectors.record_request(row.pool_id, row.spec_digest, after(8))
-            return useless
+            return stale
 
         assert collected(verbs, 6).selectors == 0
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_useless_selectors", then_asked)
+            patch.setattr(module._Collection, "_stale_selectors", then_asked)
             assert collected(verbs, 8).selectors == 0
         assert collected(verbs, 16).selectors == 1
 
@@ -299,7 +299,7 @@ class TestOldRows:
     @pytest.fixture
     def kept(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
         """Five ended jobs, one of which two asked for, and one queued; five days of usage, five audit entries."""
-        monkeypatch.setattr(module, "ROWS", 2)
+        monkeypatch.setattr(module, "PRUNE_BATCH", 2)
         with verbs.database.write() as catalogue:
             jobs = [
                 catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-1", dedupe_key=str(number))

@@ -17,7 +17,6 @@ from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unav
 from registry.samples.embeddings_file import save_embeddings
 from registry.select import fit as fit_module
 from registry.select.pools import (
-    current_members,
     enqueue_refits,
     gone_members,
     members_of,
@@ -25,7 +24,7 @@ from registry.select.pools import (
     pool_base,
     pool_spec,
 )
-from registry.select.select import ASKED_TO, answering, asked_for, latest, loaded
+from registry.select.select import USE_RESOLUTION, current_selector, latest, load_selector, record_use
 from registry.selectors import cosine, posterior, state, updating
 from registry.selectors.loaded import LoadedSelectors
 from registry.selectors.state import dump_state
@@ -61,7 +60,7 @@ SBERT = CosineSpec()
 
 def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = None) -> list[str]:
     with verbs.database.read() as catalogue:
-        return [row.ref for row in current_members(catalogue, pool, encoder)]
+        return [row.ref for row in members_of(catalogue, pool, encoder).rows]
 
 
 def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
@@ -97,20 +96,20 @@ class TestMapped:
 
     def test_it_answers_as_one_in_memory_does_and_takes_less(self, verbs, stored):
         registry, row, file = stored
-        found, here = loaded(registry, row), loaded(verbs.registry, row)
+        found, here = load_selector(registry, row), load_selector(verbs.registry, row)
         sample = verbs.base.encode(passages("law", seed=3)).vectors
         assert found.rank(sample).selection() == here.rank(sample).selection()
         assert found.to_state()[0].keys() == here.to_state()[0].keys()
-        assert loaded(registry, row) is found
+        assert load_selector(registry, row) is found
         with pytest.raises(ValueError, match="read-only"):
             found.means_[0] = 0
         arrays = file.stat().st_size - state.header_size(file.read_bytes())
-        assert registry.selectors.bytes == file.stat().st_size - arrays + found.kept_bytes
+        assert registry.selectors.bytes == file.stat().st_size - arrays + found.cached_bytes
 
     def test_one_on_another_machine_is_read_instead(self, verbs, stored, monkeypatch):
         registry, row, file = stored
         monkeypatch.setattr(state, "is_local", lambda _: False)
-        found, here = loaded(registry, row), loaded(verbs.registry, row)
+        found, here = load_selector(registry, row), load_selector(verbs.registry, row)
         file.unlink()
         sample = verbs.base.encode(passages("law", seed=3)).vectors
         assert found.rank(sample).selection() == here.rank(sample).selection()
@@ -118,15 +117,15 @@ class TestMapped:
 
     def test_a_file_that_was_written_to_is_not_used_and_one_that_was_put_back_is(self, verbs, stored):
         registry, row, file = stored
-        before = loaded(registry, row)
+        before = load_selector(registry, row)
         whole = file.read_bytes()
         file.chmod(0o600)
         file.write_bytes(whole[:-8] + bytes(8))
         with pytest.raises(DamagedBlob, match=row.state_blob):
-            loaded(registry, row)
+            load_selector(registry, row)
         file.unlink()
         registry.blobs.put_bytes(whole)
-        after = loaded(registry, row)
+        after = load_selector(registry, row)
         assert after is not before
         assert dump_state(*after.to_state()) == whole
 
@@ -145,8 +144,8 @@ class TestDamage:
         else:
             verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(DamagedBlob, match=fitted.state_blob):
-            loaded(verbs.registry, fitted)
-        assert answering(verbs.registry, POOL, CosineSpec(encoder="base"), verbs.base.digest) is None
+            load_selector(verbs.registry, fitted)
+        assert current_selector(verbs.registry, POOL, CosineSpec(encoder="base"), verbs.base.digest) is None
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
@@ -273,7 +272,11 @@ class TestPurgedMeanwhile:
 
     @pytest.mark.parametrize(
         ("where", "function"),
-        [(lambda _: fit_module, "_fitted"), (lambda verbs: verbs.blobs, "read"), (lambda _: fit_module, "dump_state")],
+        [
+            (lambda _: fit_module._PoolFit, "fit"),
+            (lambda verbs: verbs.blobs, "read"),
+            (lambda _: fit_module, "dump_state"),
+        ],
         ids=["before its vectors are looked up", "before they are read", "after they were read"],
     )
     def test_the_fit_is_repeated_without_it(self, verbs, two, monkeypatch, where, function):
@@ -363,11 +366,11 @@ class TestFit:
         assert [member.domain for member in row.members] == ["code", "law", "zoo"]
         assert row.report["held_out_accuracy"] == 1.0
         vectors = verbs.base.encode(passages("law", seed=5)).vectors
-        selector = loaded(verbs.registry, row)
+        selector = load_selector(verbs.registry, row)
         (one,) = selector.rank(vectors).selection().selected
         assert one.domain == "law"
-        assert loaded(verbs.registry, row) is selector
-        shared = loaded(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
+        assert load_selector(verbs.registry, row) is selector
+        shared = load_selector(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
         with pytest.raises(ValueError, match="read-only"):
             shared.means_[0] = 0.0
 
@@ -520,7 +523,7 @@ class TestIdle:
             return len(catalogue.jobs.active("fit")) - before
 
     def answers(self, verbs: ToyRegistry) -> SelectorRow | None:
-        return answering(verbs.registry, POOL, UniformSpec(), None)
+        return current_selector(verbs.registry, POOL, UniformSpec(), None)
 
     @pytest.mark.parametrize(("days", "refits"), [(0, 1), (29, 1), (31, 0)])
     def test_pushes_have_only_those_refitted_that_somebody_asks_for(self, verbs, row, days, refits):
@@ -541,9 +544,9 @@ class TestIdle:
         after = verbs.fit(POOL, UniformSpec(), None)
         assert [one.ref for one in after.members] == ["acme/code@1", "acme/law@1"]
         assert self.asked_ago(verbs, after) > self.DAYS
-        asked_for(verbs.registry, after, "tiny", created_by="key-1")
+        record_use(verbs.registry, after, "tiny", created_by="key-1")
         assert self.answers(verbs) == after
-        assert self.asked_ago(verbs, after) < ASKED_TO
+        assert self.asked_ago(verbs, after) < USE_RESOLUTION
         with verbs.database.read() as catalogue:
             assert catalogue.jobs.active("fit") == []
 
@@ -551,7 +554,7 @@ class TestIdle:
         self.asked(verbs, row, 2 * self.DAYS)
         after = verbs.fit(POOL, UniformSpec(), None)
         assert self.refits(verbs) == 0  # it is idle still
-        asked_for(verbs.registry, after, "tiny", created_by="key-1")
+        record_use(verbs.registry, after, "tiny", created_by="key-1")
         with verbs.database.read() as catalogue:
             (job,) = catalogue.jobs.active("fit")
         assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
@@ -579,10 +582,10 @@ class TestIdle:
         self.asked(verbs, row, self.DAYS / 2)
         self.refits(verbs)
         assert self.answers(verbs) == row
-        assert self.asked_ago(verbs, row) < ASKED_TO
+        assert self.asked_ago(verbs, row) < USE_RESOLUTION
 
     def test_asking_again_within_the_hour_writes_nothing(self, verbs, row, monkeypatch):
-        self.asked(verbs, row, ASKED_TO / 2)
+        self.asked(verbs, row, USE_RESOLUTION / 2)
         monkeypatch.setattr(verbs.database, "write", lambda: pytest.fail("written"))
         assert self.answers(verbs) == row
 
@@ -619,7 +622,7 @@ class TestUpdates:
         names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
         assert [member.domain for member in after.members] == names
         assert after.report["changes_since_whole_fit"] == 2
-        (one, *_) = loaded(verbs.registry, after).rank(verbs.base.encode(passages("art", seed=5)).vectors).ranked
+        (one, *_) = load_selector(verbs.registry, after).rank(verbs.base.encode(passages("art", seed=5)).vectors).ranked
         assert one.member.domain == "art"
 
     def test_a_renamed_domain_keeps_its_vectors(self, verbs, whole_fits):
@@ -630,5 +633,7 @@ class TestUpdates:
             catalogue.adapters.update_card(last.id, domain="renamed")
         after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert whole_fits == [1]
-        (one, *_) = loaded(verbs.registry, after).rank(verbs.base.encode(passages(last.domain, seed=5)).vectors).ranked
+        (one, *_) = (
+            load_selector(verbs.registry, after).rank(verbs.base.encode(passages(last.domain, seed=5)).vectors).ranked
+        )
         assert one.member.domain == "renamed"

@@ -122,7 +122,7 @@ def _split_text(compared: Comparison, text: str) -> list[str]:
         raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")
     if not text.strip():
         raise InvalidPrompt("Paste some text that they are to predict.", param="text")
-    return split_texts(text.strip(), what="The text")
+    return split_texts(text.strip(), label="The text")
 
 
 def _page(

@@ -97,7 +97,7 @@ def _parse_request(form: Mapping[str, str], services: Services) -> SoupRequest:
         raise InvalidSample(
             "The sample holds control characters, as a packed or binary file does: unpack it first.", param="sample"
         )
-    texts = split_texts(fields["sample"], what="The sample")
+    texts = split_texts(fields["sample"], label="The sample")
     prepare(texts, services.registry.limits.sample, novel=True)  # raises here rather than in the job
     effort = fields.get("effort") or None
     try:

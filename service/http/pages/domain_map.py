@@ -157,8 +157,8 @@ def _load_map(
     if text is None:
         return _map_body(row, domain_map(services.registry, row))
     bos = base_of(services.registry, row).bos
-    limits = services.registry.limits.sample.of_any_number
-    sample = prepare(split_texts(text, what="The text"), limits, bos=bos, novel=True)
+    limits = services.registry.limits.sample.with_single_sequence
+    sample = prepare(split_texts(text, label="The text"), limits, bos=bos, novel=True)
     with embedding_place(services):
         return _map_body(row, domain_map(services.registry, row, sample))
 

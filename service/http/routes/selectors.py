@@ -15,10 +15,10 @@ from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
 from registry.quotas import check_jobs
 from registry.samples.sample import CheckedSample, check_sample, prepare
-from registry.select.pools import enqueue_fit, members_of, missing_members
-from registry.select.select import answering, check_selectable, encoder_for, latest, pool_of, select
+from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
+from registry.select.select import SelectQuery, check_selectable, current_selector, encoder_for, latest, pool_of, select
 from registry.selectors.ranking import LISTED
-from registry.spec import PoolRequest, SelectOptions, SelectorSpec
+from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppServices
@@ -78,7 +78,8 @@ def _enqueue_fit(
     with services.registry.database.write() as catalogue:
         check_room(catalogue, services.settings, "fit", principal.key_id)
         home, key_id = principal.home, principal.key_id
-        job = enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=home, created_by=key_id, asked=True)
+        target = FitTarget(base.entry.id, pool, spec)
+        job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
         check_jobs(catalogue, services.registry.quotas, "fit", key_id=key_id, namespace=home)
         caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
         return job
@@ -151,7 +152,7 @@ async def nearest_adapters(
     There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
     domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
     """
-    limits = services.registry.limits.sample.of_any_number
+    limits = services.registry.limits.sample.with_single_sequence
 
     def check(base: BaseModel) -> CheckedSample:
         return prepare(body.texts, limits, bos=base.bos, novel=True)
@@ -176,7 +177,7 @@ def _prepare(
     digest = None if encoder is None else encoder.digest
     if latest(pool, body.spec, digest, services.registry.database) is None and not principal.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
-    return sample, answering(services.registry, pool, body.spec, digest) is not None
+    return sample, current_selector(services.registry, pool, body.spec, digest) is not None
 
 
 async def _fit(
@@ -206,17 +207,8 @@ async def _fit(
 
 def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
     with embedding_place(services):
-        chosen = select(
-            services.registry,
-            caller,
-            sample,
-            pool=body.pool,
-            spec=body.spec,
-            options=body.options,
-            fit=_not_here,
-            listed=None if body.list_all else LISTED,
-            scored=False,
-        )
+        query = SelectQuery(body.pool, body.spec, body.options, listed=None if body.list_all else LISTED, scored=False)
+        chosen = select(services.registry, caller, sample, query, fit=_not_here)
     return Selected(
         selection=with_note(services.registry, chosen),
         sample=chosen.report_of(sample),
@@ -228,16 +220,8 @@ def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: 
 
 def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
     with embedding_place(services):
-        chosen = select(
-            services.registry,
-            caller,
-            sample,
-            pool=body.pool,
-            spec=body.spec,
-            options=SelectOptions(),
-            fit=_not_here,
-            scored=False,
-        )
+        query = SelectQuery(body.pool, body.spec, scored=False)
+        chosen = select(services.registry, caller, sample, query, fit=_not_here)
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = chosen.ranking.ranked[: body.limit]
     with services.registry.database.read() as catalogue:

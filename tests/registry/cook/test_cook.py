@@ -20,7 +20,7 @@ from registry.errors import (
 )
 from registry.names import parse_ref, sha256_digest
 from registry.samples.sample import check_sample
-from registry.select.select import encoder_for, select
+from registry.select.select import SelectQuery, encoder_for, select
 from registry.spec import (
     CosineSpec,
     GmmSpec,
@@ -70,9 +70,7 @@ class TestSelect:
             verbs.registry,
             verbs.caller(),
             check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
-            pool=PoolRequest(),
-            spec=spec or GmmSpec(),
-            options=SelectOptions(**options),
+            SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
             fit=verbs.fit,
         )
 

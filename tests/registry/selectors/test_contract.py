@@ -16,7 +16,7 @@ from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
 from registry.selectors import SELECTORS, posterior, stability
 from registry.selectors import ranking as ranking_module
 from registry.selectors.contract import Domain, Selector
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranked, Ranking
+from registry.selectors.ranking import Candidate, Evidence, Member, RankedCandidates, Ranking
 from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, Selection, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
@@ -376,9 +376,9 @@ class TestUniform:
 
 def test_weights_follow_the_rank() -> None:
     members = [Member(ref=f"t/{i}@1", digest=digest_for(str(i)), domain=str(i)) for i in range(3)]
-    ranked = Ranked(members, np.arange(3), -np.arange(3.0), np.ones(3, dtype=bool))
+    ranked = RankedCandidates(members, np.arange(3), -np.arange(3.0), np.ones(3, dtype=bool))
     assert ranked[1:] == [Candidate(member, -float(i)) for i, member in enumerate(members)][1:]
-    ranking = Ranking(ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), none_passes="No.")
+    ranking = Ranking(ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), abstention="No.")
     selection = ranking.selection(max_ingredients=5)
     assert [entry.weight for entry in selection.selected] == ["0.333333334", "0.333333333", "0.333333333"]
     assert [entry.domain for entry in selection.selected] == ["0", "1", "2"]

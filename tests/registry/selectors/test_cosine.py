@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from registry.selectors.cosine import CosineSelector
-from registry.selectors.drawing import draw_units
+from registry.selectors.drawing import draw_domain
 from registry.spec import CosineSpec, EncoderName, SelectOptions
 from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
 
@@ -112,7 +112,7 @@ def test_a_threshold_that_tells_nothing_apart_is_warned_about() -> None:
 
 def test_a_threshold_that_domains_do_not_reach_with_their_own_text_is_warned_about() -> None:
     domains = [domain(d.domain, d.vectors[:100]) for d in gaussian_domains(6, apart=2.0, spread=1.5)]
-    halves = sorted(CosineSelector(CosineSpec()).fit(domains).half_scores_)
+    halves = sorted(CosineSelector(CosineSpec()).fit(domains).rows_.half_scores)
     strict = CosineSelector(CosineSpec(threshold=halves[1] + 1e-9)).fit(domains)
     (said,) = [w for w in strict.rank(domains[0].vectors).selection().warnings if "strict" in w]
     assert "2 of 6 domains do not reach it" in said
@@ -133,8 +133,8 @@ def test_a_threshold_that_domains_do_not_reach_with_their_own_text_is_warned_abo
 def test_a_half_scores_the_mean_cosine_with_the_other_half() -> None:
     vectors = around(np.eye(4)[0], 80, seed=0, spread=1.0)
     selector = CosineSelector(CosineSpec(seed=5)).fit([domain("a", vectors)])
-    drawn = draw_units([domain("a", vectors)], seed=5).fitted[0]
-    assert selector.half_scores_[0] == pytest.approx((unit(drawn[:40]) @ unit(drawn[40:]).T).mean())
+    drawn = draw_domain(domain("a", vectors), seed=5, cross_fit=True).fit
+    assert selector.rows_.half_scores[0] == pytest.approx((unit(drawn[:40]) @ unit(drawn[40:]).T).mean())
 
 
 def test_held_out_accuracy_is_of_single_units() -> None:

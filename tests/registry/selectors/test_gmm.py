@@ -16,7 +16,7 @@ from sklearn.mixture import GaussianMixture
 from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
 from registry.selectors.contract import STATE_VERSION
-from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
+from registry.selectors.drawing import HELD_OUT, UNITS, draw_domain, has_few_units
 from registry.selectors.gaussian_mixture import Mixture, fit_mixture
 from registry.selectors.gmm import GmmSelector
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
@@ -95,7 +95,6 @@ class TestParity:
         theirs = PCA(5 + drop, svd_solver="full").fit(data)
         assert fitted.projection(data) == pytest.approx(theirs.transform(data)[:, int(drop) :], abs=1e-9)
         assert fitted.explained == pytest.approx(theirs.explained_variance_ratio_[int(drop) :].sum())
-        assert fitted.available == 12 - drop
 
     def test_distances_are_mahalanobis_under_ledoit_wolf(self) -> None:
         residuals = np.random.default_rng(0).normal(size=(40, 6)) @ np.diag([1, 2, 3, 4, 5, 6.0])
@@ -230,32 +229,28 @@ class TestNovelty:
 
 class TestProof:
     def test_other_units_are_held_out_where_there_are_enough(self) -> None:
-        drawn = draw_units(gaussian_domains(2, n=250), seed=0)
-        assert not drawn.cross_fit
-        assert drawn.proof_fit is drawn.fitted
-        assert [len(part) for part in drawn.fitted] == [UNITS] * 2
-        assert [len(part) for part in drawn.proof_test] == [HELD_OUT] * 2
+        wide = gaussian_domains(2, n=250)[0]
+        assert not has_few_units(wide)
+        draw = draw_domain(wide, seed=0, cross_fit=False)
+        assert draw.proof_fit is draw.fit
+        assert (len(draw.fit), len(draw.held_out)) == (UNITS, HELD_OUT)
 
     def test_otherwise_the_draw_is_split(self) -> None:
-        domains = gaussian_domains(2, n=250)
-        small = domain("small", domains[0].vectors[:105])
-        drawn = draw_units([small, domains[1]], seed=0)
-        assert drawn.cross_fit
-        assert [len(part) for part in drawn.fitted] == [100, 100]
-        assert [len(part) for part in drawn.proof_fit] == [80, 80]
-        assert [len(part) for part in drawn.proof_test] == [20, 20]
-        assert np.array_equal(np.concatenate([drawn.proof_fit[0], drawn.proof_test[0]]), drawn.fitted[0])
-
-    def test_a_domains_draw_does_not_depend_on_its_neighbours(self) -> None:
-        domains = gaussian_domains(3)
-        assert np.array_equal(draw_units(domains, seed=1).fitted[2], draw_units(domains[2:], seed=1).fitted[0])
+        large = gaussian_domains(2, n=250)[0]
+        small = domain("small", large.vectors[:105])
+        assert has_few_units(small)
+        for one in (small, large):
+            draw = draw_domain(one, seed=0, cross_fit=True)
+            assert (len(draw.fit), len(draw.proof_fit), len(draw.held_out)) == (100, 80, 20)
+            assert np.array_equal(np.concatenate([draw.proof_fit, draw.held_out]), draw.fit)
 
     def test_no_unit_is_on_both_sides(self) -> None:
         vectors = np.arange(180.0).reshape(180, 1)
-        for drawn in (draw_units([domain("a", vectors[:n])], seed=3) for n in (180, 60)):
-            assert not set(drawn.proof_fit[0].ravel()) & set(drawn.proof_test[0].ravel())
+        for cross_fit in (False, True):
+            draw = draw_domain(domain("a", vectors), seed=3, cross_fit=cross_fit)
+            assert not set(draw.proof_fit.ravel()) & set(draw.held_out.ravel())
 
-    def test_the_selector_that_is_kept_learns_from_everything_drawn(self) -> None:
+    def test_the_final_selector_is_fitted_on_all_drawn_units(self) -> None:
         selector = GmmSelector(GmmSpec()).fit(gaussian_domains(3, n=40))
         assert selector.report_["held_out_by"] == "cross_fit_80_20"
         assert selector.clusters_.table.sum() == selector.report_["units_fitted"] == 120

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 
 from registry.selectors import SELECTORS, updating
 from registry.selectors.contract import Domain, Selector
-from registry.selectors.drawing import draw_units
+from registry.selectors.drawing import draw_domain
 from registry.selectors.novelty import whitening
 from registry.selectors.posterior import PosteriorSelector
 from registry.selectors.projection import FittedProjection, Spread
@@ -38,13 +38,15 @@ def proved_on(domains: Sequence[Domain]) -> set[str]:
 
 
 def refitted(before: Selector[Any], domains: Sequence[Domain]) -> Selector[Any]:
-    """Fitted on these domains, behind the projections that `before` has."""
+    """Fit on these domains with the projections of `before`."""
     if not isinstance(before, PosteriorSelector):
         return SELECTORS[before.kind](before.spec).fit(domains)
-    projections = tuple(
-        FittedProjection(one.projection, before.explained_, 0) for one in (before.proved_, before.gaussians_)
+    proof, final = (
+        FittedProjection(one.projection, before.explained_) for one in (before.proof_gaussians_, before.gaussians_)
     )
-    return PosteriorSelector(before.spec).fit_behind((projections[0], projections[1]), domains)
+    selector = PosteriorSelector(before.spec)
+    selector._projections = lambda _ordered: (proof, final)
+    return selector.fit(domains)
 
 
 def without_age(selector: Selector[Any]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class TestWhenAWholeFitIsDue:
 
 @pytest.mark.parametrize("spec", [GmmSpec(), UniformSpec()])
 def test_clusters_are_always_fitted_whole(spec: Any) -> None:
-    assert SELECTORS[spec.kind](spec).fit(MANY).updated([domain("more", MANY[0].vectors)], []) is None
+    assert not issubclass(SELECTORS[spec.kind], updating.UpdatableSelector)
 
 
 class TestSums:
@@ -158,7 +160,7 @@ class TestSums:
         assert np.allclose(np.abs(found.projection.components @ wanted.components_.T), np.eye(4), atol=1e-8)
         assert np.allclose(found.projection.mean, wanted.mean_)
         assert found.explained == pytest.approx(wanted.explained_variance_ratio_.sum())
-        assert spread.projection(dimensions=99).available == 10
+        assert len(spread.projection(dimensions=99).projection.components) == 10
 
     @given(n=st.integers(2, 40), d=st.integers(1, 12), seed=st.integers(0, 99))
     def test_the_shrunk_covariance(self, n: int, d: int, seed: int) -> None:
@@ -169,9 +171,9 @@ class TestSums:
 
 
 def test_a_small_pool_is_proved_on_all_held_out_units() -> None:
-    drawn = draw_units(MANY[:LARGE], seed=0)
+    draws = [draw_domain(one, seed=0, cross_fit=False) for one in MANY[:LARGE]]
     for spec in (CosineSpec(), PosteriorSpec()):
         fitted = SELECTORS[spec.kind](spec).fit(MANY[:LARGE])
-        assert fitted.report_["units_held_out"] == sum(map(len, drawn.proof_test))
+        assert fitted.report_["units_held_out"] == sum(len(draw.held_out) for draw in draws)
         large = SELECTORS[spec.kind](spec).fit(MANY)
         assert large.report_["units_held_out"] == LARGE * updating.PROOF_UNITS

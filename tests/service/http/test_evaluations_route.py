@@ -218,7 +218,7 @@ def test_it_goes_with_the_adapter_and_with_the_sample(stocked: World, headers: d
 def test_too_large_a_pool_is_refused_with_its_size(
     stocked: World, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(verb, "MAX_ADAPTERS", 1)
     answer = stocked.client.post("/v1/evaluations", json={}, headers=headers)
     assert (answer.status_code, "at most 1 are evaluated" in answer.text) == (413, True)
     for body in ({"passages": 1}, {"passages": 501}, {"pool": {"base_model": "none"}}):

@@ -152,10 +152,10 @@ def test_what_a_browser_makes_of_a_packed_file_is_no_sample(browser: Signed, pac
 
 
 def test_json_lines_and_paragraphs_are_told_apart_as_files_are() -> None:
-    assert split_texts('{"text": "a"}\r\n{"text": "b"}', what="x") == ["a", "b"]
-    assert split_texts("a\r\n \r\nb\nc", what="x") == ["a", "b\nc"]
+    assert split_texts('{"text": "a"}\r\n{"text": "b"}', label="x") == ["a", "b"]
+    assert split_texts("a\r\n \r\nb\nc", label="x") == ["a", "b\nc"]
     with pytest.raises(InvalidSample, match="x holds no text"):
-        split_texts(" \n", what="x")
+        split_texts(" \n", label="x")
 
 
 def test_cooking_needs_the_scope_and_a_form_of_ours(stocked: World, browser: Signed) -> None:

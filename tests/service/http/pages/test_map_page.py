@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from registry.select.domain_map import plane
+from registry.select.domain_map import fit_plane
 from tests.service.http.pages.signed import Signed, active, read
 from tests.service.servers import World
 
@@ -127,19 +127,19 @@ def test_the_plane_is_that_of_the_principal_components() -> None:
     from sklearn.decomposition import PCA
 
     places = np.random.default_rng(0).normal(size=(9, 5)) * [5, 3, 1, 1, 1]
-    to_plane, explained = plane(places)
+    plane, explained = fit_plane(places)
     known = PCA(n_components=2, svd_solver="full").fit(places)
-    np.testing.assert_allclose(np.abs(to_plane(places)), np.abs(known.transform(places)), atol=1e-10)
+    np.testing.assert_allclose(np.abs(plane.project(places)), np.abs(known.transform(places)), atol=1e-10)
     assert explained == pytest.approx(known.explained_variance_ratio_.sum())
-    for axis in to_plane.axes:
+    for axis in plane.axes:
         assert axis[np.abs(axis).argmax()] > 0
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_places_have_a_plane_as_well(count: int) -> None:
     places = np.random.default_rng(0).normal(size=(count, 5))
-    to_plane, explained = plane(places)
-    assert to_plane(places).shape == (count, 2)
-    assert (to_plane(places + 1)[:, 1] == 0).all()  # there is no second direction
-    assert np.isfinite(to_plane(places)).all()
+    plane, explained = fit_plane(places)
+    assert plane.project(places).shape == (count, 2)
+    assert (plane.project(places + 1)[:, 1] == 0).all()  # there is no second direction
+    assert np.isfinite(plane.project(places)).all()
     assert explained == pytest.approx(1.0)
