@@ -200,7 +200,7 @@ def from_validation(validation_errors: Sequence[Mapping[str, Any]]) -> SoupError
 def _sentence(error: Mapping[str, Any]) -> str:
     """Return 'Field 'x.y': input should be ...' for one pydantic error, without the input itself."""
     field = _location(error)
-    kind, message = str(error["type"]), said_of(error)
+    kind, message = str(error["type"]), describe_error(error)
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
     if kind in ABSENT:
