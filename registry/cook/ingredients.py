@@ -20,8 +20,8 @@ from registry.errors import InvalidRecipe
 from registry.mixing.auto import best_unranked, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.names import parse_ref
-from registry.select.select import Chosen, select
-from registry.selectors.ranking import Why
+from registry.select.select import Chosen, SelectQuery, select
+from registry.selectors.ranking import Reason
 from registry.spec import (
     BY_GRADIENTS,
     CookRequest,
@@ -54,16 +54,10 @@ def select_ingredients(job: CookJob) -> CookJob:
     sample = job.sample
     assert sample is not None  # a CookRequest has a sample where it has no recipe
     holds_out = job.request.effort in BY_GRADIENTS and len(sample.texts) >= FEW
+    passages = sample.split.fit if holds_out else None
+    query = SelectQuery(job.request.pool, selector_of(job.request), job.request.options, passages)
     selection = select(
-        job.registry,
-        job.caller,
-        sample.checked,
-        pool=job.request.pool,
-        spec=selector_of(job.request),
-        options=job.request.options,
-        fit=job.workers.fit,
-        passages=sample.split.fit if holds_out else None,
-        progress=job.progress_in(1),
+        job.registry, job.caller, sample.checked, query, fit=job.workers.fit, progress=job.progress_in(1)
     )
     selection, ingredients = compatible(job.registry, job.request, selection)
     return replace(job, selection=selection, ingredients=ingredients)
@@ -131,9 +125,9 @@ def _compatible_selection(
     over_cap = f"Passes, but {len(selected)} better ones are taken already."
     over_width = f"Passes, but the soup would be too wide with it. {too_wide}"
     cannot = f"Cannot be mixed with {best.ref}"
-    reasons = {adapter.digest: Why(over_cap, over_cap) for adapter in fitting}
-    reasons |= {adapter.digest: Why(over_width, over_width) for adapter in selected[count:]}
-    reasons |= {digest: Why(f"{cannot}: {reason}", f"{cannot}.") for digest, reason in obstacles.items()}
+    reasons = {adapter.digest: Reason(over_cap, over_cap) for adapter in fitting}
+    reasons |= {adapter.digest: Reason(over_width, over_width) for adapter in selected[count:]}
+    reasons |= {digest: Reason(f"{cannot}: {reason}", f"{cannot}.") for digest, reason in obstacles.items()}
     selected = selected[:count]
     weights = chosen.ranking.weights(adapter.digest for adapter in selected)
     stability = chosen.ranking.stability(count if too_wide else request.options.most, without=obstacles)
@@ -146,7 +140,7 @@ def _compatible_selection(
                 )
                 for adapter in selected
             ),
-            **chosen.ranking.listing(weights, why=reasons),
+            **chosen.ranking.listing(weights, reasons=reasons),
             "reason": f"{len(passing)} domains pass, {len(fitting)} can be mixed with {best.ref}{limit}.",
         }
     )

@@ -16,7 +16,7 @@ from registry.mixing.auto import exclusion_reasons
 from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.select.select import Chosen
-from registry.selectors.ranking import Why, listed_of
+from registry.selectors.ranking import Reason, list_excluded
 from registry.spec import ConcatMixing, LeftOut
 
 BLOCK = 256
@@ -58,16 +58,16 @@ def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
         if len(adapters) > most:
             break
     better = f"{most} better-ranked ones are weighed."
-    reasons = {digest: Why(reason, NOT_BESIDE) for digest, reason in unfit.items()}
-    reasons |= {row.digest: Why(better, better) for row, _ in adapters[most:]}
+    reasons = {digest: Reason(reason, NOT_BESIDE) for digest, reason in unfit.items()}
+    reasons |= {row.digest: Reason(better, better) for row, _ in adapters[most:]}
     members = [candidate.member for candidate in selection.ranking.ranked]
     excluded = [
         (member, reasons[member.digest])
         for member in members[:read]
         if member.digest in reasons and member.digest not in by_name
     ]
-    excluded += [(member, Why(better, better)) for member in members[read:] if member.digest not in by_name]
-    return Shortlist([*adapters[:most], *by_name.values()], *listed_of(excluded))
+    excluded += [(member, Reason(better, better)) for member in members[read:] if member.digest not in by_name]
+    return Shortlist([*adapters[:most], *by_name.values()], *list_excluded(excluded))
 
 
 def _blocks(

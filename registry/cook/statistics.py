@@ -23,7 +23,7 @@ from registry.files import decode_lines
 from registry.mixing import MIXINGS
 from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
-from registry.quotas import check_stored, room_for_bytes
+from registry.quotas import byte_allowance, check_stored
 from registry.spec import (
     MOST_PASSAGES,
     AutoMixing,
@@ -141,9 +141,9 @@ class _Statistics:
         with self.job.registry.database.read() as catalogue:
             if catalogue.statistics.find(ingredient.digest, sample, self.kind) is not None:
                 return
-            room = room_for_bytes(catalogue, quotas, key_id=owner.created_by, namespaces=[owner.namespace])
-        if room is not None and size > room[0]:
-            raise room[1]
+            allowance = byte_allowance(catalogue, quotas, key_id=owner.created_by, namespaces=[owner.namespace])
+        if allowance is not None:
+            allowance.check(size)
 
     def _record(
         self, ingredient: SoupIngredient, owner: AdapterRow, sample: str, measured: MeasuredStatistic

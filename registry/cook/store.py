@@ -18,7 +18,7 @@ from registry.cook.mix import Mixed
 from registry.errors import Retired
 from registry.mixing.compat import SoupIngredient
 from registry.names import sha256_digest, split_name
-from registry.quotas import check_room, check_stored
+from registry.quotas import check_additions, check_stored
 from registry.samples.sample import Vectors, embed_texts, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Card, Evidence, Provenance, Recipe, SampleReport
@@ -39,7 +39,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
         new = _new_row(job, soup, sample, learnt=_learnt_from(catalogue, soup))
         is_known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
         files = [soup.data, *(encoded.data for encoded in vectors)]
-        check_room(
+        check_additions(
             catalogue,
             registry.quotas,
             files,

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from registry.adapters import sites_of
 from registry.cook.acceptance import check_verifiable
-from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_parts
+from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_chunks
 from registry.cook.candidate import Candidate, Proposal
 from registry.cook.ingredients import MOST, compatible
 from registry.cook.job import CookJob
@@ -182,7 +182,7 @@ def weighing_request(
         candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in adapters),
         keep=request.options.max_ingredients or depth.members,
         max_width=request.max_width,
-        parts=screening_parts(len(texts)),
+        chunks=screening_chunks(len(texts)),
         steps=depth.steps_over(len(texts)),
         batch=depth.batch(len(texts)),
         by_screen=len(texts) < FEW,
@@ -226,12 +226,12 @@ def best_single(weighing: Weighing | None) -> int | None:
 
     By its loss where that was computed, else by its mean coefficient; of equal ones the first.
     """
-    if weighing is None or not weighing.kept:
+    if weighing is None or not weighing.chosen:
         return None
     if weighing.by_losses is not None:
         differences = dict(zip(weighing.by_losses.scored, weighing.by_losses.differences, strict=True))
         return min(differences, key=lambda number: differences[number])
-    coefficients = dict(zip(weighing.kept, weighing.coefficients, strict=True))
+    coefficients = dict(zip(weighing.chosen, weighing.coefficients, strict=True))
     return max(coefficients, key=lambda number: fmean(coefficients[number].values()))
 
 
@@ -263,7 +263,7 @@ def _coefficients(
 ) -> dict[int, dict[str, float]]:
     """Coefficients by adapter and site, at the sites it has: a LoRA need not know every module another knows."""
     coefficients = {}
-    for number, by_site in zip(weighing.kept, weighing.coefficients, strict=True):
+    for number, by_site in zip(weighing.chosen, weighing.coefficients, strict=True):
         sites = sites_of(ingredients[number].config, shape)
         coefficients[number] = {site: value for site, value in by_site.items() if site in sites}
     return coefficients

@@ -153,7 +153,7 @@ def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> 
         seconds=seconds,
         tuning=TuningReport(
             passes=tuning.passes,
-            kept=tuned.kept,
+            kept=tuned.best_pass,
             rate=tuning.rate,
             trainings=len(split.folds) + split.fits_all,
             losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll),
