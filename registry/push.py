@@ -219,7 +219,7 @@ def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> by
             param="files",
         )
     max_bytes = registry.limits.weights_bytes
-    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], what=WEIGHTS_FILE, max_bytes=max_bytes)
+    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], field=WEIGHTS_FILE, max_bytes=max_bytes)
 
 
 def _put_files(registry: Registry, files: Iterable[bytes]) -> list[str]:

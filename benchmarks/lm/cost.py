@@ -34,5 +34,5 @@ def _multiplications(config: AdapterConfig, shape: BaseShape) -> int:
 
 def parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
     """Numbers of an adapter that are not held at zero, frozen members included."""
-    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
+    masked = sum(pruned.masked for pruned in config.prunings().values())
     return sum(tensor.numel() for tensor in without_masks(tensors).values()) - masked

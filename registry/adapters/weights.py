@@ -73,7 +73,7 @@ def dtype_of(tensors: Mapping[str, Tensor]) -> str:
 def count_parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
     """The number of values of an adapter's tensors, without masks and without entries that are pruned."""
     stored = sum(tensor.numel() for tensor in without_masks(tensors).values())
-    return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
+    return stored - sum(pruned.masked for pruned in config.prunings().values())
 
 
 def _dtype_problems(header: Header) -> list[str]:

@@ -27,7 +27,7 @@ from registry.spec import (
     TaskArithmeticMixing,
     widths_together,
 )
-from registry.spec.wording import said_of
+from registry.spec.wording import describe_error
 
 Exact = ConcatMixing | RecompressMixing | RegMeanMixing | TaskArithmeticMixing
 """Mixings that concatenate some or all structures; their scale is all that is read of them here."""

@@ -16,7 +16,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 def read_embeddings(data: bytes, *, max_bytes: int) -> np.ndarray:
     """The array (units, dimensions) of a file, float32 and finite; raises InvalidSample or TooLarge."""
-    header = parse(data, max_bytes=max_bytes, what=NAME, error=InvalidSample)
+    header = parse(data, max_bytes=max_bytes, file=NAME, error=InvalidSample)
     if set(header.entries) != {NAME}:
         names = ", ".join(sorted(name[:40] for name in header.entries)[:5]) or "none"
         raise refuse(NAME, [f"one tensor named 'embeddings' is needed, found {names}"], error=InvalidSample)
