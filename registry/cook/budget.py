@@ -1,4 +1,4 @@
-"""What efforts take, and how far they go within a budget.
+"""Prices of efforts, and how far they go within a budget.
 
 Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`TimedBase`). A
 pass with its gradients counts as several of them, the more the more adapters are attached.
@@ -81,7 +81,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is left of a weighing's depth: passages that are screened, steps, and adapters scored by themselves."""
+    """The remaining depth of a weighing: passages that are screened, steps, and adapters scored by themselves."""
 
     screened: int
     steps: int
@@ -107,7 +107,7 @@ def tuning_passes(passages: int) -> float:
 
 
 def default_passes(passages: int, batch: int) -> int:
-    """As many passes over so many training passages as make TRAINING_STEPS steps."""
+    """The passes over so many training passages that make TRAINING_STEPS steps."""
     return min(MOST_TRAINING_PASSES, math.ceil(TRAINING_STEPS / math.ceil(passages / batch)))
 
 
@@ -158,7 +158,7 @@ def passes_within(budget: Budget, base: TimedBase, texts: Sequence[str], *, prog
 
 
 def cut_weighing(depth: Depth, size: Size, passes: float) -> Cut:
-    """As much of a depth as fits, of everything alike; raises InvalidParameter where that is too little."""
+    """The part of a depth that fits, everything cut alike; raises InvalidParameter where that is too little."""
     whole = Cut(min(SCREENED, size.texts[0]), depth.steps, min(depth.alone, size.candidates))
     price = _weighing(depth, size, whole)
     if passes >= price:
@@ -177,7 +177,7 @@ def cut_weighing(depth: Depth, size: Size, passes: float) -> Cut:
 
 
 def cut_training(planned: int, passes: float, passages: int) -> int:
-    """As many of the planned passes of training as fit; raises InvalidParameter where not one does."""
+    """The planned passes of training that fit; raises InvalidParameter where not one does."""
     price = _training(passages)
     if passes < price:
         raise _too_small(passes, price)

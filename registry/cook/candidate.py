@@ -43,7 +43,7 @@ class Candidate:
     trained: TrainedSoup | None = None
 
     def narrowed(self) -> Candidate | None:
-        """The same candidate as narrow as one of its ingredients; None where it is one, or cannot be narrowed."""
+        """This candidate made as narrow as one of its ingredients; None where it is one, or cannot be narrowed."""
         plan = self.plan.narrowed()
         if plan is None:
             return None
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a strategy proposes.
+    """The candidates of a strategy.
 
     `search` reports on the work, without trials; None where candidates are scored on the sample that chose them.
     `single` is the best adapter by itself, scored beside them. `noise` are weighings of random adapters, one a fold,

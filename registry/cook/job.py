@@ -1,4 +1,4 @@
-"""What every step of a cook receives: the request, its sample, its base model, and the workers beside it."""
+"""The value that every step of a cook receives: the request, its sample, its base model, and the workers beside it."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class _Weigher:
 
 
 def _within_budget(job: CookJob, sample: Sample, selection: Chosen, depth: Depth) -> dict[str, int]:
-    """What a budget leaves of each weighing, all cut alike; raises InvalidParameter where that is too little."""
+    """The limits that a budget sets to each weighing, cut alike; raises InvalidParameter where that is too little."""
     if job.request.budget is None:
         return {}
     adapters = shortlist(job, selection).adapters
@@ -152,7 +152,7 @@ def _within_budget(job: CookJob, sample: Sample, selection: Chosen, depth: Depth
 
 
 def _screened_together(tasks: Sequence[_Task]) -> list[_Task]:
-    """The same tasks, each with the adapters of all beside its own, so that what one computes the others can reuse.
+    """These tasks, each with the adapters of all beside its own, so that what one computes the others can reuse.
 
     The ranking without a fold may have a few other adapters. Where that makes too many, or they cannot be put side by
     side, each task is screened with its own.

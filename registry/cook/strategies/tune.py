@@ -121,7 +121,7 @@ def _tuning(job: CookJob, sample: Sample) -> Tuning:
 
 
 def _train(job: CookJob, sample: Sample, start: Mixed, tuning: Tuning) -> tuple[Tuned, Tensors | None]:
-    """What the training reports, and the tensors it kept; None where it kept the start's.
+    """The report of the training, and the tensors it kept; None where it kept the start's.
 
     Tensors travel as blobs that nothing else names, and are deleted again.
     """
