@@ -223,14 +223,13 @@ def record_vectors(
 
 def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
     """Queue the embedding of an adapter's sample by all encoders; returns the job's id."""
-    job = catalogue.jobs.enqueue(
+    return catalogue.jobs.enqueue(
         "embed",
         {"adapter_id": row.id},
         namespace=row.namespace,
         created_by=created_by,
         dedupe_key=f"embed:{row.id}",
-    )
-    return job.id
+    ).id
 
 
 def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:

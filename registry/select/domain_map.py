@@ -66,7 +66,8 @@ def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | Non
     selector = cast(PosteriorSelector, load_selector(registry, row))
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
-    plane, explained = fit_plane(selector.domain_points)
+    points = selector.gaussians_.means
+    plane, explained = fit_plane(points)
     point, selection, posteriors = None, None, dict[str, float]()
     if sample is not None:
         encoder = encoder_for(row.spec, base_of(registry, row).encoders())
@@ -80,7 +81,7 @@ def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | Non
         point = (float(x), float(y))
     places = [
         Place(member, float(x), float(y), posteriors.get(member.digest))
-        for member, (x, y) in zip(selector.members_, plane.project(selector.domain_points), strict=True)
+        for member, (x, y) in zip(selector.members_, plane.project(points), strict=True)
         if member.digest not in gone
     ]
     places.sort(key=lambda place: (-(place.posterior or 0.0), place.member.domain, place.member.digest))

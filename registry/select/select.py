@@ -58,8 +58,12 @@ class _Ranker:
     gone: Mapping[str, str]
     superseded: Sequence[tuple[Member, str]]
 
-    def rank(self, array: np.ndarray) -> Ranking:
-        """The ranking for vectors (n, d) of a sample."""
+    def rank(self, vectors: Vectors | None, passages: Sequence[int] | None) -> Ranking:
+        """The ranking for these passages of a sample, by default all; without vectors for no text."""
+        if vectors is None:
+            array = np.empty((0, 0), np.float32)
+        else:
+            array = vectors.array if passages is None else vectors.of(passages)
         ranking = self.selector.rank(array, options=self.options, exclude=self.gone)
         return replace(ranking, excluded=(*ranking.excluded, *self.superseded))
 
@@ -77,7 +81,7 @@ class Chosen:
 
     def by(self, passages: Sequence[int]) -> Chosen:
         """The choice of the same selector for these passages of the sample alone, by index."""
-        ranking = self.ranker.rank(_array(self.vectors, passages))
+        ranking = self.ranker.rank(self.vectors, passages)
         return replace(self, selection=ranking.selection(), ranking=ranking)
 
     def report_of(self, sample: CheckedSample) -> SampleReport:
@@ -136,7 +140,7 @@ def select(
         if adapter.id not in fitted  # one that was fitted serves its domain until the refit
     ]
     ranker = _Ranker(selector, query.options, gone, superseded)
-    ranking = ranker.rank(_array(vectors, query.passages))
+    ranking = ranker.rank(vectors, query.passages)
     missing = missing_members(members, row)
     return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 
@@ -164,13 +168,6 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
     if not ranking.ranked or ranking.ranked[0].score < MAJORITY:
         return None
     return ranking.ranked[0] if percent is None or percent < NOVEL else None
-
-
-def _array(vectors: Vectors | None, passages: Sequence[int] | None) -> np.ndarray:
-    """The vectors of these passages, by default of all; none for a selector that looks at no text."""
-    if vectors is None:
-        return np.empty((0, 0), np.float32)
-    return vectors.array if passages is None else vectors.of(passages)
 
 
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:

@@ -99,14 +99,9 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
     kind: ClassVar[str] = "cosine"
 
     @property
-    def means_(self) -> Float64:
-        """The domains' means of unit vectors (k, d)."""
-        return self.rows_.means
-
-    @property
     def cached_bytes(self) -> int:
         """Bytes of the means' directions."""
-        return 4 * self.means_.size
+        return 4 * self.rows_.means.size
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Take the means of 100 units a domain, drawn with the spec's seed, and prove them on held-out units.
@@ -132,7 +127,7 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
         change = Change.of(self.members_, ordered, removed)
         new = type(self)(self.spec)
         new.members_, new.age_ = change.members, self.age_.after(added, removed)
-        new.rows_ = self.rows_.updated(change, Rows.of(map(new._draw, ordered), self.means_.shape[1]))
+        new.rows_ = self.rows_.updated(change, Rows.of(map(new._draw, ordered), self.rows_.means.shape[1]))
         new._hold_out(ordered, self.held_out_, _unit)
         new._prove()
         return new
@@ -172,9 +167,9 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
         self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
         """Rank domains by similarity, passing with the threshold; raises InvalidSample as `check_sample` does."""
-        units = _unit(check_sample(vectors, self.means_.shape[1]))
+        units = _unit(check_sample(vectors, self.rows_.means.shape[1]))
         remaining, excluded = split_excluded(self.members_, exclude)
-        scores = self.means_ @ units.mean(axis=0)
+        scores = self.rows_.means @ units.mean(axis=0)
         threshold = self.threshold_ if options.threshold is None else options.threshold
         warnings = list(self.report_["warnings"])
         if options.threshold is not None or self.spec.threshold is not None:
@@ -193,7 +188,7 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
             abstention=f"No domain reaches similarity {threshold:.4f}{best}.",
             failure=f"Similarity below {threshold:.4f}.",
             explain_failure=lambda score: f"Similarity {score:.4f} is below {threshold:.4f}.",
-            units=UnitScores(units @ self.means_[competitors].T, least=threshold, order=competitors),
+            units=UnitScores(units @ self.rows_.means[competitors].T, least=threshold, order=competitors),
             evidence=Evidence(
                 units=len(units),
                 thresholds={"similarity": threshold},

@@ -237,13 +237,8 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
             ),
         )
 
-    @property
-    def domain_points(self) -> Float64:
-        """The points (members, dimensions) of the members' domains: the means of their Gaussians."""
-        return self.gaussians_.means
-
     def sample_point(self, vectors: Floats) -> Float64:
-        """The point (dimensions,) of a sample (n, d) among the domains'; raises InvalidSample as `check_sample`."""
+        """The mean point (dimensions,) of a sample (n, d) in the projection; raises InvalidSample as `check_sample`."""
         checked = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
         point: Float64 = self.gaussians_.projection(checked).mean(axis=0)
         return point

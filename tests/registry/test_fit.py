@@ -102,7 +102,7 @@ class TestMapped:
         assert found.to_state()[0].keys() == here.to_state()[0].keys()
         assert load_selector(registry, row) is found
         with pytest.raises(ValueError, match="read-only"):
-            found.means_[0] = 0
+            found.rows_.means[0] = 0
         arrays = file.stat().st_size - state.header_size(file.read_bytes())
         assert registry.selectors.bytes == file.stat().st_size - arrays + found.cached_bytes
 
@@ -372,7 +372,7 @@ class TestFit:
         assert load_selector(verbs.registry, row) is selector
         shared = load_selector(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
         with pytest.raises(ValueError, match="read-only"):
-            shared.means_[0] = 0.0
+            shared.rows_.means[0] = 0.0
 
     @pytest.mark.parametrize("spec", [GmmSpec(), CosineSpec(encoder="base"), UniformSpec()])
     def test_the_same_members_give_the_selector_there_is(self, verbs, spec):

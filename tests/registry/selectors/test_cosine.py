@@ -75,7 +75,7 @@ def test_the_threshold_is_the_fifth_percentile_of_own_scores(encoder: EncoderNam
 def test_own_scores_are_of_other_text_by_hand() -> None:
     vectors = around(np.eye(4)[0], 200, seed=0, spread=1.0)
     selector = CosineSelector(CosineSpec(encoder="base", seed=5)).fit([domain("a", vectors)])
-    fitted, rest = selector.means_[0], selector.report_["own_scores"]["a"]
+    fitted, rest = selector.rows_.means[0], selector.report_["own_scores"]["a"]
     everything = unit(vectors.astype(np.float64)).sum(axis=0)
     assert rest == pytest.approx(float((everything - 100 * fitted) / 100 @ fitted), abs=1e-6)
 
