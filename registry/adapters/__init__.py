@@ -1,4 +1,4 @@
-"""The structures of adapters: what tensors they have, how they start, and how they are built from tensors.
+"""The structures of adapters: their tensors, their initial values, and modules built from tensors.
 
 `STRUCTURES` is the only list of them; other modules go through the functions here and the configurations' own methods.
 Nothing here reads files: bytes become tensors in `weights`.
@@ -7,7 +7,7 @@ Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.d
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
 `layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby, without a bias where the base's norms have none. A LoRA's are
 PEFT's, for each module of the base by its path: `base_model.model.<path>.lora_A.weight` (rank, inputs) and
-`.lora_B.weight` (outputs, rank). Of a pruned adapter each projection has a `.mask` beside its weight (`masks`).
+`.lora_B.weight` (outputs, rank). Each projection of a pruned adapter has a `.mask` beside its weight (`masks`).
 Canonical order: by layer number, then name.
 """
 

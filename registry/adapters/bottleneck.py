@@ -12,9 +12,9 @@ On bases whose layers normalise before their sub-modules, with A(x) = s (U g(D x
 - parallel (He et al., ICLR 2022, MAM): y = h + A(x), h the feed-forward module's output, x its argument, or with
   `input="residual"` the argument of the norm before it (AdapterHub's `par_bn`).
 
-On bases that normalise after them (BERT: the layer's output is LN(h + x), x the residual stream) Houlsby, Bapna-Firat
-and parallel are the same words: LN(h + A(h) + x), and for Bapna-Firat with `input="residual"` the layer's output
-after that norm. Pfeiffer with `input="residual"` is AdapterHub's there, which reads what the norm makes of the sum and
+On bases that normalise after them (BERT: the layer's output is LN(h + x), x the residual stream) the definitions of
+Houlsby, Bapna-Firat and parallel stay: LN(h + A(h) + x), and Bapna-Firat with `input="residual"` acts on the layer's
+output after that norm. Pfeiffer with `input="residual"` is AdapterHub's there, which reads the output of the norm and
 adds before it: LN(h + x + A(LN(h + x))) (`original_ln_before`, `original_ln_after` and `residual_before_ln`).
 
 s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d and bottleneck m.

@@ -7,8 +7,9 @@ double precision, no BLAS.
 
 Aligned: a permutation of neurons leaves a bottleneck's output unchanged. By site and ingredient, neurons are matched
 to those of a reference so that the sum of <D_j, D'_k> + c_j c'_k + <U_j, U'_k> is largest (Hungarian matching; weight
-matching of Git Re-Basin: Ainsworth et al., ICLR 2023, https://arxiv.org/abs/2209.04836). LayerNorms are folded in
-before, and of ReLU's neurons, which may be scaled by a > 0 if U is divided by it, both sides are made equally large.
+matching of Git Re-Basin: Ainsworth et al., ICLR 2023, https://arxiv.org/abs/2209.04836). LayerNorms are folded
+first. A ReLU neuron may be scaled by a > 0 if its column of U is divided by it, so that its two sides are made equally
+large.
 """
 
 from __future__ import annotations

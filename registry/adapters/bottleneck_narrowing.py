@@ -1,10 +1,10 @@
 """Narrow a bottleneck: keep the neurons that explain most of its output, and fit an up-projection to them.
 
-Of z = g(D x + c) on probes x that are drawn by a seed the neurons are picked one after the other, each the one that
-explains most of the rest of y = U z + u (orthogonal matching pursuit with many outputs: Tropp et al., Signal Processing
-86, 2006). Then [U', u'] is the ridge regression of y on theirs. Reads no text and no base model. Probes have mean 0 and
-variance 1 over the hidden size, like the outputs of a LayerNorm. One half of their variance lies in the row space of
-the down-projections, because training has shaped it by the real inputs.
+Neurons z = g(D x + c) are computed on probes x that are drawn by a seed, and picked one after the other, each the one
+that explains most of the rest of y = U z + u (orthogonal matching pursuit with many outputs: Tropp et al., Signal
+Processing 86, 2006). Then [U', u'] is the ridge regression of y on the picked neurons. Reads no text and no base model.
+Probes have mean 0 and variance 1 over the hidden size, like the outputs of a LayerNorm. One half of their variance lies
+in the row space of the down-projections, because training has shaped it by the real inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Banks of experts (AdaMix, Wang et al., EMNLP 2022): copies of an adapter's projections, routed at random in training.
 
-Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy of what
-`BankConfig.share` names; norms are shared always. `draw` chooses a copy for each projection of a forward pass
+Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy where
+`BankConfig.share` names it; norms are always shared. `draw` chooses a copy for each projection of a forward pass
 (section 3.1), `routed` applies the choice, and without a route a bank computes its merge, the mean of the copies
 (section 3.3), which is served in its place. Used by the trainer, and by `mixing.merge` for stored banks.
 

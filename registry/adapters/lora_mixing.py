@@ -1,8 +1,8 @@
 """Join and mix LoRAs exactly: several side by side as one, and the mean of their updates.
 
 Side by side: A = [A_i], B = [f_i s_i B_i] with an ingredient's factor f_i and s_i = alpha_i / rank_i (rsLoRA:
-/ sqrt(rank_i)); an ingredient adds nothing to modules it does not name. Used through the structure's
-entry in `STRUCTURES`.
+/ sqrt(rank_i)); an ingredient adds nothing to modules it does not name. Used through the structure's entry in
+`STRUCTURES`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapter tensors as bytes: checked, read, written, hashed and scaled.
+"""Check, read, write, hash and scale the tensors of adapters.
 
 Called by `push` (files of clients), `cook` and the trainer (files of the server). A blob's digest covers the file's
 bytes, an adapter's digest its content (base, configuration, tensors), whatever the file's layout and metadata.

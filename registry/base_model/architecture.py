@@ -1,7 +1,7 @@
 """Base models by their configuration alone: refuse those that cannot be served, read the shape of the others.
 
-The model is built on torch's meta device to see its modules, its keys and its values: no memory, some milliseconds,
-its weights not read. Called by `loading`.
+The model is built on torch's meta device to read its modules and the sizes of its keys and values, in milliseconds and
+without its weights. Called by `loading`.
 """
 
 from __future__ import annotations

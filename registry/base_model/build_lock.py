@@ -1,7 +1,7 @@
 """One lock around every call that has transformers build a model, and a context without its output.
 
 While it loads weights, transformers replaces functions of its own classes and of torch for the whole process, and puts
-them back afterwards. Two loads at once can put back each other's replacements: from then on no model of the process
+them back afterwards. Two loads at once can restore each other's replacements, after which no model of the process
 would tie or initialise its weights. Held by `loading`, `architecture` and the sentence-BERT encoder.
 """
 

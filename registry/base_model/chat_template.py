@@ -1,7 +1,7 @@
 """The chat template of a base model: how a conversation becomes text, and which token ends an answer in it.
 
 Called where a base model's tokenizer is loaded, and by the chat route. A template comes with the model, or it is the
-operator's own (`chat_template` of the allowlist), which is trusted and tried before anybody chats with it.
+operator's own (`chat_template` of the allowlist), which is trusted and checked when it is loaded.
 """
 
 from __future__ import annotations

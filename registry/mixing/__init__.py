@@ -1,4 +1,4 @@
-"""Mixing methods, one per file, each with its formula and paper. `cook` plans with `check` before it mixes."""
+"""Mixing methods, one per file, each with its formula and paper; `cook` calls `check` before it mixes."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ MIXINGS = {
     ),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }
-"""By the `method` of a `Mixing`."""
+"""The mixing methods by the `method` of a `Mixing`."""

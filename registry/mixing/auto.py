@@ -185,7 +185,7 @@ def exclusion_reasons(
 
 
 def within_width(ingredients: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
-    """How many of the first ingredients make a soup within `max_width`, and the reason against one more."""
+    """The number of first ingredients that make a soup within `max_width`, and the reason against one more."""
     count, reason = len(ingredients), ""
     while count > 1:
         mixing = _narrowest(ingredients[:count], request)

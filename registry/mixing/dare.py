@@ -1,7 +1,7 @@
 """DARE (Yu et al., ICML 2024, https://arxiv.org/abs/2311.03099): drop at random, rescale, average.
 
-theta = sum_i w_i m_i theta_i / p, where m_i keeps an entry of a projection with probability p = `density`: each
-ingredient's expectation is what it was. The masks are drawn by the recipe's `seed` and the ingredient's digest, so that
+theta = sum_i w_i m_i theta_i / p, where m_i keeps an entry of a projection with probability p = `density`, so that each
+ingredient's expectation is unchanged. The masks are drawn by the recipe's `seed` and the ingredient's digest, so that
 an adapter loses the same entries whatever it is mixed with. PEFT has it as `dare_linear`.
 """
 

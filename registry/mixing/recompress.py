@@ -1,7 +1,7 @@
 """Compress the exact mixture to the width of one ingredient (docs/explanation/mixing.md#recompress).
 
-Of the neurons or ranks of `concat`'s soup, site by site, those are kept that explain most of its output, with an
-up-projection fitted to them (`adapters.bottleneck_narrowing`, `adapters.lora_ranks`). Reads tensors alone, never text,
+Keeps the neurons or ranks of `concat`'s soup, site by site, that explain most of its output, with an up-projection
+fitted to them (`adapters.bottleneck_narrowing`, `adapters.lora_ranks`). Reads tensors alone, never text,
 so that a soup is rebuilt from its recipe and holds nothing of any sample; `by_inputs` also reads second moments that
 were computed from the ingredients' own samples and are named in the recipe. The result is fp32. Where nothing has to be
 dropped it is `concat`'s, bit for bit.
@@ -99,7 +99,7 @@ def _mean_moments(statistics: Sequence[tuple[Tensors, Factor]], path: str) -> Te
 
 
 def _widths(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> tuple[dict[str, int], dict[str, int]]:
-    """By site: the width side by side, and the soup's, which is the requested one or that of the widest ingredient."""
+    """The widths by site, side by side and of the soup: the requested width or that of the widest ingredient."""
     widths = [ingredient.config.widths() for ingredient in ingredients]
     joined = concat.total_widths(ingredients)
     narrowed = {

@@ -1,9 +1,9 @@
 """Spherical interpolation of two adapters (Shoemake, SIGGRAPH 1985, https://doi.org/10.1145/325334.325242).
 
-Each projection moves from the first ingredient towards the second along the arc between them, by the second's weight t:
+Each projection is a point on the arc from the first ingredient to the second, at the second's weight t:
 sin((1 - t) phi) / sin(phi) theta_1 + sin(t phi) / sin(phi) theta_2 with phi the angle between them. The factors are
-found by halving the arc, with + - * / and square roots alone, so that they are the same bits on every machine. Where
-the two are parallel or opposite, or one is zero, it is the average.
+found by halving the arc, with + - * / and square roots alone, which gives the same bits on every machine. Where the
+two are parallel or opposite, or one is zero, it is the average.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The one mask of a soup of pruned adapters, from those of its ingredients (docs/explanation/sparse.md).
+"""Make the mask of a soup of pruned adapters from those of its ingredients (docs/explanation/sparse.md).
 
-Called by `average`, and by the report. Four rules; a dense ingredient keeps every entry:
+Called by `average`, and by the report. A dense ingredient keeps every entry. There are four rules:
 
-- `union`: an entry is kept where any ingredient keeps it, so that nothing of the average is lost (the default);
-- `intersect`: where all of them do;
-- `first`: where the ingredient of the largest weight does, of equal weights that of the lowest digest: a recipe knows
-  no other order;
-- `reprune`: the ingredients' mean number of entries is pruned again, those of the average that are smallest, over all
-  projections or, where every pruned ingredient was pruned within each, within each.
+- `union` keeps an entry that any ingredient keeps, so that nothing of the average is lost (the default);
+- `intersect` keeps an entry that all ingredients keep;
+- `first` keeps the entries of the ingredient with the largest weight, and of equal weights the lowest digest, because
+  recipes have no other order;
+- `reprune` masks the smallest entries of the average, as many as the ingredients mask on average: over all projections
+  together, or within each where every pruned ingredient was pruned within each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Task arithmetic (Ilharco et al., ICLR 2023, https://arxiv.org/abs/2212.04089): add task vectors to the start.
 
 theta = theta_0 + scale sum_i w_i (theta_i - theta_0), where theta_0 is what all ingredients started from: the paper's
-theta_0 + lambda sum_i tau_i with w_i = 1 / n and scale = n lambda. Of bottlenecks theta_0 is drawn again from its seed
+theta_0 + lambda sum_i tau_i with w_i = 1 / n and scale = n lambda. For bottlenecks theta_0 is drawn again from its seed
 and compared with the ingredients' hash of it; a start that this server cannot draw is refused. A LoRA changes the base
 model's own matrices, whose task vector is s B A whatever the factors started from: theta_0 is the base, and the sum is
 `concat`'s soup, exactly. In double precision, element by element, cast once.
