@@ -1,4 +1,4 @@
-"""Who may call: keys, identities of token issuers, sessions of browsers, and when a key was last used.
+"""Authentication: keys, identities of token issuers, sessions of browsers, and the last use of keys.
 
-Nothing here knows HTTP: `service.http.security` reads the headers and asks this folder.
+Nothing here knows HTTP: `service.http.security` reads the headers and calls this folder.
 """

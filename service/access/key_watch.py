@@ -1,6 +1,6 @@
-"""Which keys are used and which are refused, counted in memory and written by the thread that writes usage.
+"""Count used and refused keys in memory; the thread that writes usage writes them to the database.
 
-`keys.authenticate` tells it of every request; a request never waits for a write. A key's last use is written at most
+`keys.authenticate` counts every request, which never waits for a write. A key's last use is written at most
 once a minute, and refusals as one audit entry a minute for each key and reason, however many there were.
 """
 
@@ -20,8 +20,8 @@ from registry.errors import SoupError
 log = logging.getLogger("soup.keys")
 
 Reason = Literal["unknown", "revoked", "expired", "replaced", "token"]
-APART = 60.0
-"""Seconds between two writes about the same."""
+WRITE_INTERVAL = 60.0
+"""Seconds between two writes about the same key, or about refusals."""
 
 
 def present() -> datetime:
@@ -30,12 +30,15 @@ def present() -> datetime:
 
 
 class KeyWatch:
-    """What keys did since it was last written. From any thread; `clock` and `moment` are the tests' seam for time."""
+    """The uses and refusals of keys since the last write. From any thread; tests replace `clock` and `moment`."""
 
     def __init__(
-        self, database: Database, *, clock: Callable[[], float] = time.monotonic,
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.monotonic,
         moment: Callable[[], datetime] = present,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.database = database
         self._clock = clock
         self._moment = moment
@@ -43,43 +46,46 @@ class KeyWatch:
         self._used: dict[str, datetime] = {}
         self._refused: Counter[tuple[Reason, str | None]] = Counter()
         self._written: dict[str, float] = {}
-        self._told_at: float | None = None
+        self._refusals_written_at: float | None = None
 
     def used(self, key_id: str) -> None:
-        """A key was taken."""
+        """Count a use of a key."""
         moment = self._moment()
         with self._lock:
             self._used[key_id] = moment
 
     def refused(self, reason: Reason, key_id: str | None) -> None:
-        """A key was refused; None where it is nobody's."""
+        """Count a refusal of a key; None for an unknown one."""
         with self._lock:
             self._refused[reason, key_id] += 1
 
     def write(self, *, last: bool = False) -> None:
-        """Write what is due, in one transaction, or with `last` everything; what cannot be written is kept."""
+        """Write what is due, or with `last` everything, in one transaction; a failed write is repeated later."""
         now = self._clock()
         with self._lock:
             used = {
                 key: moment
                 for key, moment in self._used.items()
-                if last or now - self._written.get(key, -APART) >= APART
+                if last or now - self._written.get(key, -WRITE_INTERVAL) >= WRITE_INTERVAL
             }
-            told = last or self._told_at is None or now - self._told_at >= APART
-            refused = self._refused if told else Counter[tuple[Reason, str | None]]()
+            is_due = last or self._refusals_written_at is None or now - self._refusals_written_at >= WRITE_INTERVAL
+            refused = self._refused if is_due else Counter[tuple[Reason, str | None]]()
             if not (used or refused):
                 return
             self._used = {key: moment for key, moment in self._used.items() if key not in used}
             if refused:
-                self._refused, self._told_at = Counter(), now
+                self._refused, self._refusals_written_at = Counter(), now
         try:
             with self.database.write() as catalogue:
                 catalogue.keys.record_use(used)
                 for (reason, key_id), count in sorted(refused.items(), key=str):
                     catalogue.audit.record(
-                        "key.refuse", key_id or "unknown", key_id=key_id, request_id=None,
+                        "key.refuse",
+                        key_id or "unknown",
+                        key_id=key_id,
+                        request_id=None,
                         detail={"reason": reason, "count": count},
-                    )  # fmt: skip
+                    )
         except BaseException as error:
             with self._lock:
                 self._used = {**used, **self._used}

@@ -1,7 +1,7 @@
-"""Keys: their secrets, who stands behind one and what they may do, and the file of the admin key.
+"""Keys: their secrets, the principal of a key and its rights, and the file of the admin key.
 
-A key is `sk-soup-` and 43 characters; only its sha256 is stored. `http.auth` looks the key up once per request and
-leaves a Principal behind; the runtime writes the admin key's file at its first start.
+A key is `sk-soup-` and 43 characters; only its sha256 is stored. `http.security.auth` looks the key up once per request
+and gets a Principal; the runtime writes the admin key's file at its first start.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from service.access.key_watch import KeyWatch, Reason, present
 
 
 def secret_sha256(secret: str) -> str:
-    """What is stored of a secret: 64 hex digits. The secret has 256 random bits, so that no salt is needed.
+    """The hash of a secret, 64 hex digits, which is all that is stored; 256 random bits need no salt.
 
-    Anything is hashed, also what no server gave and no text is: that is known to nobody.
+    Also hashes strings that are no secret of any server, or no valid text.
     """
     try:
-        data = secret.encode("utf-8", "surrogateescape")  # bytes of an environment that are no UTF-8, as they were
-    except UnicodeEncodeError:  # other halves of surrogate pairs
+        data = secret.encode("utf-8", "surrogateescape")  # an environment variable that is no UTF-8
+    except UnicodeEncodeError:  # lone surrogates
         data = secret.encode("utf-8", "surrogatepass")
     return hashlib.sha256(data).hexdigest()
 
@@ -41,13 +41,13 @@ log = logging.getLogger("soup.keys")
 SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
 PREFIX = "sk-soup-"
 SECRET_PATTERN = re.compile(r"sk-soup-[A-Za-z0-9_-]{43}", re.ASCII)
-SHOWN = len(PREFIX) + 4
-"""Characters of a secret that are kept in the clear, so that people recognise their key."""
+VISIBLE_CHARACTERS = len(PREFIX) + 4
+"""Characters of a secret that are stored in the clear, so that people recognise their key."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is asking: a key, the namespaces it sees (None: all) and its scopes (`admin` implies all)."""
+    """The authenticated caller of a request: a key, its namespaces (None: all) and its scopes (`admin` implies all)."""
 
     key_id: str
     namespaces: tuple[str, ...] | None
@@ -55,33 +55,33 @@ class Principal:
     expires_at: datetime | None = None
 
     def caller(self, request_id: str) -> Caller:
-        """On whose behalf the registry's verbs work for this request."""
+        """The caller for which the registry's verbs work in this request."""
         return Caller(self.key_id, self.namespaces, request_id)
 
     def has(self, scope: str) -> bool:
-        """Whether the key carries `scope`."""
+        """Return True if the key has `scope`."""
         return scope in self.scopes or "admin" in self.scopes
 
     def sees(self, namespace: str) -> bool:
-        """Whether the key sees `namespace`."""
+        """Return True if the key sees `namespace`."""
         return self.namespaces is None or namespace in self.namespaces
 
     @property
     def home(self) -> str:
-        """The namespace of what the key makes without naming one: its first, or `default` for a key that sees all."""
+        """The default namespace of objects the key makes: its first, or `default` for a key that sees all."""
         return "default" if self.namespaces is None else self.namespaces[0]
 
     @property
     def sharing(self) -> str:
-        """Among which keys prompts are shared: those that see the same namespaces, in whatever order.
+        """The group of keys that share cached prompts: those that see the same namespaces, in any order.
 
-        A key that sees more does not share with those that see less: what it asks would show in how fast they are
-        answered.
+        A key that sees more does not share with keys that see less, which could infer its prompts from the speed of
+        their answers.
         """
         return "*" if self.namespaces is None else ",".join(sorted(set(self.namespaces)))
 
     def manages(self, namespaces: tuple[str, ...] | None) -> bool:
-        """Whether an admin may make, see and change a key with `namespaces`: never one that sees more than itself."""
+        """Return True if an admin may make, see and change a key with `namespaces`: none that sees more than itself."""
         if self.namespaces is None:
             return True
         return namespaces is not None and set(namespaces) <= set(self.namespaces)
@@ -99,8 +99,8 @@ class Principal:
             raise NotFound("There is no such object, or this key does not see it.")
 
 
-NOBODY_IN_PARTICULAR = Principal(key_id="no-auth", namespaces=None, scopes=SCOPES)
-"""Who asks under `no_auth`."""
+NO_AUTH_PRINCIPAL = Principal(key_id="no-auth", namespaces=None, scopes=SCOPES)
+"""The principal of every request under `no_auth`."""
 
 
 def new_secret() -> str:
@@ -109,19 +109,23 @@ def new_secret() -> str:
 
 
 class Tokens(Protocol):
-    """What takes the tokens of an issuer, where the server takes any: `service.access.identities`."""
+    """Verifies tokens of an issuer, on servers that accept them: `service.access.identities`."""
 
     def principal(self, token: str) -> Principal:
-        """Who is behind a token; raises Unauthenticated, Forbidden or Unavailable."""
+        """The principal of a token; raises Unauthenticated, Forbidden or Unavailable."""
 
 
 def authenticate(
-    database: Database, header: str | None, *, watch: KeyWatch | None = None, tokens: Tokens | None = None,
+    database: Database,
+    header: str | None,
+    *,
+    watch: KeyWatch | None = None,
+    tokens: Tokens | None = None,
     clock: Callable[[], datetime] = present,
-) -> Principal:  # fmt: skip
-    """The principal of an Authorization header; raises Unauthenticated for none, and for a key that is none any more.
+) -> Principal:
+    """The principal of an Authorization header; raises Unauthenticated for none, and for a key that has ended.
 
-    `watch` hears of the key that is used, or refused. What is no key of ours is a token for `tokens`.
+    `watch` counts the key as used or refused. `tokens` verifies tokens of an issuer.
     """
     if not header:
         raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
@@ -131,23 +135,23 @@ def authenticate(
         return tokens.principal(secret)
     if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
         raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
-    return known(database, secret_sha256(secret), watch=watch, clock=clock)
+    return principal_of(database, secret_sha256(secret), watch=watch, clock=clock)
 
 
-def known(
+def principal_of(
     database: Database, hashed: str, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
 ) -> Principal:
-    """The principal of the key whose secret has this hash; raises Unauthenticated for one that is none any more."""
+    """The principal of the key whose secret has this hash; raises Unauthenticated for a key that has ended."""
     with database.read_autocommit() as catalogue:
         row, ends_at = catalogue.keys.by_secret(hashed), None
         if row is None and (former := catalogue.keys.by_former_secret(hashed)) is not None:
             row, ends_at = former
     refusal = _refusal(row, ends_at, clock())
     if refusal is not None or row is None:
-        reason, said = refusal or _UNKNOWN
+        reason, message = refusal or _UNKNOWN
         if watch is not None:
             watch.refused(reason, None if row is None else row.id)
-        raise Unauthenticated(said)
+        raise Unauthenticated(message)
     if watch is not None:
         watch.used(row.id)
     return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
@@ -157,7 +161,7 @@ _UNKNOWN: tuple[Reason, str] = "unknown", "This key is unknown or revoked."
 
 
 def _refusal(row: KeyRow | None, ends_at: datetime | None, moment: datetime) -> tuple[Reason, str] | None:
-    """Why a key is not taken, and what is said; `ends_at` is until when a former secret of it is."""
+    """The reason and message for which a key is refused, or None; `ends_at` is when a former secret ends."""
     if row is None:
         return _UNKNOWN
     if row.revoked_at is not None:
@@ -173,44 +177,46 @@ def _refusal(row: KeyRow | None, ends_at: datetime | None, moment: datetime) -> 
 
 
 def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = None) -> Path:
-    """Make sure that `path` holds a working admin key, and give the path back; the secret is never printed.
+    """Make sure that `path` holds a working admin key, and return the path; the secret is never printed.
 
-    The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts find it. The file
+    The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts read it. The file
     is written before the row: a crash between the two leaves a secret that the next start registers. A key that was
-    revoked or has expired stays so, which is told in the log; other admin keys work. Raises InvalidParameter for a
-    bootstrap secret or a file that is not of our form, Conflict where the key has ended and no other lasts.
+    revoked or has expired stays so, with a warning in the log; other admin keys work. Raises InvalidParameter for a
+    bootstrap secret or a file of another form, Conflict where the key has ended and there is no other admin key.
     """
     if bootstrap is not None and not SECRET_PATTERN.fullmatch(bootstrap):
         raise InvalidParameter(
             "SOUP_BOOTSTRAP_KEY must be 'sk-soup-' and 43 characters of url-safe base64.", param="bootstrap_key"
         )
-    wanted = bootstrap or _read_secret(path) or new_secret()
-    hashed = secret_sha256(wanted)
+    secret = bootstrap or _read_secret(path) or new_secret()
+    hashed = secret_sha256(secret)
     with database.read() as catalogue:
         former = catalogue.keys.by_former_secret(hashed)
-    if former is None and _read_secret(path) != wanted:
-        _write_secret(path, wanted)
+    if former is None and _read_secret(path) != secret:
+        _write_secret(path, secret)
     with database.write() as catalogue:
         row = catalogue.keys.by_secret(hashed)
         if row is None and former is None:
-            catalogue.keys.add("admin", hashed, namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN])
+            catalogue.keys.add(
+                "admin", hashed, namespaces=None, scopes=frozenset({"admin"}), prefix=secret[:VISIBLE_CHARACTERS]
+            )
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
             return path
-        why = _not_an_admin(row)
-        if why is not None:
-            said = (
-                f"The key in {path} {why}; remove that file, and the next start writes a new one."
+        fault = _admin_fault(row)
+        if fault is not None:
+            message = (
+                f"The key in {path} {fault}; remove that file, and the next start writes a new one."
                 if bootstrap is None
-                else f"The key in SOUP_BOOTSTRAP_KEY {why}; set another, and the next start makes it an admin key."
+                else f"The key in SOUP_BOOTSTRAP_KEY {fault}; set another, and the next start makes it an admin key."
             )
             if not catalogue.keys.admins():
-                raise Conflict(said)
-            log.warning("%s Other admin keys work.", said)
+                raise Conflict(message)
+            log.warning("%s Other admin keys work.", message)
     return path
 
 
-def _not_an_admin(row: KeyRow | None) -> str | None:
-    """Why a secret that was an admin key's is none any more; None where it is one."""
+def _admin_fault(row: KeyRow | None) -> str | None:
+    """The reason, as the end of a sentence, why a secret is no admin key's any more; None where it still is."""
     if row is None:
         return "was replaced by another secret"
     if row.revoked_at is not None:
@@ -220,14 +226,14 @@ def _not_an_admin(row: KeyRow | None) -> str | None:
     return None if "admin" in row.scopes else "has no scope 'admin' any more"
 
 
-def replace_admin_secret(path: Path, before: str, secret: str) -> bool:
-    """Put the new secret of a key into the admin key's file, where that held the one it had; whether it did.
+def replace_admin_secret(path: Path, former_hash: str, secret: str) -> bool:
+    """Write the new secret of a key into the admin key's file; return True if that held the former secret.
 
-    `before` is the hash of the one it had. Where the file cannot be read or written the log says so.
+    `former_hash` is the hash of the former secret. A file that cannot be read or written is logged.
     """
     try:
-        held = _read_secret(path)
-        if held is None or secret_sha256(held) != before:
+        stored = _read_secret(path)
+        if stored is None or secret_sha256(stored) != former_hash:
             return False
         _write_secret(path, secret)
     except (InvalidParameter, OSError) as error:  # the secret is in the answer too, and that must not be lost
@@ -249,7 +255,7 @@ def _read_secret(path: Path) -> str | None:
 
 
 def _write_secret(path: Path, secret: str) -> None:
-    """Never half there, and of mode 0600 from the start; the name beside is each process's own."""
+    """Write the file atomically, with mode 0600 from the start, through a temporary file of this process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     replace_file(path, f"{secret}\n".encode("ascii"), beside=beside, mode=0o600)

@@ -25,7 +25,7 @@ from service.access.key_watch import KeyWatch
 from service.access.keys import Principal, authenticate
 from service.access.oidc.callers import identity_id
 from service.access.oidc.grants import Granted, read_grants
-from service.access.oidc.issuer import FRESH, KEPT, LARGEST, Issuer
+from service.access.oidc.issuer import LARGEST, MAX_AGE, REFRESH_AFTER, Issuer
 from service.access.oidc.tokens import Tokens
 from service.settings import Settings
 from tests.service.little_issuer import DISCOVERY, MAPPING, LittleIssuer, little_issuer, public_jwk
@@ -219,7 +219,7 @@ def test_a_new_key_is_found_and_a_withdrawn_one_is_not_used_for_long(issuer: Lit
     tokens.claims(issuer.token(kid="next"))
     issuer.published = [one for one in issuer.published if one["kid"] != "rsa"]
     tokens.claims(old)
-    clock.now += FRESH + 1
+    clock.now += REFRESH_AFTER + 1
     with pytest.raises(Unauthenticated, match="kid"):
         tokens.claims(old)
 
@@ -230,10 +230,10 @@ def test_an_issuer_that_is_gone_is_trusted_for_a_day(
     tokens = tokens_of(issuer, clock)
     tokens.claims(issuer.token())
     issuer.answers[DISCOVERY] = (503, {}, b"")
-    clock.now = KEPT - 1
+    clock.now = MAX_AGE - 1
     tokens.claims(issuer.token())
     assert "answered 503" in caplog.text
-    clock.now = KEPT + 1
+    clock.now = MAX_AGE + 1
     with pytest.raises(Unavailable, match="cannot be fetched"):
         tokens.claims(issuer.token())
     issuer.answers.clear()

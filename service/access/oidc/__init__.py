@@ -1,4 +1,4 @@
-"""OpenID Connect: the keys of an issuer, what its tokens say, and what the operator's mapping makes of that.
+"""OpenID Connect: the keys of an issuer, the claims of its tokens, and the operator's mapping of claims to rights.
 
-Used by `service.access.identities` alone. Knows no keys of ours, no database and no HTTP of ours.
+Used by `service.access.identities` alone. Knows nothing of the server's own keys, database and routes.
 """

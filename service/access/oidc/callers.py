@@ -1,4 +1,4 @@
-"""Callers with a token: what verifies them by the settings, and the id that each has. For servers and routers."""
+"""Callers with a token: the verifier that the settings describe, and the ids of callers. For servers and routers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def identity_id(issuer: str, subject: str) -> str:
 
 
 def tokens_of(settings: Settings) -> tuple[Tokens, Grants] | None:
-    """What verifies the tokens of the settings' issuer, and what they bring; None where they name no issuer.
+    """The verifier of the settings' issuer and the rights of its tokens; None where the settings name no issuer.
 
-    Raises InvalidParameter where they cannot go together, and Unavailable where the packages for it are missing.
+    Raises InvalidParameter for settings that exclude each other, and Unavailable where the packages for it are missing.
     """
     if settings.oidc_issuer is None:
         return None

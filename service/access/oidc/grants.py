@@ -1,7 +1,7 @@
-"""The mapping: which values of a token's claims bring which scopes, in which namespaces; a TOML file of the operator.
+"""The operator's mapping, a TOML file, of values of a token's claims to scopes and namespaces.
 
-Read once at start, so that a mistake in it is said then. A caller has one set of scopes for all namespaces that it
-sees, as a key has: several grants never add up to more in a namespace than one of them gives there.
+Read once at start, so that a mistake in it is reported then. A caller has one set of scopes for all namespaces that it
+sees, like a key: several grants never add up to more in a namespace than one of them gives there.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from registry.spec.wording import describe_error
 
 SPACED = frozenset({"scope", "scp"})
 """Claims whose string is several values with spaces between (RFC 8693)."""
-EVERY = "all"
+ALL = "all"
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def _listed(value: object) -> object:
-    """`"all"` as None; any other string is a list forgotten."""
-    if value == EVERY:
+def _namespaces(value: object) -> object:
+    """None for `"all"`; raises ValueError for any other string, which should have been a list."""
+    if value == ALL:
         return None
     if isinstance(value, str):
-        raise ValueError(f'write a list of namespaces, or "{EVERY}"')
+        raise ValueError(f'write a list of namespaces, or "{ALL}"')
     return value
 
 
-def _free(found: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    reserved = sorted(RESERVED_NAMESPACES.intersection(found or ()))
+def _check_namespaces(namespaces: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
     if reserved:
         raise ValueError(f"namespace '{reserved[0]}' is reserved")
-    if found == ():
-        raise ValueError(f'a caller without any namespace sees nothing; "{EVERY}" means all')
-    return found
+    if namespaces == ():
+        raise ValueError(f'a caller without any namespace sees nothing; "{ALL}" means all')
+    return namespaces
 
 
-Where = Annotated[tuple[Part, ...] | None, BeforeValidator(_listed), AfterValidator(_free)]
+Namespaces = Annotated[tuple[Part, ...] | None, BeforeValidator(_namespaces), AfterValidator(_check_namespaces)]
 
 
 @dataclass(frozen=True)
 class Granted:
-    """What a token brings: scopes, and the namespaces that they hold in (None: all)."""
+    """The rights of a token: scopes, and the namespaces in which they hold (None: all)."""
 
     scopes: frozenset[str]
     namespaces: tuple[str, ...] | None
 
 
 class Grant(Frozen):
-    """What whoever has one of `values` in `claim` may do: `scopes` in `namespaces` (None: all)."""
+    """The rights of tokens with one of `values` in `claim`: `scopes` in `namespaces` (None: all)."""
 
     values: tuple[Name, ...] = Field(min_length=1, max_length=1000)
     claim: Name | None = None
-    """Where it is another than the file's."""
+    """Overrides the claim of the whole file."""
     scopes: tuple[KeyScope, ...] = Field(min_length=1)
-    namespaces: Where
+    namespaces: Namespaces
 
     def gives(self, scopes: Collection[str]) -> bool:
-        """Whether it brings all of these."""
+        """Return True if the grant includes all of these scopes."""
         return "admin" in self.scopes or set(scopes) <= set(self.scopes)
 
 
@@ -77,37 +77,38 @@ class Grants(Frozen):
     grants: tuple[Grant, ...] = Field(min_length=1, max_length=1000)
 
     def of(self, claims: Mapping[str, Any]) -> Granted | None:
-        """What a token with these claims brings: the scopes of the first grant that it has, wherever one gives them.
+        """The rights of a token: the scopes of its first grant, in all namespaces where one of its grants has them.
 
         None where it has no grant.
         """
-        had = [one for one in self.grants if not values_of(claims, one.claim or self.claim).isdisjoint(one.values)]
-        if not had:
+        matching = [
+            grant for grant in self.grants if not values_of(claims, grant.claim or self.claim).isdisjoint(grant.values)
+        ]
+        if not matching:
             return None
-        scopes = frozenset[str](had[0].scopes)
-        where = [one.namespaces for one in had if one.gives(scopes)]
-        if None in where:
+        scopes = frozenset[str](matching[0].scopes)
+        namespaces = [grant.namespaces for grant in matching if grant.gives(scopes)]
+        if None in namespaces:
             return Granted(scopes, None)
-        return Granted(scopes, tuple(dict.fromkeys(name for names in where for name in names or ())))
+        return Granted(scopes, tuple(dict.fromkeys(name for names in namespaces for name in names or ())))
 
     def name_of(self, claims: Mapping[str, Any]) -> str:
-        """What people recognise the caller by: never more than a label, since many issuers let people choose it."""
-        found = claims.get(self.name_claim)
-        text = found if isinstance(found, str) else str(claims["sub"])
-        shown = "".join(one for one in text if one.isprintable())[:100].strip()
-        return shown or "nameless"
+        """The display name of the caller, which grants nothing: many issuers let people choose it."""
+        value = claims.get(self.name_claim)
+        text = value if isinstance(value, str) else str(claims["sub"])
+        return "".join(character for character in text if character.isprintable())[:100].strip() or "nameless"
 
 
 def values_of(claims: Mapping[str, Any], claim: str) -> frozenset[str]:
-    """The strings of a claim; `realm_access.roles` goes into an object, where no claim has that very name."""
-    found: Any = claims.get(claim)
-    if found is None:
-        found = claims
+    """The strings of a claim; `realm_access.roles` is a path into an object, unless a claim has that name."""
+    value: Any = claims.get(claim)
+    if value is None:
+        value = claims
         for step in claim.split("."):
-            found = found.get(step) if isinstance(found, Mapping) else None
-    if isinstance(found, str):
-        return frozenset(found.split() if claim in SPACED else (found,))
-    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
+            value = value.get(step) if isinstance(value, Mapping) else None
+    if isinstance(value, str):
+        return frozenset(value.split() if claim in SPACED else (value,))
+    return frozenset(item for item in value if isinstance(item, str)) if isinstance(value, list) else frozenset()
 
 
 def read_grants(path: Path) -> Grants:
@@ -117,14 +118,15 @@ def read_grants(path: Path) -> Grants:
         return Grants.model_validate(table)
     except ValidationError as error:
         problems = [
-            _said(one["loc"], describe_error(one)) for one in error.errors(include_url=False, include_input=False)
+            _problem(detail["loc"], describe_error(detail))
+            for detail in error.errors(include_url=False, include_input=False)
         ]
         raise InvalidParameter(
             f"{path} is not a valid mapping of tokens: {problems[0]}", param="oidc_mapping", problems=problems
         ) from None
 
 
-def _said(where: tuple[int | str, ...], what: str) -> str:
-    """A problem with its place; grants are counted from 1, as people count them."""
-    place = ".".join(str(part + 1) if isinstance(part, int) else part for part in where)
-    return f"{place}: {what.removeprefix('Value error, ')}."
+def _problem(location: tuple[int | str, ...], description: str) -> str:
+    """A problem with its location; grants are counted from 1."""
+    path = ".".join(str(step + 1) if isinstance(step, int) else step for step in location)
+    return f"{path}: {description.removeprefix('Value error, ')}."

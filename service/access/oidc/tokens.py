@@ -1,7 +1,7 @@
-"""Tokens of an issuer, verified: the only module that imports the library for it (extra `oidc`).
+"""Verify tokens of an issuer: the only module that imports PyJWT (extra `oidc`).
 
-Asymmetric signatures alone are taken, each with a key of its kind: a token that asks for `none`, or for an HMAC whose
-secret would be a public key, is refused before any key is looked at.
+Only asymmetric signatures are accepted, each with a key of its kind: a token with `none`, or an HMAC whose secret would
+be a public key, is refused before any key is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if not has_crypto:
     raise ModuleNotFoundError("no module named cryptography", name="cryptography")
 
 LARGEST = 12 * 1024
-"""Characters of a token: uvicorn takes 16 KiB of headers, and some are for the others."""
+"""Most characters of a token: uvicorn accepts 16 KiB of headers in all."""
 LONGEST_SUBJECT = 255
 NEEDED = ("iss", "sub", "aud", "exp", "iat")
 KINDS: dict[str, tuple[str, str | None]] = {
@@ -29,9 +29,9 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "ES512": ("EC", "P-521"),
     "EdDSA": ("OKP", None),
 }
-"""Signatures that are taken, and the kind of key and curve that each needs."""
+"""Accepted signatures, and the kind of key and curve of each."""
 TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
-"""`typ` of tokens that say who somebody is; one that tells of a logout says who was."""
+"""Accepted `typ` of tokens; a logout token, for one, does not identify a caller."""
 
 
 class Tokens:
@@ -43,7 +43,7 @@ class Tokens:
         self._leeway = leeway
 
     def claims(self, token: str) -> dict[str, Any]:
-        """What a token says; raises Unauthenticated where it is not to be believed, Unavailable without keys."""
+        """The verified claims of a token; raises Unauthenticated where it is invalid, Unavailable without keys."""
         if len(token) > LARGEST:
             raise Unauthenticated(f"This token has {len(token)} characters; the longest that is taken has {LARGEST}.")
         header = _header(token)
@@ -52,34 +52,39 @@ class Tokens:
             raise Unauthenticated(f"This token's signature is of no kind that is taken ({', '.join(KINDS)}).")
         if str(header.get("typ", "JWT")).lower() not in TYPES:
             raise Unauthenticated("This token is of another type (typ) than those that say who asks.")
-        found = self._decoded(token, self._key(header, algorithm), algorithm)
-        if not 0 < len(found["sub"]) <= LONGEST_SUBJECT or not found["sub"].isprintable():
+        claims = self._decode(token, self._key(header, algorithm), algorithm)
+        if not 0 < len(claims["sub"]) <= LONGEST_SUBJECT or not claims["sub"].isprintable():
             raise Unauthenticated(f"This token's 'sub' is not 1 to {LONGEST_SUBJECT} characters that can be printed.")
-        return found
+        return claims
 
     def _key(self, header: dict[str, Any], algorithm: str) -> Any:
         """The one key that may have made the signature."""
         kid = header.get("kid")
-        fitting = [one for one in self.issuer.keys(kid) if _fits(one, algorithm)]
-        if len(fitting) != 1:
+        candidates = [key for key in self.issuer.keys(kid) if _fits(key, algorithm)]
+        if len(candidates) != 1:
             raise Unauthenticated(
                 "This token names no key of its issuer (kid)."
                 if kid is None
                 else "This token is signed with a key that its issuer does not have (kid)."
             )
         try:
-            return jwt.PyJWK(fitting[0], algorithm).key
+            return jwt.PyJWK(candidates[0], algorithm).key
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise Unauthenticated("This token is signed with a key that cannot be used.") from error
 
-    def _decoded(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
+    def _decode(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
         try:
             return jwt.decode(
-                token, key, algorithms=[algorithm], audience=self._audiences, issuer=self.issuer.url,
-                leeway=self._leeway, options={"require": list(NEEDED), "enforce_minimum_key_length": True},
-            )  # fmt: skip
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=self._audiences,
+                issuer=self.issuer.url,
+                leeway=self._leeway,
+                options={"require": list(NEEDED), "enforce_minimum_key_length": True},
+            )
         except jwt.PyJWTError as error:
-            raise Unauthenticated(_said(error)) from error
+            raise Unauthenticated(_message(error)) from error
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Unauthenticated("This token cannot be read.") from error
 
@@ -92,7 +97,7 @@ def _header(token: str) -> dict[str, Any]:
 
 
 def _fits(key: Jwk, algorithm: str) -> bool:
-    """Whether a signature of this kind can be this key's."""
+    """Return True if this key can make signatures of this algorithm."""
     kind, curve = KINDS[algorithm]
     return (
         key.get("kty") == kind
@@ -102,8 +107,8 @@ def _fits(key: Jwk, algorithm: str) -> bool:
     )
 
 
-def _said(error: jwt.PyJWTError) -> str:
-    """What is wrong with a token, without quoting it."""
+def _message(error: jwt.PyJWTError) -> str:
+    """A sentence on the fault of a token, without quoting it."""
     if isinstance(error, jwt.ExpiredSignatureError):
         return "This token has expired: get another from its issuer."
     if isinstance(error, jwt.ImmatureSignatureError):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from registry.errors import SoupError
 from registry.names import KeyScope
-from service.access.keys import NOBODY_IN_PARTICULAR, Principal
+from service.access.keys import NO_AUTH_PRINCIPAL, Principal
 from service.http import problems
 from service.http.pages import forms, paths
 from service.http.pages.cookies import FORM, form_token, set_cookie
@@ -113,7 +113,7 @@ def render_page(
     links = [link for link in NAVIGATION if principal is not None and link.is_visible_to(principal)]
     frame = {
         "principal": principal,
-        "signed_in": principal is not None and principal is not NOBODY_IN_PARTICULAR,
+        "signed_in": principal is not None and principal is not NO_AUTH_PRINCIPAL,
         "token": form_token(request),
         "path": request.url.path,
         "navigation": links,

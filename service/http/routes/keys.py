@@ -15,7 +15,7 @@ from registry.catalogue.rows import JobRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.access.key_watch import present
-from service.access.keys import SHOWN, Principal, new_secret, replace_admin_secret, secret_sha256
+from service.access.keys import VISIBLE_CHARACTERS, Principal, new_secret, replace_admin_secret, secret_sha256
 from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -43,7 +43,7 @@ def create_key(request: Request, body: NewKey, services: AppServices, principal:
             secret_sha256(secret),
             namespaces=namespaces,
             scopes=frozenset(body.scopes),
-            prefix=secret[:SHOWN],
+            prefix=secret[:VISIBLE_CHARACTERS],
             expires_at=body.expires_at,
         )
         expires = None if row.expires_at is None else row.expires_at.isoformat()
@@ -138,7 +138,7 @@ def rotate_key(
         _check_outlives_none(before, principal)
         held = catalogue.keys.secret_of(id)
         ends_at = present() + timedelta(seconds=body.grace_seconds)
-        row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:SHOWN], ends_at=ends_at)
+        row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
         caller = principal.caller(request.state.request_id)
         caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
     replace_admin_secret(services.settings.admin_key_path, held, secret)

@@ -25,7 +25,7 @@ from registry.catalogue import Database
 from registry.errors import Forbidden, SoupError, Unauthenticated
 from registry.names import KeyScope
 from service.access.key_watch import KeyWatch
-from service.access.keys import NOBODY_IN_PARTICULAR, Principal, Tokens, authenticate
+from service.access.keys import NO_AUTH_PRINCIPAL, Principal, Tokens, authenticate
 from service.http import problems
 from service.http.security.answer_slots import AnswerSlots, most_connections
 from service.http.security.refusals import Refusals
@@ -117,7 +117,7 @@ class Gate:
 
         All forms to sign in share the slots of one key, whose id is empty.
         """
-        if principal is NOBODY_IN_PARTICULAR or (principal is None and scope["method"] in BODILESS):
+        if principal is NO_AUTH_PRINCIPAL or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
         if principal is None:
             return self._slots.acquire("")
@@ -138,7 +138,7 @@ class Gate:
         headers = Headers(scope=scope)
         if self._settings.no_auth:
             check_local(headers, allowed=self._settings.allowed_hosts)
-            return NOBODY_IN_PARTICULAR
+            return NO_AUTH_PRINCIPAL
         if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
         browser_auth = self._browser_auth_of(scope)

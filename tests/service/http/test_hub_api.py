@@ -19,7 +19,7 @@ from registry.files import loads_strict
 from registry.formats import parse_card, read_directory
 from registry.formats.usage import usage_of
 from registry.spec import Card
-from service.access.keys import NOBODY_IN_PARTICULAR
+from service.access.keys import NO_AUTH_PRINCIPAL
 from service.http.files.hub_revisions import commit_of, revision_of
 from service.http.files.version_files import files_of
 from service.http.routes import hub
@@ -215,7 +215,7 @@ class TestRevisions:
         """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
         push_lora(acme, "acme/purged", seed=9)
         commit = acme.client.get("/api/models/acme/purged").json()["sha"]
-        found = revision_of(acme.runtime.services, NOBODY_IN_PARTICULAR, "acme", "purged", commit).files[WEIGHTS]
+        found = revision_of(acme.runtime.services, NO_AUTH_PRINCIPAL, "acme", "purged", commit).files[WEIGHTS]
         with found.open() as file:
             assert acme.client.post("/v1/adapters/acme/purged@1/purge").status_code == 200
             assert file.read() == lora_weights(acme, seed=9)
