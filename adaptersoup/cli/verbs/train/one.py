@@ -157,12 +157,12 @@ def _refuse_before_verb(context: typer.Context) -> None:
 
 def _check_places(run: TrainingRun) -> None:
     """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
-    how = "add --replace"
-    check_place(run.out, replace=run.replace, advice=how)
+    advice = "add --replace"
+    check_place(run.out, replace=run.replace, advice=advice)
     if run.spec.adamix is not None and run.replace:
-        check_place(run.bank, replace=True, advice=how)
+        check_place(run.bank, replace=True, advice=advice)
     elif run.spec.adamix is not None:
-        run.bank_there(how=how)
+        run.bank_there(how=advice)
     if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
             f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",

@@ -72,7 +72,7 @@ class Table:
         for header in ("ADAPTER", "STATE", "STEP", ""):
             drawn.add_column(header, justify="right" if header == "STEP" else "left", no_wrap=True)
         for line in self.lines():
-            drawn.add_row(*(Text(part) for part in line))
+            drawn.add_row(*(Text(cell) for cell in line))
         return drawn
 
 

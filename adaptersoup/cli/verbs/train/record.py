@@ -1,4 +1,4 @@
-"""What a training's record says, for people."""
+"""Prints the record of a training for people."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from adaptersoup.cli.output import talk
 if TYPE_CHECKING:
     from training.trainer import Trained
 
-BEYOND_A_BLOCK = {
+TOO_LONG = {
     "texts_cut": "texts cut",
     "questions_cut": "questions cut",
     "contexts_in_windows": "contexts read in several windows",
     "documents_cut": "documents cut",
     "documents_left_out": "documents left out, with whose summary nothing of them fits",
 }
-"""What a record counts of data that a block is too short for, in words."""
+"""Counts in a record of data that do not fit into a block, and their labels."""
 
 
 def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Perplexity on validation data before and after a training; the loss where the task has no perplexity."""
-    what = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
-    return record.get(f"{what}_before"), record.get(what)
+    """Perplexity on validation data before and after a training; the loss if the task has no perplexity."""
+    metric = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
+    return record.get(f"{metric}_before"), record.get(metric)
 
 
 def tell(trained: Trained) -> None:
-    """What came of it, for people."""
+    """Print the result of a training on stderr."""
     record = trained.record
     if trained.resumed_at is not None:
         talk(f"Went on from the checkpoint after step {trained.resumed_at}.")
@@ -35,10 +35,10 @@ def tell(trained: Trained) -> None:
         talk(trained.resume_note)
     parameters = record["parameters"]
     talk(f"Parameters: {parameters['trained']:,} trained, {100 * parameters['share']:.2g} % of the base model's.")
-    asked, rows = record["batch"] * record["accumulate"], record["rows_a_step"]
-    if rows < asked:
+    step_rows, rows = record["batch"] * record["accumulate"], record["rows_a_step"]
+    if rows < step_rows:
         talk(
-            f"Each step was of {rows} sequences, which are all there are: {asked} were asked for (batch "
+            f"Each step was of {rows} sequences, which are all there are: {step_rows} were asked for (batch "
             f"{record['batch']}, accumulate {record['accumulate']})."
         )
     if record.get("tokens_left_out"):
@@ -46,17 +46,17 @@ def tell(trained: Trained) -> None:
             f"Left out at the end, where they fill no block: {record['tokens_left_out']} tokens, "
             f"{record['texts_left_out']} whole texts."
         )
-    beyond = [
-        f"{record[part + name]} {words}{' to validate on' if part else ''}"
-        for part in ("", "valid_")
-        for name, words in BEYOND_A_BLOCK.items()
-        if record.get(part + name)
+    too_long = [
+        f"{record[split + name]} {label}{' to validate on' if split else ''}"
+        for split in ("", "valid_")
+        for name, label in TOO_LONG.items()
+        if record.get(split + name)
     ]
-    if beyond:
-        talk(f"Longer than a block of {record['block']} tokens: {', '.join(beyond)}.")
-    what = "Perplexity" if "valid_perplexity" in record else "Loss"
-    before, after = validation(record)
-    talk(f"{what} on validation data: {before:.4g} before, {after:.4g} after (step {record['best_step']}).")
+    if too_long:
+        talk(f"Longer than a block of {record['block']} tokens: {', '.join(too_long)}.")
+    metric = "Perplexity" if "valid_perplexity" in record else "Loss"
+    start, end = validation(record)
+    talk(f"{metric} on validation data: {start:.4g} before, {end:.4g} after (step {record['best_step']}).")
     if record["best_step"] == 0:
         talk(
             "No step was better than the start, so that the adapter is as it began: try another --lr, or more --steps."

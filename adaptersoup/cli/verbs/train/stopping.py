@@ -1,4 +1,4 @@
-"""A training that is stopped by Ctrl-C, or by a request to terminate, and what is said of it then."""
+"""Stops a training at Ctrl-C or a request to terminate, and says how to resume it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from registry.errors import Cancelled
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """While open, a first Ctrl-C (or a request to terminate) is only noted, and what is given says so.
+    """While open, record a first Ctrl-C or SIGTERM; the function that is yielded returns True from then on.
 
-    A second one ends the program as ever. Outside of the main thread nothing is noted.
+    A second signal ends the program as usual. In other threads than the main one no signal is recorded.
     """
-    asked: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     def note(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         restore()
 
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, note)
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         restore()
 
 
 @contextmanager
 def saying_how_to_go_on(*, saved: bool) -> Iterator[None]:
-    """Ends the sentence of a training that was stopped with what to do."""
+    """Add to the message of a stopped training how to resume it."""
     try:
         yield
     except Cancelled as stopped:
-        how = "Run the same command again to go on." if saved else "Nothing of it is kept: --checkpoint FOLDER would."
-        raise Cancelled(f"{stopped.message} {how}") from None
+        advice = (
+            "Run the same command again to go on." if saved else "Nothing of it is kept: --checkpoint FOLDER would."
+        )
+        raise Cancelled(f"{stopped.message} {advice}") from None

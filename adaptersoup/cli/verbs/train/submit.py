@@ -69,25 +69,25 @@ def submit(
       soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
-    found = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
+    job = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
     if wait:
-        if found["state"] not in DONE:
-            talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
+        if job["state"] not in DONE:
+            talk(f"{job['id']} goes on when this command ends; `soup jobs cancel {job['id']}` stops it.")
         with progress_bar("training") as report:
-            found = remote.client.result_of(found, report)
-    _print(remote, found, wait=wait)
+            job = remote.client.result_of(job, report)
+    _print(remote, job, wait=wait)
 
 
 def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample: int) -> TrainingRequest:
-    """What the server is asked for, once the data are there. Raises a usage error by the names of the flags."""
-    _, own = split_name(material.name)
+    """Upload the data and return the request; raises a usage error by the names of the flags."""
+    _, name = split_name(material.name)
     blobs = {"texts": _uploaded(client, material.texts)}
     if material.valid is not None:
         blobs["valid"] = _uploaded(client, material.valid)
     try:
         return TrainingRequest(
             name=material.name,
-            domain=material.domain or own,
+            domain=material.domain or name,
             base_model=material.base,
             owner=material.owner,
             valid_share=material.valid_share,
@@ -99,14 +99,14 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
         raise usage_error(error, _NAMES) from None
 
 
-def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:
-    for warning in found.get("warnings") or ():
+def _print(remote: Remote, job: dict[str, Any], *, wait: bool) -> None:
+    for warning in job.get("warnings") or ():
         talk(warning)
-    remote.answer(found, str(found["adapter"] if wait else found["id"]))
+    remote.answer(job, str(job["adapter"] if wait else job["id"]))
 
 
 def _uploaded(client: SoupClient, path: Path) -> str:
-    """The digest of a file's JSON lines on the server."""
+    """Upload a file of JSON lines and return its digest."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content

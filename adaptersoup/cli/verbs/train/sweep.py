@@ -131,29 +131,29 @@ def sweep(
 def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
     """Numbers separated by commas; raises BadParameter."""
     try:
-        return [kind(part) for part in text.split(",")]
+        return [kind(number) for number in text.split(",")]
     except ValueError:
         numbers = "whole numbers" if kind is int else "numbers"
         raise typer.BadParameter(f"{option} takes {numbers} separated by commas, not {text!r}.") from None
 
 
 def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -> list[Row]:
-    """Every cell's outcome in the order of the grid, told on the way."""
+    """Train every cell of the grid, and return the results in the grid's order; each is printed when it is done."""
     from training import sweep as sweeping
 
     axes = grid.axes()  # before data are read
     cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
-    asked = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
+    cell_grid = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
         stopping.saying_how_to_go_on(saved=True),
         stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells], spec.recipe) as table,
     ):
-        for row in _outcomes(entry, asked, running, table, should_stop):
+        for row in _outcomes(entry, cell_grid, running, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
-            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
+            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_describe(row)}")
             if row.note is not None:
                 talk(f"{row.cell.name}: {row.note}")
     return [rows[cell.name] for cell in cells]
@@ -162,7 +162,7 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
 def _outcomes(
     entry: BaseEntry, grid: sweeping.Grid, running: Running, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
-    """The cells' outcomes as they come."""
+    """The results of the cells in the order in which they end."""
     from registry.base_model import load_base, load_text
     from registry.tasks.run import open_pool
     from training.sweep import sweep
@@ -177,21 +177,20 @@ def _outcomes(
         yield from sweep(load_text(entry), grid, pool=pool, progress=report, should_stop=should_stop)
 
 
-def _said(row: Row) -> str:
+def _describe(row: Row) -> str:
     if row.problem is not None:
         return row.state
-    what = "perplexity" if "valid_perplexity" in row.record else "loss"
-    before, after = validation(row.record)
-    return f"{row.state}, validation {what} {before:.4g} -> {after:.4g}"
+    metric = "perplexity" if "valid_perplexity" in row.record else "loss"
+    start, end = validation(row.record)
+    return f"{row.state}, validation {metric} {start:.4g} -> {end:.4g}"
 
 
 def _line(row: Row) -> tuple[object, ...]:
-    found = [row.record.get(name) for name in ("best_step", "steps")]
-    return (row.cell.name, row.state, *validation(row.record), *found)
+    return (row.cell.name, row.state, *validation(row.record), row.record.get("best_step"), row.record.get("steps"))
 
 
 def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
-    """A cell's outcome; `refs` has the names of what was pushed, by cell."""
+    """The result of a cell as JSON; `refs` are the pushed adapters by cell."""
     folder = row.folder
     return {
         "object": "folder",
@@ -208,9 +207,9 @@ def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
-    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others.
+    """Push every adapter of the grid and return the refs by cell; a refused adapter does not affect the others.
 
-    The better on validation data the later: of a domain selectors look at the newest adapter, which then is the best.
+    Better adapters are pushed later, because selectors use the newest adapter of a domain.
     """
     pushed = {}
     with client:
@@ -224,12 +223,12 @@ def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[s
 
 
 def _validation_loss(row: Row) -> float:
-    """The lowest that was seen; of a cell that has no adapter infinite."""
+    """The lowest validation loss; infinite if the cell has no adapter."""
     return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
 
 
 def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
-    """Push one; of a bank its merge is made by the server, which then knows what it was made of."""
+    """Push an adapter and return its ref; a bank is pushed and merged by the server, which records the lineage."""
     bank = folder.path.with_name(folder.path.name + BANK)
     if "bank" not in folder.provenance.training or not bank.is_dir():
         return str(push_folder(client, folder, name=name)["ref"])

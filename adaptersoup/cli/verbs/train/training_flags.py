@@ -22,7 +22,7 @@ SampleSize = Annotated[
 
 
 def _by_commas(texts: list[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
 TRAINING = Flags(
@@ -137,15 +137,17 @@ def _check_company(flags: ParsedFlags) -> None:
 
 
 def _refused(error: ValidationError, flags: ParsedFlags) -> Exception:
-    """What pydantic says of a spec, by the options' names."""
+    """The error of a spec with the names of the options."""
     method = flags["method"] or "bottleneck"
-    found = error.errors(include_url=False, include_input=False)
-    foreign = [TRAINING.flag_at(one["loc"]) for one in found if one["type"] == "extra_forbidden"]
+    errors = error.errors(include_url=False, include_input=False)
+    foreign = [TRAINING.flag_at(item["loc"]) for item in errors if item["type"] == "extra_forbidden"]
     if foreign:
         return typer.BadParameter(f"{', '.join(foreign)}: not an option of --method {method}.")
-    missing = [TRAINING.flag_at(one["loc"]) for one in found if one["type"] == "missing"]
+    missing = [TRAINING.flag_at(item["loc"]) for item in errors if item["type"] == "missing"]
     if missing:
         return typer.BadParameter(f"--method {method} needs {', '.join(missing)}.")
-    name = TRAINING.flag_at(found[0]["loc"])
-    said = describe_error(found[0])
-    return InvalidParameter(f"{name}: {said}." if name else f"{said[:1].upper()}{said[1:]}.", param=name or None)
+    name = TRAINING.flag_at(errors[0]["loc"])
+    sentence = describe_error(errors[0])
+    return InvalidParameter(
+        f"{name}: {sentence}." if name else f"{sentence[:1].upper()}{sentence[1:]}.", param=name or None
+    )
