@@ -36,7 +36,7 @@ class ChatAnswers:
         self.head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": model.asked,
+            "model": model.name,
             "system_fingerprint": model.fingerprint,
         }
 

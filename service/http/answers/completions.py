@@ -50,7 +50,7 @@ class CompletionAnswers:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model.asked,
+            "model": model.name,
             "system_fingerprint": model.fingerprint,
         }
 

@@ -1,4 +1,4 @@
-"""Rows as CSV, page by page, for spreadsheets, which take a cell that begins like a formula for one."""
+"""Stream rows as CSV, page by page, with cells escaped that a spreadsheet would compute as formulas."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
-"""What a route that can answer so says of it."""
+"""`responses` of a route that can answer with CSV."""
 Row = TypeVar("Row")
 
 
 def csv_file(
     name: str, columns: Sequence[str], page: Callable[[str | None], Page[Row]], cells: Callable[[Row], Iterable[object]]
 ) -> StreamingResponse:
-    """All pages as a file of that name, each read by itself, from the cursor that the one before it gave."""
+    """Return a download of all pages; `page` reads the page at a cursor, `cells` converts a row."""
 
     def lines() -> Iterator[str]:
         yield csv_lines([columns])
         cursor: str | None = None
         while True:
-            found = page(cursor)
-            yield csv_lines(map(cells, found.rows))
-            cursor = found.next_cursor
+            current = page(cursor)
+            yield csv_lines(map(cells, current.rows))
+            cursor = current.next_cursor
             if cursor is None:
                 return
 
@@ -39,7 +39,7 @@ def csv_file(
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as lines of CSV; None is an empty cell, and numbers stay numbers."""
+    """Return rows as lines of CSV; None becomes an empty cell, and numbers stay numbers."""
     text = io.StringIO()
     csv.writer(text).writerows([value if _is_number(value) else cell(str(value)) for value in row] for row in rows)
     return text.getvalue()
@@ -50,5 +50,5 @@ def _is_number(value: object) -> bool:
 
 
 def cell(text: str) -> str:
-    """A cell that no spreadsheet computes: with an apostrophe before what would begin a formula."""
+    """Return a text with an apostrophe in front if a spreadsheet would compute it as a formula."""
     return f"'{text}" if text.startswith(FORMULA) else text

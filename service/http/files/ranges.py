@@ -1,8 +1,8 @@
-"""Stored bytes as an HTTP answer: ETag, If-None-Match, and one Range with If-Range.
+"""Answer with stored bytes: ETag, If-None-Match, and one Range with If-Range.
 
-Called by the routes that hand out blobs and an adapter's files. The content never changes under its digest, so the
-digest is the (strong) ETag and may be cached for ever by whoever was allowed to read it. Behind a name (an adapter's
-files) other content may stand tomorrow: there a cache asks again with the ETag.
+Called by the routes of blobs and of an adapter's files. The content under a digest never changes, so the digest is the
+(strong) ETag and the answer may be cached for ever by a client that was allowed to read it. The content under a name
+(an adapter's file) may change: there a cache has to revalidate with the ETag.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def ranged(
     filename: str | None = None,
     cache: str = FOR_EVER,
 ) -> Response:
-    """The answer to GET or HEAD for `size` bytes: 200, 206 for one range, 304, or 416.
+    """Return the answer to GET or HEAD for `size` bytes: 200, 206 for one range, 304, or 416.
 
-    `open` is called only where bytes are sent. Several ranges, or a malformed one, are answered in full, as
+    `open` is called only if bytes are sent. Several ranges, or a malformed one, are answered in full, as
     RFC 9110 allows. `filename` must be plain ASCII without quotes (ours are fixed names).
     """
     etag = f'"{digest}"'
@@ -41,10 +41,10 @@ def ranged(
         headers["content-disposition"] = f'attachment; filename="{filename}"'
     if names_etag(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    wanted = request.headers.get("range") if request.method == "GET" else None
-    if wanted is not None and request.headers.get("if-range") not in {None, etag}:
-        wanted = None
-    span = None if wanted is None else span_of(wanted, size)
+    range_header = request.headers.get("range") if request.method == "GET" else None
+    if request.headers.get("if-range") not in {None, etag}:
+        range_header = None
+    span = None if range_header is None else span_of(range_header, size)
     if span == "unsatisfiable":
         return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
     start, stop = (0, size) if not isinstance(span, tuple) else span
@@ -58,12 +58,12 @@ def ranged(
 
 
 def span_of(header: str, size: int) -> tuple[int, int] | str | None:
-    """A Range header as (start, stop), 'unsatisfiable', or None where it is to be ignored."""
+    """Parse a Range header into (start, stop), 'unsatisfiable', or None if it is to be ignored."""
     match = _RANGE.fullmatch(header.strip())
     if match is None or match.group(1) == match.group(2) == "":
         return None
     first, last = match.groups()
-    if first == "":  # the last so many bytes
+    if first == "":  # a suffix range: the last bytes
         length = min(int(last), size)
         return (size - length, size) if length else "unsatisfiable"
     start = int(first)
@@ -75,19 +75,19 @@ def span_of(header: str, size: int) -> tuple[int, int] | str | None:
 
 
 def names_etag(header: str | None, etag: str) -> bool:
-    """Whether an If-None-Match names an ETag."""
+    """Return True if an If-None-Match header matches an ETag."""
     if header is None:
         return False
-    return any(part.strip().removeprefix("W/") in {etag, "*"} for part in header.split(","))
+    return any(value.strip().removeprefix("W/") in {etag, "*"} for value in header.split(","))
 
 
 def _slice(open: Callable[[], BinaryIO], start: int, stop: int) -> Iterator[bytes]:
     with open() as file:
         file.seek(start)
-        left = stop - start
-        while left > 0:
-            chunk = file.read(min(CHUNK, left))
+        remaining = stop - start
+        while remaining > 0:
+            chunk = file.read(min(CHUNK, remaining))
             if not chunk:
                 raise OSError("a blob is shorter than its recorded size")
-            left -= len(chunk)
+            remaining -= len(chunk)
             yield chunk

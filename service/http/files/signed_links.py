@@ -1,8 +1,8 @@
-"""Downloads of weights that are sent to the object store, where the operator wants that, by a URL that lasts a while.
+"""Redirect downloads of weights to the object store by a signed URL, if the operator enables it.
 
-Called by the routes of an adapter's files, after the key was checked. Weights alone go there: a sample is text that a
-namespace may not have others see, and whoever has the URL has the bytes. The store hands out what it holds, which this
-server may never have hashed, so that whoever downloads has to: clients know the digest.
+Called by the routes of an adapter's files, after the key was checked. Only weights are redirected: the URL works for
+anybody who has it, and samples are private text. The store's bytes may never have been verified by this server, so the
+client has to verify the digest, which it knows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from service.parts import Services
 ELSEWHERE: dict[int | str, dict[str, Any]] = {307: {"description": "Weights, where the server sends to its store"}}
 
 
-def sent_to_store(request: Request, services: Services, file: VersionFile, *, etag: str) -> Response | None:
-    """The answer that sends a GET of weights to the store; None where this server answers it.
+def store_redirect(request: Request, services: Services, file: VersionFile, *, etag: str) -> Response | None:
+    """Return a redirect to the store for a GET of weights, None if this server is to answer.
 
-    Raises DamagedBlob where the blob is missing, or known to be damaged.
+    Raises DamagedBlob if the blob is missing or known to be damaged.
     """
     if services.signed_url is None or request.method != "GET" or file.name != WEIGHTS_FILE or file.data is not None:
         return None
     if names_etag(request.headers.get("if-none-match"), f'"{etag}"'):
         return None
-    services.registry.blobs.size_unverified(file.digest)  # nobody is sent to what is not there
+    services.registry.blobs.size_unverified(file.digest)  # raises for a missing blob
     headers = {"cache-control": "no-store", "etag": f'"{etag}"', "referrer-policy": "no-referrer"}
     return RedirectResponse(services.signed_url(file.digest), status_code=307, headers=headers)

@@ -1,7 +1,7 @@
-"""The files of a version: those of an adapter directory, made from its row or stored as blobs, by name.
+"""The files of a version by name, as in an adapter directory: generated from its row, or stored as blobs.
 
-Called by the files route and by the routes of the hub API. Names are looked up here and never opened: what a client
-asks for is one of these, or is not there. The same row gives the same bytes every time.
+Called by the files route and by the routes of the hub API. A client's file name is looked up here and never opened as
+a path. The same row gives the same bytes every time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.parts import Services
 
 @dataclass(frozen=True)
 class VersionFile:
-    """One file; `data` is None for a stored blob, which is streamed from where it is kept."""
+    """One file; `data` is None for a stored blob, which is streamed from the store."""
 
     name: str
     digest: str
@@ -32,29 +32,30 @@ class VersionFile:
 
     @property
     def size(self) -> int:
-        """Its bytes; of a blob looked up, which raises DamagedBlob where it is missing."""
+        """The number of bytes; raises DamagedBlob for a missing blob."""
         return self.blobs.size_unverified(self.digest) if self.data is None else len(self.data)
 
     def size_for(self, method: str) -> int:
-        """The same for the answer to a method: where bytes follow, they are verified before it begins."""
+        """Return the size for the answer to an HTTP method; for GET a blob is verified first."""
         return self.blobs.size(self.digest) if self.data is None and method != "HEAD" else self.size
 
     def open(self) -> BinaryIO:
-        """Its bytes, to be read and closed; raises DamagedBlob."""
+        """Open the file for reading; raises DamagedBlob."""
         return self.blobs.open(self.digest) if self.data is None else io.BytesIO(self.data)
 
 
 def files_of(row: AdapterRow, services: Services) -> dict[str, VersionFile]:
-    """The files of a version by name, made ones first. No blob is looked at yet."""
+    """Return the files of a version by name, generated ones first, without access to the blobs."""
     blobs = services.registry.blobs
-    made = {
-        name: VersionFile(name, sha256_digest(data), blobs, data) for name, data in made_files(row, services).items()
+    generated = {
+        name: VersionFile(name, sha256_digest(data), blobs, data)
+        for name, data in generated_files(row, services).items()
     }
-    return made | {name: VersionFile(name, digest, blobs) for name, digest in stored_files(row).items()}
+    return generated | {name: VersionFile(name, digest, blobs) for name, digest in stored_files(row).items()}
 
 
-def made_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
-    """The files that are made from the row."""
+def generated_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
+    """Return the content of the files that are generated from the row, by name."""
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
@@ -65,7 +66,7 @@ def made_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
 
 
 def stored_files(row: ListedRow) -> dict[str, str]:
-    """The digests of the files that are blobs."""
+    """Return the digests of the files that are blobs, by name."""
     files = {WEIGHTS_FILE: row.weights_blob}
     if row.sample is not None and row.sample.has_text:
         files[SAMPLES_FILE] = row.sample.digest
@@ -73,20 +74,20 @@ def stored_files(row: ListedRow) -> dict[str, str]:
 
 
 def relation_of(row: ListedRow) -> Relation:
-    """How a version came from its base model."""
+    """Return the relation of a version to its base model, in the words of model cards."""
     return "merge" if row.kind == "soup" else "adapter"
 
 
 def base_name(row: ListedRow, services: Services) -> str:
-    """The base model as others know it: a hub's repository, or its id here where it is a folder of the server."""
-    if row.base_model not in services.bases:  # it is no longer served
+    """Return the hub repository of the base model, or its id on this server if it is a local folder."""
+    if row.base_model not in services.bases:  # no longer served
         return row.base_model
     source = services.bases[row.base_model].entry.source
     return row.base_model if Path(source).is_absolute() else source
 
 
 def _base_revision(row: AdapterRow, services: Services) -> str | None:
-    """The pinned revision of a base model of a hub; None where it is a folder of the server, or no longer served."""
+    """Return the pinned hub revision of the base model; None if it is a local folder or no longer served."""
     if row.base_model not in services.bases:
         return None
     entry = services.bases[row.base_model].entry

@@ -1,4 +1,4 @@
-"""The grammar of a request whose answers are to be JSON, of its `response_format`, compiled in the request's thread."""
+"""Compile the grammar of a request's `response_format` for answers in JSON, in the request's thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, Text
 from service.parts import Services
 
 
-def schema_of(asked: ResponseFormat | None) -> str | None:
-    """The schema that a format asks for, None for plain text.
+def schema_of(response_format: ResponseFormat | None) -> str | None:
+    """Return the JSON schema of a response format, None for plain text.
 
     Raises InvalidParameter for one that is not supported, TooLarge for one that is too large.
     """
-    if asked is None or isinstance(asked, TextFormat):
+    if response_format is None or isinstance(response_format, TextFormat):
         return None
-    return validate_schema(asked.json_schema.schema_) if isinstance(asked, JsonSchemaFormat) else ANY_OBJECT
+    if isinstance(response_format, JsonSchemaFormat):
+        return validate_schema(response_format.json_schema.schema_)
+    return ANY_OBJECT
 
 
-def following(
+def with_grammar(
     services: Services,
     model: ResolvedModel,
     schema: str | None,
@@ -32,18 +34,18 @@ def following(
     *,
     ends: tuple[int, ...] = (),
 ) -> list[GenerateRequest]:
-    """These requests with answers that follow a schema; `ends` end an answer besides the base model's tokens.
+    """Return admitted requests with the grammar of a schema; tokens `ends` end an answer besides the base model's.
 
-    It is compiled once they were admitted, so that a key beyond its rate costs no work; what they took is given back
-    where that fails. Raises InvalidParameter for a schema that cannot be followed.
+    The grammar is compiled after admission, so that a key beyond its rate limit costs no work; if that fails, the
+    admission is undone. Raises InvalidParameter for a schema without a grammar.
     """
     if schema is None:
         return list(admitted)
     try:
         grammar = services.grammars.grammar(model.base, stop_token_ids(model.base, ends), schema)
     except BaseException:
-        for one in admitted:
-            if one.on_end is not None:
-                one.on_end(0, 0)
+        for request in admitted:
+            if request.on_end is not None:
+                request.on_end(0, 0)
         raise
-    return [replace(one, grammar=grammar) for one in admitted]
+    return [replace(request, grammar=grammar) for request in admitted]

@@ -1,4 +1,4 @@
-"""Limits that the inference routes have in common: lengths and numbers of texts, token ids, choices, alternatives."""
+"""Check limits of inference requests: lengths and numbers of texts, token ids, choices and alternatives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from service.settings import Settings
 
 
 def check_text(text: str | Sequence[int], settings: Settings, *, param: str) -> None:
-    """Raises TooLarge for a text, or a list of token ids, longer than `SOUP_MAX_TEXT_CHARS`."""
+    """Raise TooLarge for a text, or a list of token ids, longer than `SOUP_MAX_TEXT_CHARS`."""
     limit = settings.max_text_chars
     if len(text) > limit:
-        what = "characters" if isinstance(text, str) else "token ids"
-        raise TooLarge(f"'{param}' has {len(text)} {what}; at most {limit} are taken.", param=param)
+        unit = "characters" if isinstance(text, str) else "token ids"
+        raise TooLarge(f"'{param}' has {len(text)} {unit}; at most {limit} are taken.", param=param)
 
 
 def check_texts(texts: Sequence[str | Sequence[int]], settings: Settings, *, param: str) -> None:
-    """Raises InvalidParameter for an empty text or list of token ids, TooLarge for too many or one that is too long."""
+    """Raise InvalidParameter for an empty text or list of token ids, TooLarge for too many or one that is too long."""
     limit = settings.max_texts
     if len(texts) > limit:
         raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)
@@ -29,14 +29,14 @@ def check_texts(texts: Sequence[str | Sequence[int]], settings: Settings, *, par
 
 
 def check_ids(tokens: Sequence[int], model: ResolvedModel, *, param: str) -> None:
-    """Raises InvalidParameter for an id the vocabulary does not have."""
+    """Raise InvalidParameter for an id outside of the vocabulary."""
     size = model.base.shape.vocab_size
     if any(not 0 <= token < size for token in tokens):
         raise InvalidParameter(f"'{param}' holds an id outside of the vocabulary (0 to {size - 1}).", param=param)
 
 
 def check_best_of(best_of: int | None, settings: Settings, *, n: int, stream: bool) -> None:
-    """Raises InvalidParameter where `best_of` is below `n`, beyond the largest `n`, or above 1 in a stream."""
+    """Raise InvalidParameter if `best_of` is below `n`, beyond the largest `n`, or above 1 in a stream."""
     if best_of is None:
         return
     if best_of < n:
@@ -55,7 +55,7 @@ def check_best_of(best_of: int | None, settings: Settings, *, n: int, stream: bo
 
 
 def check_sampling(settings: Settings, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
-    """Raises InvalidParameter where `n` or the alternatives per token go beyond the settings."""
+    """Raise InvalidParameter if `n` or the alternatives per token go beyond the settings."""
     if n > settings.max_choices:
         raise InvalidParameter(f"'n' is {n}; at most {settings.max_choices} are given.", param="n")
     if logprobs is not None and logprobs > settings.max_logprobs:

@@ -1,7 +1,7 @@
-"""What inference costs a key and a namespace: rates are taken before the engine is asked and settled when it is done.
+"""Charge inference to a key and a namespace: tokens are taken from their rate limits and settled when it ends.
 
-Called by the routes that infer, last of all checks; the engine calls back with what a request really took, however it
-ends. Usage is counted there too. A model of a namespace is used in that namespace, a base model in the key's own.
+Called by the routes that infer, after all other checks; the engine calls back with the tokens that a request really
+took, however it ends, and usage is counted then. An adapter is charged to its namespace, a base model to the key's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -25,83 +25,92 @@ from service.http.models.named_models import ResolvedModel
 from service.parts import Services
 from service.rates import Measure, Rates, SharedRates, Want
 
-Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
+EngineRequest = TypeVar("EngineRequest", GenerateRequest, ScoreRequest)
 Subject = tuple[LimitKind, str]
 MEASURES: tuple[Measure, ...] = ("requests", "tokens")
 
 
 def admit(
-    request: Request, services: Services, principal: Principal, asked: Sequence[tuple[ResolvedModel, Asked]]
-) -> list[Asked]:
-    """Take what these requests to the engine may need, and give them back as it is to have them: each settles itself.
+    request: Request,
+    services: Services,
+    principal: Principal,
+    engine_requests: Sequence[tuple[ResolvedModel, EngineRequest]],
+) -> list[EngineRequest]:
+    """Take the tokens that requests to the engine may need from the rate limits, and return metered requests.
 
-    Raises RateLimitExceeded, and TooLarge where a minute has fewer tokens than are needed. Reads the limits.
+    A metered request settles its tokens when it ends. Raises RateLimitExceeded, and TooLarge if a request needs more
+    tokens than a minute has. Reads the limits from the catalogue.
     """
     subjects: list[tuple[Subject, Subject]] = [
-        (("key", principal.key_id), ("namespace", _namespace(model, principal))) for model, _ in asked
+        (("key", principal.key_id), ("namespace", _namespace(model, principal))) for model, _ in engine_requests
     ]
-    needed = [tokens_needed(model, one) for model, one in asked]
-    total = Counter[Subject]()
-    for own, tokens in zip(subjects, needed, strict=True):
-        total.update(dict.fromkeys(own, tokens))
-    limits = _limits(services, total)
-    wants = [want for subject, tokens in total.items() for want in _wants(subject, limits[subject], tokens)]
+    needed = [tokens_needed(model, engine_request) for model, engine_request in engine_requests]
+    totals = Counter[Subject]()
+    for key_and_namespace, tokens in zip(subjects, needed, strict=True):
+        totals.update(dict.fromkeys(key_and_namespace, tokens))
+    limits = _limits(services, totals)
+    wants = [want for subject, tokens in totals.items() for want in _wants(subject, limits[subject], tokens)]
     request.state.rate_headers = partial(_headers, services.rates, wants)
     _check_size(wants)
     services.rates.take(wants)
-    meter, metered = Meter(services, principal, asked[0][0]), []
-    for (model, one), own, tokens in zip(asked, subjects, needed, strict=True):
-        its = [want for subject in own for want in _wants(subject, limits[subject], tokens)]
-        metered.append(replace(one, on_end=partial(meter.ended, model, [w for w in its if w.measure == "tokens"])))
+    meter, metered = Meter(services, principal, engine_requests[0][0]), []
+    for (model, engine_request), key_and_namespace, tokens in zip(engine_requests, subjects, needed, strict=True):
+        token_wants = [
+            want
+            for subject in key_and_namespace
+            for want in _wants(subject, limits[subject], tokens)
+            if want.measure == "tokens"
+        ]
+        metered.append(replace(engine_request, on_end=partial(meter.on_end, model, token_wants)))
     return metered
 
 
 class Meter:
-    """What came of one HTTP request for a model, which may be several to the engine, some for another to compare."""
+    """Settles and counts one HTTP request for a model, which may be several requests to the engine, some for others."""
 
     def __init__(self, services: Services, principal: Principal, model: ResolvedModel) -> None:
         self._services = services
         self._principal = principal
         self._model = model
-        self._counted = False
+        self._is_counted = False
 
-    def ended(self, model: ResolvedModel, wants: Sequence[Want], read: int, written: int) -> None:
-        """A request to the engine has ended: settle its tokens, and count them. In the engine's thread."""
+    def on_end(self, model: ResolvedModel, wants: Sequence[Want], read: int, written: int) -> None:
+        """Settle and count the tokens of a request to the engine that has ended. Called in the engine's thread."""
         for want in wants:
             self._services.rates.settle(want, read + written)
         if read:
             self._count(model, UsageSum(tokens_in=read, tokens_out=written))
-            if not self._counted:
+            if not self._is_counted:
                 self._count(self._model, UsageSum(requests=1))
-            self._counted = True
+            self._is_counted = True
 
     def _count(self, model: ResolvedModel, used: UsageSum) -> None:
         self._services.usage.count(self._principal.key_id, _namespace(model, self._principal), _name(model), used)
 
 
-def tokens_needed(model: ResolvedModel, asked: GenerateRequest | ScoreRequest) -> int:
-    """The tokens of a prompt and those asked for; where no limit is named, those that the engine's queue counts."""
-    if isinstance(asked, ScoreRequest):
-        return sum(map(len, asked.windows))
-    most = asked.params.max_tokens
-    if most is None:
-        most = max(0, min(ASSUMED_TOKENS, asked.length_limit(model.base.shape)))
-    return len(asked.prompt) + asked.params.n * most
+def tokens_needed(model: ResolvedModel, engine_request: GenerateRequest | ScoreRequest) -> int:
+    """Return the tokens of a prompt and its answers; an answer without a limit counts as in the engine's queue."""
+    if isinstance(engine_request, ScoreRequest):
+        return sum(map(len, engine_request.windows))
+    max_tokens = engine_request.params.max_tokens
+    if max_tokens is None:
+        max_tokens = max(0, min(ASSUMED_TOKENS, engine_request.length_limit(model.base.shape)))
+    return len(engine_request.prompt) + engine_request.params.n * max_tokens
 
 
 def answer_headers(request: Request, model: ResolvedModel) -> dict[str, str]:
-    """The headers of an answer: of the model, and what is left of the limits now."""
+    """Return the headers of an answer: those of the model, and the rates that remain."""
     return model.headers | rate_headers(request)
 
 
 def rate_headers(request: Request) -> dict[str, str]:
-    """What is left of the limits now, as OpenAI's clients read it; nothing where there are none."""
-    found: Any = getattr(request.state, "rate_headers", dict)
-    return dict(found())
+    """Return the rates that remain now as OpenAI's headers, empty for a request without limits."""
+    headers: dict[str, str] = getattr(request.state, "rate_headers", dict)()
+    return headers
 
 
 def duration(seconds: float) -> str:
-    """A duration as OpenAI writes it: `6m0s`, `1.5s`, `20ms`; milliseconds are rounded up."""
+    """Return a duration as OpenAI writes it: `6m0s`, `1.5s`, `20ms`; milliseconds are rounded up."""
     milliseconds = -int(-seconds * 1000 // 1)
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds else "0s"
@@ -112,16 +121,16 @@ def duration(seconds: float) -> str:
 
 
 def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for measure in MEASURES:
-        left = rates.left(wants, measure)
-        if left is not None:
-            found |= {
-                f"x-ratelimit-limit-{measure}": str(left.limit),
-                f"x-ratelimit-remaining-{measure}": str(left.remaining),
-                f"x-ratelimit-reset-{measure}": duration(left.reset),
+        remaining = rates.left(wants, measure)
+        if remaining is not None:
+            headers |= {
+                f"x-ratelimit-limit-{measure}": str(remaining.limit),
+                f"x-ratelimit-remaining-{measure}": str(remaining.remaining),
+                f"x-ratelimit-reset-{measure}": duration(remaining.reset),
             }
-    return found
+    return headers
 
 
 def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, UseLimits]:
@@ -130,13 +139,13 @@ def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, Use
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:
-    """One request and so many tokens, of what is limited."""
+    """Return the wants of a subject for one request and so many tokens, of the measures that are limited."""
     numbers: tuple[tuple[Measure, int | None, int], ...] = (
         ("requests", limits.requests_per_minute, 1),
         ("tokens", limits.tokens_per_minute, tokens),
     )
-    whose = subject_text(*subject)
-    return [Want(whose, measure, limit, amount) for measure, limit, amount in numbers if limit is not None]
+    label = subject_text(*subject)
+    return [Want(label, measure, limit, amount) for measure, limit, amount in numbers if limit is not None]
 
 
 def _check_size(wants: Sequence[Want]) -> None:
@@ -154,5 +163,5 @@ def _namespace(model: ResolvedModel, principal: Principal) -> str:
 
 
 def _name(model: ResolvedModel) -> str:
-    """The model's one name, whichever it was asked by."""
+    """Return the canonical name of a model."""
     return f"base/{model.base_id}" if model.row is None else model.row.ref

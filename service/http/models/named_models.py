@@ -1,7 +1,7 @@
-"""The adapter or base model that a name in a request stands for, looked up once per request, in a thread.
+"""Resolve the adapter or base model that a request names, once per request, in a thread.
 
-Unknown and foreign names are both NotFound, deleted ones Retired; an adapter that cannot be used is an error and never
-silently the base model.
+Unknown names and those of other namespaces are both NotFound, deleted ones Retired; an adapter that cannot be used is
+an error and never silently replaced by the base model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from service.parts import Services
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A base model, with an adapter or without; `asked` is the name by which answers echo it.
+    """A base model, with an adapter or without.
 
-    That is the text of the request, or where the server has `chosen` the model, the name of that.
+    `name` is the model's name in answers: the text of the request, or the adapter's ref if the server has `chosen` it.
     """
 
-    asked: str
+    name: str
     base_id: str
     base: BaseText
     row: AdapterRow | None = None
@@ -36,24 +36,27 @@ class ResolvedModel:
 
     @property
     def digest(self) -> str | None:
-        """The adapter digest in use, None for the base alone."""
+        """The adapter's digest, None for the base model alone."""
         return None if self.row is None else self.row.digest
 
     @property
     def fingerprint(self) -> str:
-        """What was used: the adapter's digest, else the base's fingerprint. Sent as `system_fingerprint`."""
+        """The adapter's digest, else the base model's fingerprint. Sent as `system_fingerprint`."""
         return self.digest or self.base.shape.fingerprint
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every answer says of the model: what was used, and whether it has learnt from a sample."""
-        found = {"x-soup-digest": self.fingerprint} | ({"x-soup-model": self.asked} if self.chosen else {})
-        learnt = () if self.row is None else self.row.learnt_from
-        return found | ({"x-soup-tuned": "true"} if learnt else {})
+        """Headers of every answer: the fingerprint, a chosen model's name, and a mark if it learnt from a sample."""
+        headers = {"x-soup-digest": self.fingerprint}
+        if self.chosen:
+            headers["x-soup-model"] = self.name
+        if self.row is not None and self.row.learnt_from:
+            headers["x-soup-tuned"] = "true"
+        return headers
 
 
 def name_ref(ns: str, name: str) -> NameRef:
-    """The adapter or adapters that a path names, `name` with `@version` or `@alias` in it; raises InvalidName."""
+    """Parse the ref in a path, whose `name` may contain `@version` or `@alias`; raises InvalidName."""
     ref = parse_ref(f"{ns}/{name}")
     if not isinstance(ref, NameRef):
         raise InvalidName(f"'{ns}/{name[:80]}' names no adapter.", param="name")
@@ -61,22 +64,22 @@ def name_ref(ns: str, name: str) -> NameRef:
 
 
 def adapter_named(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
-    """The adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
+    """Return the adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
     with services.registry.database.read_autocommit() as catalogue:
         return catalogue.adapters.resolve(principal.namespaces, name_ref(ns, name))
 
 
 def resolve_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
-    """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
+    """Resolve a base id, `base/<id>` or any ref to a model, whose weights are loaded when it runs.
 
     Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
     operator has replaced the base under the adapter).
     """
     if "/" not in text and not text.startswith("sha256:"):
-        return ResolvedModel(asked=text, base_id=text, base=base_named(services, check_part(text, "model")).text)
+        return ResolvedModel(name=text, base_id=text, base=base_named(services, check_part(text, "model")).text)
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return ResolvedModel(asked=text, base_id=ref.id, base=base_named(services, ref.id).text)
+        return ResolvedModel(name=text, base_id=ref.id, base=base_named(services, ref.id).text)
     with services.registry.database.read_autocommit() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
     if row.base_model not in services.bases:
@@ -88,15 +91,14 @@ def resolve_model(services: Services, principal: Principal, text: str) -> Resolv
             f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
         )
     return ResolvedModel(
-        asked=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, services.registry.blobs)
+        name=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, services.registry.blobs)
     )
 
 
 def language_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
-    """`resolve_model` for a route that continues or scores text.
+    """Resolve a model that can continue or score text.
 
-    Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
-    experts, and encoders.
+    Raises as `resolve_model` does, and InvalidParameter for adapters with a head, banks of experts, and encoders.
     """
     model = resolve_model(services, principal, text)
     check_supports_text(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
@@ -104,7 +106,7 @@ def language_model(services: Services, principal: Principal, text: str) -> Resol
 
 
 def sole_base(services: Services) -> str:
-    """The id of the server's one base model, for a request that names none; raises InvalidParameter."""
+    """Return the id of the server's only base model, for a request that names none; raises InvalidParameter."""
     if len(services.bases) != 1:
         choice = ", ".join(f"'{base_id}'" for base_id in sorted(services.bases)) or "none"
         raise InvalidParameter(
@@ -116,7 +118,7 @@ def sole_base(services: Services) -> str:
 
 
 def base_named(services: Services, base_id: str) -> ServedBaseModel:
-    """The base model of an id that a request names; raises NotFound."""
+    """Return the base model of an id in a request; raises NotFound."""
     if base_id not in services.bases:
         raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
     return services.bases[base_id]

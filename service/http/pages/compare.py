@@ -23,7 +23,7 @@ from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQ
 from service.http.pages.forms import SAMPLE, Form, numbered_fields, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
 from service.http.pages.page import PageRoute, render_page
-from service.http.routes.perplexity import against_the_first
+from service.http.routes.perplexity import compare_with_first
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Reader, needs
@@ -106,7 +106,7 @@ async def measure(request: Request, form: Form, services: AppServices, principal
         compared = await in_thread(comparison, services, principal, names)
         texts = await in_thread(_split_text, compared, text)
         refs = [model.model for model in compared.models]
-        answers = await against_the_first(request, services, principal, refs, texts)
+        answers = await compare_with_first(request, services, principal, refs, texts)
     except Cancelled:
         raise
     except SoupError as error:

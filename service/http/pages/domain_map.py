@@ -20,7 +20,7 @@ from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
-from service.http.models.embedding_places import embedding_place
+from service.http.models.embedding_slots import embedding_slot
 from service.http.pages import paths
 from service.http.pages.downloads import Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, Text, takes_form, text_or_none
@@ -159,7 +159,7 @@ def _load_map(
     bos = base_of(services.registry, row).bos
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(split_texts(text, label="The text"), limits, bos=bos, novel=True)
-    with embedding_place(services):
+    with embedding_slot(services):
         return _map_body(row, domain_map(services.registry, row, sample))
 
 

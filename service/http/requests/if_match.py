@@ -1,4 +1,4 @@
-"""If-Match: the etag that a change is meant for, as the routes that change something take it."""
+"""The header If-Match of routes that change something: the etag of the state to change."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ IfMatch = Annotated[str | None, Header(description="The etag the change is meant
 
 
 def etag_of(header: str | None) -> str | None:
-    """The etag of an If-Match header; `*` is none in particular."""
+    """Return the etag of an If-Match header, None for `*`, which matches any."""
     return None if header is None or header.strip() == "*" else header.strip().removeprefix("W/").strip('"')

@@ -1,4 +1,4 @@
-"""Query parameters of paged lists: `limit` up to a setting, and an opaque `cursor` that the page before gave."""
+"""Query parameters of paged lists: `limit` up to a setting, and the opaque `cursor` of the previous page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` 
 
 
 def page_size(limit: int | None, services: Services) -> int:
-    """The rows of a page; raises InvalidParameter beyond the setting."""
+    """Return the number of rows of a page; raises InvalidParameter beyond the setting."""
     most = services.settings.max_page_size
     if limit is not None and limit > most:
         raise InvalidParameter(f"A page has at most {most} rows here; follow next_cursor for more.", param="limit")

@@ -1,7 +1,7 @@
-"""Waiting on the event loop for the first embedded sample of a pool, at the cost of a look a second for each key.
+"""Wait on the event loop for the first embedded sample of a pool, with one check a second for each key.
 
-A look reads the database. However many requests of a key wait, together they look once a second, and whichever finds
-what it waits for has the others look at once. A key has as many of them as it may have jobs queued.
+A check reads the database. The waiting requests of a key check once a second altogether, and the first one that
+succeeds makes the others check at once. As many requests of a key may wait as it may have queued jobs.
 
 Called by the routes of soups and selectors.
 """
@@ -18,81 +18,82 @@ from registry.errors import Busy, Unavailable
 from service.http.thread_turns import in_thread
 from service.parts import Services
 
-LOOK_AGAIN = 1.0
-"""Seconds between two looks of all requests of a key that wait."""
-HEED = 1.0
-"""Seconds after which a request that waits notices that the server stops."""
+CHECK_SECONDS = 1.0
+"""Seconds between two checks of all waiting requests of a key."""
+STOP_SECONDS = 1.0
+"""Seconds within which a waiting request notices that the server stops."""
 Check = Callable[[], None]
 
 
 class Waiters:
-    """The requests that wait for a pool, by their key. Of one event loop."""
+    """The requests that wait for a pool, by their key. For use in one event loop."""
 
     def __init__(self) -> None:
-        self._of: dict[str, set[asyncio.Event]] = {}
+        self._events: dict[str, set[asyncio.Event]] = {}
 
     @contextmanager
     def joined(self, key_id: str, most: int) -> Iterator[asyncio.Event]:
-        """While open, one more waits; what is given is set when it is to look. Raises Busy where `most` do."""
-        mine = self._of.setdefault(key_id, set())
-        if len(mine) >= most:
+        """Add a waiting request; yield the event that tells it to check. Raises Busy if `most` of the key wait."""
+        events = self._events.setdefault(key_id, set())
+        if len(events) >= most:
             raise Busy(
-                f"{len(mine)} requests of this key wait for samples that are being embedded, and the limit is {most} "
+                f"{len(events)} requests of this key wait for samples that are being embedded, and the limit is {most} "
                 "(SOUP_JOB_QUEUE_PER_KEY): ask again when some are answered.",
                 retry_after=2,
             )
         event = asyncio.Event()
-        mine.add(event)
+        events.add(event)
         try:
             yield event
         finally:
-            mine.discard(event)
-            if not mine:
-                del self._of[key_id]
+            events.discard(event)
+            if not events:
+                del self._events[key_id]
 
     def count(self, key_id: str) -> int:
-        """How many of a key wait."""
-        return len(self._of.get(key_id, ()))
+        """Return the number of waiting requests of a key."""
+        return len(self._events.get(key_id, ()))
 
-    def look(self, key_id: str) -> None:
-        """Have all of a key look."""
-        for event in self._of.get(key_id, ()):
+    def wake(self, key_id: str) -> None:
+        """Make all waiting requests of a key check."""
+        for event in self._events.get(key_id, ()):
             event.set()
 
 
 _waiters: RunVar[Waiters] = RunVar("pool_waiters")
 
 
-async def until_selectable(services: Services, key_id: str, check: Check, room: Check, seconds: float) -> float:
-    """Wait until the pool of a request has a member, which `check` raises for, and give what is left of the seconds.
+async def until_selectable(services: Services, key_id: str, check: Check, check_queue: Check, seconds: float) -> float:
+    """Wait until `check` finds an embedded member in the pool of a request; return the remaining seconds.
 
-    Samples that were pushed a moment ago are embedded meanwhile: a fit that was begun before would fail. Before it
-    waits `room` is asked, which raises where no job could be queued afterwards. Raises what `check` raises, Unavailable
-    for waiting samples when the seconds are over.
+    Samples that were just pushed are embedded in the meantime: a fit begun before that would fail. `check_queue` is
+    called before waiting, and raises if the job could not be queued afterwards. Raises what `check` raises: Unavailable
+    for samples that are not yet embedded when the seconds are over.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
-    if (waiting := await _pending(check)) is None:
+    pending = await _pending(check)
+    if pending is None:
         return seconds
     if seconds <= 0:
-        raise waiting
-    await in_thread(room)
+        raise pending
+    await in_thread(check_queue)
     waiters = _waiters.get(None)
     if waiters is None:
         _waiters.set(waiters := Waiters())
-    with waiters.joined(key_id, services.settings.job_queue_per_key) as told:
-        while waiting is not None:
-            left = deadline - clock()
-            if left <= 0 or services.jobs.closed:
-                raise waiting
-            await _pause(services, told, min(left, LOOK_AGAIN * waiters.count(key_id)))
-            waiting = await _pending(check)
-    waiters.look(key_id)
+    with waiters.joined(key_id, services.settings.job_queue_per_key) as wake:
+        while pending is not None:
+            remaining = deadline - clock()
+            if remaining <= 0 or services.jobs.closed:
+                raise pending
+            await _pause(services, wake, min(remaining, CHECK_SECONDS * waiters.count(key_id)))
+            pending = await _pending(check)
+    waiters.wake(key_id)
     return max(0.0, deadline - clock())
 
 
 async def _pending(check: Check) -> Unavailable | None:
-    """The refusal of a pool whose samples are being embedded, None where it has one; raises any other."""
+    """Return the error of a pool whose samples are being embedded, None if `check` passes; raises other errors."""
     try:
         await in_thread(check)
     except Unavailable as error:
@@ -102,12 +103,12 @@ async def _pending(check: Check) -> Unavailable | None:
     return None
 
 
-async def _pause(services: Services, told: asyncio.Event, seconds: float) -> None:
-    """Wait until it is told, so many seconds at most, or until the server stops."""
+async def _pause(services: Services, wake: asyncio.Event, seconds: float) -> None:
+    """Wait until `wake` is set, the seconds have passed or the server stops."""
     clock = asyncio.get_running_loop().time
-    until = clock() + seconds
-    while (left := until - clock()) > 0 and not told.is_set() and not services.jobs.closed:
+    deadline = clock() + seconds
+    while (remaining := deadline - clock()) > 0 and not wake.is_set() and not services.jobs.closed:
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(left, HEED)):
-                await told.wait()
-    told.clear()
+            async with asyncio.timeout(min(remaining, STOP_SECONDS)):
+                await wake.wait()
+    wake.clear()

@@ -1,4 +1,4 @@
-"""Waiting for a job on the event loop, without holding a thread, until it ends or the time a client gave is over.
+"""Wait for a job on the event loop, without blocking a thread, until it ends or the client's wait time is over.
 
 Called by the routes of soups, selectors and jobs.
 """
@@ -16,51 +16,51 @@ from service.jobs.runner import FINAL
 from service.parts import Services
 
 
-def wait_of(asked: float | None, services: Services) -> float:
-    """The seconds to wait; raises InvalidParameter beyond the limit."""
-    if asked is None:
+def wait_seconds(wait: float | None, services: Services) -> float:
+    """Return the seconds to wait for a request's `wait`; raises InvalidParameter beyond the limit."""
+    if wait is None:
         return services.settings.wait_seconds
-    if asked > services.settings.max_wait_seconds:
+    if wait > services.settings.max_wait_seconds:
         raise InvalidParameter(
             f"'wait' may be at most {services.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
             param="wait",
         )
-    return asked
+    return wait
 
 
 def job_row(services: Services, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
-    """A job as the catalogue has it now; raises NotFound for one of another namespace."""
+    """Return a job as it is in the catalogue now; raises NotFound if `scope` does not include its namespace."""
     with services.registry.database.read() as catalogue:
         return catalogue.jobs.get(scope, job_id)
 
 
 @contextmanager
 def job_watch(services: Services, job_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
-    """While open, listens to one job; what is given waits for its next change, at most so many seconds."""
+    """Watch one job; yield a coroutine function that waits for its next change, up to a number of seconds."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(changed.set)
 
-    async def change(seconds: float) -> None:
+    async def wait_for_change(seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await changed.wait()
         changed.clear()
 
-    with services.jobs.watched(job_id, tell):
-        yield change
+    with services.jobs.watched(job_id, notify):
+        yield wait_for_change
 
 
-async def finished(services: Services, job_id: str, seconds: float) -> JobRow:
-    """The job once it ended, or as it stands after `seconds`, or when the server stops: it goes on with the next."""
+async def wait_for_job(services: Services, job_id: str, seconds: float) -> JobRow:
+    """Wait until a job has ended, `seconds` have passed or the server stops, and return the job as it is then."""
     deadline = asyncio.get_running_loop().time() + seconds
-    with job_watch(services, job_id) as change:
+    with job_watch(services, job_id) as wait_for_change:
         services.jobs.wake()
         while True:
             row = await in_thread(job_row, services, None, job_id)
-            left = deadline - asyncio.get_running_loop().time()
-            if row.state in FINAL or left <= 0 or services.jobs.closed:
+            remaining = deadline - asyncio.get_running_loop().time()
+            if row.state in FINAL or remaining <= 0 or services.jobs.closed:
                 return row
-            await change(min(left, 1.0))
+            await wait_for_change(min(remaining, 1.0))

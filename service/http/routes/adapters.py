@@ -24,7 +24,7 @@ from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppServices
 from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.signed_links import ELSEWHERE, sent_to_store
+from service.http.files.signed_links import ELSEWHERE, store_redirect
 from service.http.files.version_files import files_of
 from service.http.models.named_models import adapter_named, name_ref
 from service.http.requests.bodies import CheckedRoute
@@ -146,12 +146,12 @@ def change_adapter(
     with services.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
         caller = principal.caller(request.state.request_id)
-        said = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
-        if said:
+        owner = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
+        if owner:
             row = catalogue.adapters.set_owner(row, body.owner)
-        if body.model_fields_set != said.keys():
+        if body.model_fields_set != owner.keys():
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=services.registry.refits)
-        caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **said)
+        caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **owner)
     services.jobs.wake()
     return adapter_body(row)
 
@@ -161,10 +161,10 @@ def retire_adapter(request: Request, ns: str, name: str, services: AppServices, 
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
     ref = name_ref(ns, name)
     with services.registry.database.write() as catalogue:
-        found = catalogue.adapters.resolve(principal.namespaces, ref)
+        named = catalogue.adapters.resolve(principal.namespaces, ref)
         principal.check_write(ns)
-        one = ref.version is not None or ref.alias is not None
-        live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
+        is_single = ref.version is not None or ref.alias is not None
+        live = [named] if is_single else catalogue.adapters.live_versions(ns, ref.name)
         _check_protected(catalogue, principal, ns, ref.name, versions={row.version for row in live})
         rows = [catalogue.adapters.retire(row.id) for row in live]
         _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
@@ -179,14 +179,14 @@ def restore_adapter(
     """Bring a retired version, `name@version`, back; a live one stays as it is. Its pools are refitted."""
     ref = name_ref(ns, name)
     with services.registry.database.write() as catalogue:
-        found = catalogue.adapters.find(principal.namespaces, ref)
+        named = catalogue.adapters.find(principal.namespaces, ref)
         principal.check_write(ns)
         if ref.version is None:
             raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
-        row = catalogue.adapters.restore(found.id, if_match=etag_of(if_match))
-        if found.retired_at is not None:
+        row = catalogue.adapters.restore(named.id, if_match=etag_of(if_match))
+        if named.retired_at is not None:
             quotas = services.registry.quotas
-            check_stored(catalogue, quotas, "adapters", key_id=found.created_by, namespaces=[found.namespace])
+            check_stored(catalogue, quotas, "adapters", key_id=named.created_by, namespaces=[named.namespace])
             _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.restore", [row])
     services.jobs.wake()
     return adapter_body(row)
@@ -213,7 +213,7 @@ def get_lineage(ns: str, name: str, services: AppServices, principal: Reader) ->
 def list_files(ns: str, name: str, services: AppServices, principal: Reader) -> FileList:
     """The files of an adapter directory."""
     files = files_of(adapter_named(services, principal, ns, name), services).values()
-    return FileList(data=[StoredFile(name=one.name, size=one.size, digest=one.digest) for one in files])
+    return FileList(data=[StoredFile(name=file.name, size=file.size, digest=file.digest) for file in files])
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
@@ -224,12 +224,12 @@ def get_file(request: Request, ns: str, name: str, file: str, services: AppServi
     files = files_of(row, services)
     if file not in files:
         raise NotFound(f"{row.ref} has no such file; it has {', '.join(files)}.", param="file")
-    one = files[file]
-    return sent_to_store(request, services, one, etag=one.digest) or ranged(
+    stored = files[file]
+    return store_redirect(request, services, stored, etag=stored.digest) or ranged(
         request,
-        digest=one.digest,
-        size=one.size_for(request.method),
-        open=one.open,
+        digest=stored.digest,
+        size=stored.size_for(request.method),
+        open=stored.open,
         filename=file,
         cache=REVALIDATE,
     )
@@ -241,10 +241,10 @@ def get_file(request: Request, ns: str, name: str, file: str, services: AppServi
 @router.get("/{ns}/{name}/aliases")
 def list_aliases(ns: str, name: str, services: AppServices, principal: Reader) -> AliasList:
     """Every alias of a name."""
-    row = adapter_named(services, principal, ns, name)
+    adapter = adapter_named(services, principal, ns, name)
     with services.registry.database.read() as catalogue:
-        rows = catalogue.aliases.list(row.namespace, row.name)
-    return AliasList(data=[_alias(one) for one in rows])
+        rows = catalogue.aliases.list(adapter.namespace, adapter.name)
+    return AliasList(data=[_alias(row) for row in rows])
 
 
 @router.put("/{ns}/{name}/aliases/{alias}")
@@ -290,15 +290,15 @@ def delete_alias(
 def _check_protected(
     catalogue: Catalogue, principal: Principal, ns: str, name: str, *, alias: str = "", versions: Set[int] = frozenset()
 ) -> None:
-    """Raises Forbidden where the alias, or one that points at one of the versions, is for admins to move."""
+    """Raise Forbidden if only admins may move `alias`, or an alias that points at one of `versions`."""
     protected = () if principal.has("admin") else catalogue.namespaces.get(ns).protected_aliases
     if alias in protected:
         raise Forbidden(f"The alias {alias!r} is protected in namespace {ns!r}: only an admin moves it.", param="alias")
-    for one in protected:
-        row = catalogue.aliases.get(ns, name, one)
+    for guard in protected:
+        row = catalogue.aliases.get(ns, name, guard)
         if row is not None and row.version in versions:
             raise Forbidden(
-                f"{ns}/{name}@{row.version} is what the protected alias {one!r} points at: only an admin retires it.",
+                f"{ns}/{name}@{row.version} is what the protected alias {guard!r} points at: only an admin retires it.",
                 param="name",
             )
 
@@ -319,16 +319,15 @@ def purge_adapter(request: Request, ns: str, name: str, services: AppServices, p
         row = catalogue.adapters.find(principal.namespaces, ref)
     if ref.version is None:
         raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
-    done = purge(services.registry, principal.caller(request.state.request_id), row.id)
+    report = purge(services.registry, principal.caller(request.state.request_id), row.id)
     services.jobs.wake()
-    soups, tuned = (
-        [one for one in found if principal.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned)
-    )
+    soups = [row.ref for row in report.not_rebuildable if principal.sees(row.namespace)]
+    tuned = [row.ref for row in report.tuned if principal.sees(row.namespace)]
     return Purged(
-        adapter=listed_body(done.row),
-        blobs=done.blobs,
-        bytes=done.bytes,
-        not_rebuildable=[one.ref for one in soups],
-        tuned_on_sample=[one.ref for one in tuned],
-        elsewhere=len(done.not_rebuildable) + len(done.tuned) - len(soups) - len(tuned),
+        adapter=listed_body(report.row),
+        blobs=report.blobs,
+        bytes=report.bytes,
+        not_rebuildable=soups,
+        tuned_on_sample=tuned,
+        elsewhere=len(report.not_rebuildable) + len(report.tuned) - len(soups) - len(tuned),
     )

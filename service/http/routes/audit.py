@@ -64,12 +64,12 @@ def list_audit(
 
     if format == "csv":
         return csv_file("audit.csv", COLUMNS, partial(page, services.settings.max_page_size), _cells)
-    found = page(page_size(limit, services), cursor)
-    entries = [AuditEntry.model_validate(row, from_attributes=True) for row in found.rows]
-    return AuditList(data=entries, next_cursor=found.next_cursor)
+    current = page(page_size(limit, services), cursor)
+    entries = [AuditEntry.model_validate(row, from_attributes=True) for row in current.rows]
+    return AuditList(data=entries, next_cursor=current.next_cursor)
 
 
 def _cells(row: AuditRow) -> tuple[object, ...]:
-    """One cell for each of COLUMNS."""
+    """Return the cells of COLUMNS for an entry."""
     detail = json.dumps(row.detail, ensure_ascii=False)
     return row.at.isoformat(), row.action, row.subject, row.namespace, row.key_id, row.request_id, detail

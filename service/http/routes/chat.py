@@ -1,7 +1,6 @@
-"""`POST /v1/chat/completions`: the base's chat template over messages, then the same engine as completions.
+"""`POST /v1/chat/completions`: apply the base model's chat template to messages and generate as completions do.
 
-A base model without a template is refused in one sentence: a conversation put together in some other way would give
-answers that look right and are not.
+A base model without a template is refused: a prompt in another format would give answers that only look right.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.app_parts import AppServices
-from service.http.models.answer_grammars import following, schema_of
+from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_sampling, check_text
 from service.http.models.metering import admit, answer_headers
@@ -37,12 +36,12 @@ async def chat_completions(
     request: Request, body: ChatRequest, services: AppServices, principal: ModelUser
 ) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    answers, asked = await in_thread(_prepare, request, services, principal, body)
+    answers, requests = await in_thread(_prepare, request, services, principal, body)
     if body.stream:
-        stream = TokenStream(services.engine, asked, outbox_of(request))
+        stream = TokenStream(services.engine, requests, outbox_of(request))
         await stream.start(request)
         return EventStream(stream, ChatEvents(answers), headers=answer_headers(request, answers.model))
-    (generation,) = await finish(request, services.engine, asked)
+    (generation,) = await finish(request, services.engine, requests)
     return JSONResponse(answers.whole(generation), headers=answer_headers(request, answers.model))
 
 
@@ -53,18 +52,20 @@ def _prepare(
     for message in body.messages:
         check_text(message.text, services.settings, param="messages")
     services.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(services, principal, body.model, [one.text for one in body.messages if one.role == "user"])
+    model = model_for(
+        services, principal, body.model, [message.text for message in body.messages if message.role == "user"]
+    )
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     schema = schema_of(body.response_format)
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
-    admitted = admit(request, services, principal, [(model, _asked(body, model, ids, principal, ends))])
-    return ChatAnswers(body, model, len(ids)), following(services, model, schema, admitted, ends=ends)
+    admitted = admit(request, services, principal, [(model, _engine_request(body, model, ids, principal, ends))])
+    return ChatAnswers(body, model, len(ids)), with_grammar(services, model, schema, admitted, ends=ends)
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:
-    """The messages as the text that the base's own template makes of them, which holds any BOS it wants.
+    """Return the messages as text by the base model's chat template, which adds a BOS itself if it needs one.
 
-    Raises InvalidParameter where there is no template, InvalidPrompt where it refuses the messages.
+    Raises InvalidParameter if there is no template, InvalidPrompt if it refuses the messages.
     """
     tokenizer = model.base.tokenizer
     if template_of(tokenizer) is None:
@@ -77,18 +78,18 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
     ]
     try:
         return render(tokenizer, messages)
-    except Exception as error:  # templates raise what they like: roles they do not know, an order they do not take
+    except Exception as error:  # templates raise any class, for unknown roles or a wrong order
         raise InvalidPrompt(
             "The model's chat template does not take these messages; check their roles and order.", param="messages"
         ) from error
 
 
-def _asked(
+def _engine_request(
     body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], principal: Principal, ends: tuple[int, ...]
 ) -> GenerateRequest:
-    """The request to the engine: an answer `ends` where the template ends a turn, too."""
+    """Return the request to the engine; tokens `ends`, with which the template ends a turn, end an answer too."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
+    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.sampling_params)
     return GenerateRequest(
         model.base_id,
         ids,

@@ -1,4 +1,4 @@
-"""`POST /v1/collect`: what is due to be removed goes now, or is only counted."""
+"""`POST /v1/collect`: remove now what the server's settings let expire, or only count it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def collect_now(request: Request, body: CollectRequest, services: AppServices, p
         raise Forbidden("A collection is of the whole server: it takes a key with scope 'admin' and all namespaces.")
     registry, moment = services.registry, datetime.now(UTC)
     if body.dry_run:
-        found = would_collect(registry, moment, used=blobs_in_use)
+        collected = would_collect(registry, moment, used=blobs_in_use)
     else:
         caller = principal.caller(request.state.request_id)
-        found = collect(registry, moment, used=blobs_in_use, caller=caller)
+        collected = collect(registry, moment, used=blobs_in_use, caller=caller)
         with registry.database.write() as catalogue:
-            caller.audit(catalogue, "server.collect", "server", **asdict(found))
+            caller.audit(catalogue, "server.collect", "server", **asdict(collected))
         services.jobs.wake()
-    counts = asdict(found) | {"expired": list(found.expired), "removed": list(found.removed)}
+    counts = asdict(collected) | {"expired": list(collected.expired), "removed": list(collected.removed)}
     return Collection(dry_run=body.dry_run, **counts)

@@ -12,7 +12,7 @@ from service.http.answers.completions import CompletionAnswers, CompletionEvents
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppServices
-from service.http.models.answer_grammars import following, schema_of
+from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text
 from service.http.models.metering import admit, answer_headers
@@ -49,7 +49,7 @@ async def completions(
 def _prepare(
     request: Request, services: Services, principal: Principal, body: CompletionRequest
 ) -> tuple[CompletionAnswers, list[GenerateRequest]]:
-    """Everything that can be refused before the engine is asked."""
+    """Check and tokenise a request; return the builder of its answer and its admitted requests to the engine."""
     check_sampling(services.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
     check_best_of(body.best_of, services.settings, n=body.n, stream=body.stream)
     if body.stream and body.echo and body.logprobs is not None:
@@ -59,34 +59,35 @@ def _prepare(
         raise TooLarge(f"The request has {len(body.prompts)} prompts; at most {limit} are taken.", param="prompt")
     if not body.prompts or not all(body.prompts):
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
-    for given in body.prompts:
-        check_text(given, services.settings, param="prompt")
+    for prompt in body.prompts:
+        check_text(prompt, services.settings, param="prompt")
     services.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(services, principal, body.model, [one for one in body.prompts if isinstance(one, str)])
-    prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
+    model = model_for(services, principal, body.model, [prompt for prompt in body.prompts if isinstance(prompt, str)])
+    prompts = [_prompt(model, prompt, special=body.add_special_tokens) for prompt in body.prompts]
     schema = schema_of(body.response_format)
-    admitted = admit(request, services, principal, [(model, one) for one in _asked(body, model, prompts, principal)])
-    return CompletionAnswers(body, model, prompts), following(services, model, schema, admitted)
+    engine_requests = _engine_requests(body, model, prompts, principal)
+    admitted = admit(request, services, principal, [(model, engine_request) for engine_request in engine_requests])
+    return CompletionAnswers(body, model, prompts), with_grammar(services, model, schema, admitted)
 
 
-def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:
+def _prompt(model: ResolvedModel, prompt: str | list[int], *, special: bool) -> Prompt:
     base = model.base
-    if isinstance(given, str):
-        plain = base.tokenize(given, bos=False)
+    if isinstance(prompt, str):
+        plain = base.tokenize(prompt, bos=False)
         ids = base.with_bos(plain) if special else plain
-        return Prompt(ids=tuple(ids), text=given, skip=len(ids) - len(plain))
-    check_ids(given, model, param="prompt")
-    return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
+        return Prompt(ids=tuple(ids), text=prompt, skip=len(ids) - len(plain))
+    check_ids(prompt, model, param="prompt")
+    return Prompt(ids=tuple(prompt), text=TokenText(base).decode(prompt), skip=0)
 
 
-def _asked(
+def _engine_requests(
     body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], principal: Principal
 ) -> list[GenerateRequest]:
-    """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
+    """Return one request to the engine per prompt; ranked choices need their log-probabilities in any case."""
     scored = body.echo and body.logprobs is not None
     logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
-    drawing = body.drawing | {"n": body.generated}
-    params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
+    sampling = body.sampling_params | {"n": body.generated}
+    params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **sampling)
     return [
         GenerateRequest(
             model.base_id,

@@ -1,7 +1,7 @@
-"""`POST /v1/embeddings`: the vectors that samples are embedded with, mean-pooled last hidden states of a base model.
+"""`POST /v1/embeddings`: mean-pooled last hidden states of a base model, the vectors that samples are embedded with.
 
-Token ids are embedded as they are, and so exactly as the text whose ids `/tokenize` gives; whether a list begins with a
-BOS is seen by its first id.
+Token ids are embedded as they are, so the ids that `/tokenize` returns give the same vector as the text; the first id
+tells if a list begins with a BOS.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ async def embeddings(request: Request, body: EmbeddingRequest, services: AppServ
     """One vector per text, or per list of token ids. Padding and the BOS (an encoder's CLS) are left out of the mean; a
     text beyond the context is refused.
     """
-    model, rows, asked = await in_thread(_prepare, request, services, principal, body)
-    scores = await finish(request, services.engine, asked)
-    answer = await in_thread(_answer, body, rows, asked, scores)
+    model, rows, requests = await in_thread(_prepare, request, services, principal, body)
+    scores = await finish(request, services.engine, requests)
+    answer = await in_thread(_answer, body, rows, requests, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 
 def _prepare(
     request: Request, services: Services, principal: Principal, body: EmbeddingRequest
 ) -> tuple[ResolvedModel, list[Row], list[ScoreRequest]]:
-    """What is embedded, and the requests to the engine: one for rows that begin with a BOS, one for the others."""
+    """Return model, inputs, and requests to the engine: one for inputs that begin with a BOS, one for the others."""
     inputs = body.inputs
     if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
@@ -65,34 +65,34 @@ def _prepare(
         raise InvalidParameter(
             f"Vectors of this model have {model.base.shape.hidden_size} dimensions.", param="dimensions"
         )
-    rows = [_row(model, given, number) for number, given in enumerate(inputs)]
-    asked = []
+    rows = [_row(model, text, number) for number, text in enumerate(inputs)]
+    requests = []
     for front in (True, False):
         windows = tuple(row.ids for row in rows if row.front == front)
         if windows:
             pooled = frozenset(range(len(windows)))
-            asked.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=principal.key_id))
-    return model, rows, admit(request, services, principal, [(model, one) for one in asked])
+            requests.append(ScoreRequest(model.base_id, windows, pooled=pooled, bos=front, owner=principal.key_id))
+    return model, rows, admit(request, services, principal, [(model, score_request) for score_request in requests])
 
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids of one input; `front` says that they begin with a BOS, which is left out of the mean."""
+    """Token ids of one input; with `front` they begin with a BOS, which is excluded from the mean."""
 
     ids: tuple[int, ...]
     front: bool
 
 
-def _row(model: ResolvedModel, given: str | list[int], number: int) -> Row:
-    """A text or token ids as they are embedded; raises InvalidPrompt and InvalidParameter."""
+def _row(model: ResolvedModel, text: str | list[int], number: int) -> Row:
+    """Tokenise the input of index `number`, a text or token ids; raises InvalidPrompt and InvalidParameter."""
     base, context = model.base, model.base.shape.context
-    if isinstance(given, str):
-        row = Row((*base.tokenize(given), *closing_tokens(base)), has_bos(base))
+    if isinstance(text, str):
+        row = Row((*base.tokenize(text), *closing_tokens(base)), has_bos(base))
         if len(row.ids) <= row.front + len(closing_tokens(base)):
-            raise empty_text_error(base, number, given)
+            raise empty_text_error(base, number, text)
     else:
-        check_ids(given, model, param=f"input.{number}")
-        row = Row(tuple(given), has_bos(base) and given[0] == base.bos_id)
+        check_ids(text, model, param=f"input.{number}")
+        row = Row(tuple(text), has_bos(base) and text[0] == base.bos_id)
         if len(row.ids) <= row.front:
             raise InvalidPrompt(f"Text {number} holds nothing but the BOS.", param=f"input.{number}")
     if len(row.ids) > context:
@@ -103,20 +103,23 @@ def _row(model: ResolvedModel, given: str | list[int], number: int) -> Row:
 
 
 def _answer(
-    body: EmbeddingRequest, rows: Sequence[Row], asked: Sequence[ScoreRequest], scores: Sequence[Scores]
+    body: EmbeddingRequest, rows: Sequence[Row], requests: Sequence[ScoreRequest], scores: Sequence[Scores]
 ) -> dict[str, Any]:
-    found = {one.bos: iter(sorted(of.vectors.items())) for one, of in zip(asked, scores, strict=True)}
+    vectors = {
+        request.bos: iter([vector for _, vector in sorted(result.vectors.items())])
+        for request, result in zip(requests, scores, strict=True)
+    }
     data = [
-        Embedding(index=index, embedding=_vector(next(found[row.front])[1], body.encoding_format))
+        Embedding(index=index, embedding=_encode(next(vectors[row.front]), body.encoding_format))
         for index, row in enumerate(rows)
     ]
-    read = sum(len(row.ids) for row in rows)
-    answer = EmbeddingAnswer(model=body.model, data=data, usage=Usage(prompt_tokens=read, total_tokens=read))
+    tokens = sum(len(row.ids) for row in rows)
+    answer = EmbeddingAnswer(model=body.model, data=data, usage=Usage(prompt_tokens=tokens, total_tokens=tokens))
     return answer.model_dump(exclude_none=True)
 
 
-def _vector(vector: np.ndarray, encoding: str) -> list[float] | str:
-    """Little-endian float32 as base64, or the same floats as numbers."""
+def _encode(vector: np.ndarray, encoding: str) -> list[float] | str:
+    """Return a vector as numbers, or as base64 of little-endian float32."""
     exact = np.ascontiguousarray(vector, dtype="<f4")
     if encoding == "base64":
         return base64.b64encode(exact.tobytes()).decode()

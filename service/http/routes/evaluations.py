@@ -74,10 +74,7 @@ def list_evaluations(
 
 
 def begin_evaluation(services: AppServices, principal: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
-    """Queue the job, or give the one that is at the same pool already; raises as `registry.evaluate.matrix.pairs_of`.
-
-    Of keys that see other namespaces than those of the pool none sees the job.
-    """
+    """Queue an evaluation of a pool, or return the unfinished job that equals it; raises as `pairs_of` does."""
     caller = principal.caller(request_id)
     base, pool = pool_of(services.registry, caller, body.pool)
     pairs_of(services.registry, pool, passages=body.passages)
@@ -90,10 +87,10 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
     }
     dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{principal.home}"
     with services.registry.database.write() as catalogue:
-        known = catalogue.jobs.find_active(dedupe)
-        if known is not None:
-            catalogue.jobs.add_requester(known.id, principal.key_id, request_id=request_id)
-            return known
+        active = catalogue.jobs.find_active(dedupe)
+        if active is not None:
+            catalogue.jobs.add_requester(active.id, principal.key_id, request_id=request_id)
+            return active
         check_room(catalogue, services.settings, KIND, principal.key_id)
         job = catalogue.jobs.enqueue(
             KIND, arguments, namespace=principal.home, created_by=principal.key_id, dedupe_key=dedupe

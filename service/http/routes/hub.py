@@ -35,7 +35,7 @@ from service.http.files.hub_revisions import (
     user_body,
 )
 from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.signed_links import ELSEWHERE, sent_to_store
+from service.http.files.signed_links import ELSEWHERE, store_redirect
 from service.http.files.version_files import base_name, files_of
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor
@@ -194,7 +194,7 @@ def _file(request: Request, services: Services, revision: Revision, path: str) -
     if file is None:
         raise _no_file(revision, path)
     etag = etag_of_file(file)
-    answer = sent_to_store(request, services, file, etag=etag) or ranged(
+    answer = store_redirect(request, services, file, etag=etag) or ranged(
         request,
         digest=etag,
         size=file.size_for(request.method),

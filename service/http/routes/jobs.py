@@ -1,4 +1,4 @@
-"""`/v1/jobs`: list, look, follow (server-sent events) and cancel work that outlives its request."""
+"""`/v1/jobs`: list, read, follow (server-sent events) and cancel work that outlives its request."""
 
 from __future__ import annotations
 
@@ -53,27 +53,28 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
     await in_thread(job_row, services, principal.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
-        last, asks = "", principal
-        with job_watch(services, id) as change:
+        last_progress, current_principal = "", principal
+        with job_watch(services, id) as wait_for_change:
             while not await request.is_disconnected():
                 try:
-                    row = await in_thread(job_row, services, asks.namespaces, id)
+                    row = await in_thread(job_row, services, current_principal.namespaces, id)
                 except NotFound:
                     return
-                body = await in_thread(job_shown, services, row, asks)
+                body = await in_thread(job_shown, services, row, current_principal)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
-                said = body.progress.model_dump_json()
-                yield f"event: progress\ndata: {said}\n\n" if said != last else ": still running\n\n"
-                last = said
-                if services.jobs.closed:  # who follows asks the next server
+                progress = body.progress.model_dump_json()
+                changed = progress != last_progress
+                yield f"event: progress\ndata: {progress}\n\n" if changed else ": still running\n\n"
+                last_progress = progress
+                if services.jobs.closed:  # the client follows the job on another server
                     return
-                await change(KEEPALIVE_SECONDS)
-                found = await reauthenticated(request, "read")
-                if found is None:
+                await wait_for_change(KEEPALIVE_SECONDS)
+                authenticated = await reauthenticated(request, "read")
+                if authenticated is None:
                     return
-                asks = found
+                current_principal = authenticated
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 

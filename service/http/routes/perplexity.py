@@ -1,6 +1,6 @@
-"""`POST /v1/perplexity`: how well a model predicts texts, with standard errors, beside a second model if asked.
+"""`POST /v1/perplexity`: perplexity of a model on texts with standard errors, optionally compared with a second model.
 
-A text is tokenised as BOS + text and cut into consecutive windows of the context, each with BOS, so that every token
+A text is tokenised as BOS + text and split into consecutive windows of the context, each with BOS, so that every token
 is scored once (docs/explanation/methods.md#perplexity).
 """
 
@@ -40,33 +40,33 @@ async def perplexity(
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    asked, requests = await in_thread(_prepare, request, services, principal, names, body.texts)
+    inputs, requests = await in_thread(_prepare, request, services, principal, names, body.texts)
     scores = await finish(request, services.engine, requests)
-    response.headers.update(answer_headers(request, asked[0].model))
+    response.headers.update(answer_headers(request, inputs[0].model))
     baseline = None if body.baseline is None else 1
-    (answer,) = await in_thread(_answers, body.texts, asked, scores, baseline=baseline, seed=body.seed)
+    (answer,) = await in_thread(_answers, body.texts, inputs, scores, baseline=baseline, seed=body.seed)
     return answer
 
 
-async def against_the_first(
+async def compare_with_first(
     request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> list[PerplexityAnswer]:
-    """The perplexity of several models, each but the first against that; every one of them is scored once."""
-    asked, requests = await in_thread(_prepare, request, services, principal, names, texts)
+    """Return the perplexity of each model but the first, compared with the first; each model is scored once."""
+    inputs, requests = await in_thread(_prepare, request, services, principal, names, texts)
     scores = await finish(request, services.engine, requests)
-    return await in_thread(_answers, texts, asked, scores, baseline=0, seed=0)
+    return await in_thread(_answers, texts, inputs, scores, baseline=0, seed=0)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The texts as one model's tokenizer cuts them: the windows of each text."""
+class ModelInput:
+    """The texts for one model: the windows of token ids of each text."""
 
     model: ResolvedModel
     windows: list[Windows]
 
     def request(self, principal: Principal) -> ScoreRequest:
-        """All windows of all texts as one request, text after text."""
-        flat = tuple(window for own in self.windows for window in own)
+        """Return one request to the engine for the windows of all texts, in order."""
+        flat = tuple(window for text in self.windows for window in text)
         return ScoreRequest(
             self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base), owner=principal.key_id
         )
@@ -74,7 +74,7 @@ class Asked:
 
 def _prepare(
     request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
-) -> tuple[list[Asked], list[ScoreRequest]]:
+) -> tuple[list[ModelInput], list[ScoreRequest]]:
     check_texts(texts, services.settings, param="texts")
     services.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
     models = [language_model(services, principal, name) for name in names]
@@ -84,24 +84,24 @@ def _prepare(
             f"These models are of several base models ({bases}), which count other tokens: compare those of one alone.",
             param="baseline",
         )
-    asked = [
-        Asked(
+    inputs = [
+        ModelInput(
             model, [text_windows(model.base, text, None if model.row is None else model.row.config) for text in texts]
         )
         for model in models
     ]
-    return asked, admit(request, services, principal, [(one.model, one.request(principal)) for one in asked])
+    return inputs, admit(request, services, principal, [(item.model, item.request(principal)) for item in inputs])
 
 
 def _answers(
-    texts: Sequence[str], asked: Sequence[Asked], scores: Sequence[Scores], *, baseline: int | None, seed: int
+    texts: Sequence[str], inputs: Sequence[ModelInput], scores: Sequence[Scores], *, baseline: int | None, seed: int
 ) -> list[PerplexityAnswer]:
-    """The answer of every model but the baseline, against that where there is one; it is told by its number."""
-    passages = [text_scores(texts, one.windows, found.nll) for one, found in zip(asked, scores, strict=True)]
-    model, scored = (None, None) if baseline is None else (asked[baseline].model, passages[baseline])
+    """Return the answer for each model but the baseline; `baseline` is an index into `inputs`."""
+    passages = [text_scores(texts, item.windows, score.nll) for item, score in zip(inputs, scores, strict=True)]
+    base_model, base_passages = (None, None) if baseline is None else (inputs[baseline].model, passages[baseline])
     return [
-        _answer(one.model, evaluate.report(passages[number], scored, seed=seed), model)
-        for number, one in enumerate(asked)
+        _answer(item.model, evaluate.report(passages[number], base_passages, seed=seed), base_model)
+        for number, item in enumerate(inputs)
         if number != baseline
     ]
 
@@ -109,7 +109,7 @@ def _answers(
 def _answer(model: ResolvedModel, report: PerplexityReport, baseline: ResolvedModel | None) -> PerplexityAnswer:
     compared = None
     if report.baseline is not None and baseline is not None:
-        compared = ComparedModel(model=baseline.asked, digest=baseline.digest, **report.baseline.model_dump())
+        compared = ComparedModel(model=baseline.name, digest=baseline.digest, **report.baseline.model_dump())
     return PerplexityAnswer(
-        **report.model_dump(exclude={"baseline"}), model=model.asked, digest=model.digest, baseline=compared
+        **report.model_dump(exclude={"baseline"}), model=model.name, digest=model.digest, baseline=compared
     )

@@ -22,12 +22,12 @@ from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppServices
-from service.http.models.embedding_places import embedding_place
+from service.http.models.embedding_slots import embedding_slot
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.pool_waiting import until_selectable
-from service.http.requests.waiting import finished, wait_of
+from service.http.requests.waiting import wait_for_job, wait_seconds
 from service.http.schemas.adapters import listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (
@@ -54,19 +54,19 @@ async def fit_selector(
     request: Request, response: Response, body: FitRequest, services: AppServices, principal: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
-    found = await _fit(request, response, body, services, principal)
-    return found if isinstance(found, Job) else await in_thread(_fitted, services, None, found)
+    fitted = await _fit(request, response, body, services, principal)
+    return fitted if isinstance(fitted, Job) else await in_thread(_selector, services, None, fitted)
 
 
 def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
-    """Refuse a fit of a pool without members before it is a job, which would fail."""
+    """Raise for a pool without members, for which the job would fail."""
     base, pool = pool_of(services.registry, caller, request)
     encoder = encoder_for(spec, base.encoders())
     check_selectable(services.registry.database, pool, None if encoder is None else encoder.digest)
 
 
-def _check_room(services: AppServices, principal: Principal) -> None:
-    """Raises Busy where no fit could be queued."""
+def _check_queue(services: AppServices, principal: Principal) -> None:
+    """Raise Busy if no fit could be queued."""
     with services.registry.database.read() as catalogue:
         check_room(catalogue, services.settings, "fit", principal.key_id)
 
@@ -85,20 +85,20 @@ def _enqueue_fit(
         return job
 
 
-def _fitted(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
+def _selector(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
     with services.registry.database.read() as catalogue:
         return _bodies(services, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
 
 
 def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
-    """Selectors with what they do not know yet, and whether anybody asks for them."""
-    asked, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
+    """Return selectors as bodies, with the members they were fitted without and when they were last used."""
+    asked_at, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
     return [
         selector_body(
             row,
             missing_members(members_of(catalogue, row.pool, row.encoder_digest), row),
-            asked_at=asked.get(row.id),
-            idle=row.id in asked and services.registry.refits.is_idle(asked[row.id], now),
+            asked_at=asked_at.get(row.id),
+            idle=row.id in asked_at and services.registry.refits.is_idle(asked_at[row.id], now),
         )
         for row in rows
     ]
@@ -119,7 +119,7 @@ def list_selectors(
 @router.get("/selectors/{id}")
 def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
     """One fitted selector: its members, its report, and what it does not know yet."""
-    return _fitted(services, principal.namespaces, id)
+    return _selector(services, principal.namespaces, id)
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
@@ -137,9 +137,11 @@ async def select_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return check_sample(services.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, services, principal, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, services, principal), Job):
-        return found
+    sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
+    if not is_fitted:
+        fitted = await _fit(request, response, body, services, principal)
+        if isinstance(fitted, Job):
+            return fitted
     return await in_thread(_select, services, caller, sample, body)
 
 
@@ -157,9 +159,11 @@ async def nearest_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return prepare(body.texts, limits, bos=base.bos, novel=True)
 
-    sample, answers = await in_thread(_prepare, services, principal, body, check)
-    if not answers and isinstance(found := await _fit(request, response, body, services, principal), Job):
-        return found
+    sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
+    if not is_fitted:
+        fitted = await _fit(request, response, body, services, principal)
+        if isinstance(fitted, Job):
+            return fitted
     return await in_thread(_nearest, services, principal.caller(request.state.request_id), sample, body)
 
 
@@ -169,8 +173,8 @@ def _prepare(
     body: SelectRequest | NearestRequest,
     check: Callable[[BaseModel], CheckedSample],
 ) -> tuple[CheckedSample, bool]:
-    """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
-    wait_of(body.wait, services)  # too long a wait is refused even where nothing is waited for
+    """Check a request before anything is fitted for it; return its sample and True if a fitted selector can answer."""
+    wait_seconds(body.wait, services)  # too long a wait is refused even if nothing is waited for
     base, pool = pool_of(services.registry, principal.caller(""), body.pool)
     sample = check(base)
     encoder = encoder_for(body.spec, base.encoders())
@@ -187,18 +191,18 @@ async def _fit(
     services: AppServices,
     principal: Principal,
 ) -> str | Job:
-    """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
-    seconds = wait_of(body.wait, services)
+    """Fit the pool; return the id of its selector, or the job if that takes longer than the request waits."""
+    seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
-    left = await until_selectable(
+    remaining = await until_selectable(
         services,
         principal.key_id,
         lambda: _check_pool(services, caller, body.spec, body.pool),
-        lambda: _check_room(services, principal),
+        lambda: _check_queue(services, principal),
         seconds,
     )
     job = await in_thread(_enqueue_fit, services, principal, caller, body.spec, body.pool)
-    row = await finished(services, job.id, left)
+    row = await wait_for_job(services, job.id, remaining)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, principal)
@@ -206,9 +210,9 @@ async def _fit(
 
 
 def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
-    with embedding_place(services):
+    with embedding_slot(services):
         query = SelectQuery(body.pool, body.spec, body.options, listed=None if body.list_all else LISTED, scored=False)
-        chosen = select(services.registry, caller, sample, query, fit=_not_here)
+        chosen = select(services.registry, caller, sample, query, fit=_no_fit)
     return Selected(
         selection=with_note(services.registry, chosen),
         sample=chosen.report_of(sample),
@@ -219,16 +223,15 @@ def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: 
 
 
 def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
-    with embedding_place(services):
+    with embedding_slot(services):
         query = SelectQuery(body.pool, body.spec, scored=False)
-        chosen = select(services.registry, caller, sample, query, fit=_not_here)
+        chosen = select(services.registry, caller, sample, query, fit=_no_fit)
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
-    best = chosen.ranking.ranked[: body.limit]
+    best = [(candidate.score, ids[candidate.member.digest]) for candidate in chosen.ranking.ranked[: body.limit]]
     with services.registry.database.read() as catalogue:
-        rows = catalogue.adapters.listed(caller.namespaces, [ids[one.member.digest] for one in best])
-    near = [(one.score, rows.get(ids[one.member.digest])) for one in best]
+        rows = catalogue.adapters.listed(caller.namespaces, [adapter_id for _, adapter_id in best])
     return Nearest(
-        data=[Near(similarity=score, adapter=listed_body(row)) for score, row in near if row is not None],
+        data=[Near(similarity=score, adapter=listed_body(rows[id])) for score, id in best if id in rows],
         encoder=body.encoder,
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,
@@ -236,5 +239,5 @@ def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body:
     )
 
 
-def _not_here(*_: Any) -> SelectorRow:
+def _no_fit(*_: Any) -> SelectorRow:
     raise Unavailable("The pool's selector was replaced while this was asked: ask again.")

@@ -1,4 +1,4 @@
-"""`/v1/soups`: cook from a sample or from a recipe by hand, and list what was cooked.
+"""`/v1/soups`: cook from a sample or a recipe, and list soups.
 
 Cooking is always a job, so that it survives a restart; the request waits for it and answers with its result.
 """
@@ -22,7 +22,7 @@ from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.pool_waiting import until_selectable
-from service.http.requests.waiting import finished, wait_of
+from service.http.requests.waiting import wait_for_job, wait_seconds
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
@@ -47,18 +47,18 @@ async def cook_soup(
     request: Request, response: Response, body: SoupRequest, services: AppServices, principal: Writer
 ) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
-    seconds = wait_of(body.wait, services)
+    seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
     _check(services, principal, body)
-    left = await until_selectable(
+    remaining = await until_selectable(
         services,
         principal.key_id,
         lambda: check_pool(services.registry, caller, body),
-        lambda: _check_room(services, principal),
+        lambda: _check_queue(services, principal),
         seconds,
     )
     job = await in_thread(begin_cook, services, principal, body, request.state.request_id)
-    row = await finished(services, job.id, left)
+    row = await wait_for_job(services, job.id, remaining)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, principal)
@@ -68,22 +68,22 @@ async def cook_soup(
 
 
 def begin_cook(services: Services, principal: Principal, body: SoupRequest, request_id: str) -> JobRow:
-    """The job that cooks: what needs no work to refuse is refused at once; its bytes come before the job."""
+    """Store the request as a blob and queue the job that cooks it; raises for requests that can be refused at once."""
     if body.name and "/" not in body.name:
         body = body.model_copy(update={"name": f"{principal.home}/{body.name}"})
     namespace = _check(services, principal, body)
-    settled = with_default_effort(services.registry, body, namespace)
-    kind = kind_of(services.registry, principal.caller(request_id), settled)
-    no_owner = {"owner"} if body.owner is None else None  # a worker of the last release refuses what it does not know
-    told = body.model_dump(mode="json", exclude=no_owner)
-    stored = {name: value for name, value in told.items() if name in CookRequest.model_fields}
+    request = with_default_effort(services.registry, body, namespace)
+    kind = kind_of(services.registry, principal.caller(request_id), request)
+    no_owner = {"owner"} if body.owner is None else None  # a worker of the last release refuses an unknown field
+    values = body.model_dump(mode="json", exclude=no_owner)
+    stored = {name: value for name, value in values.items() if name in CookRequest.model_fields}
     blob = services.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
         "request": blob,
         "namespace": namespace,
         "scope": principal.namespaces,
         "request_id": request_id,
-        "effort": settled.effort,
+        "effort": request.effort,
     }
     try:
         with services.registry.database.write() as catalogue:
@@ -93,12 +93,12 @@ def begin_cook(services: Services, principal: Principal, body: SoupRequest, requ
             principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=body.name)
             return job
     except BaseException:
-        services.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
+        services.registry.blobs.delete(blob)  # there is no job that would: a sample does not outlive its request
         raise
 
 
 def _check(services: Services, principal: Principal, body: SoupRequest) -> str:
-    """The namespace that is written to; raises what is refused without a look at the catalogue."""
+    """Return the namespace of the soup; raises for requests that can be refused without reading the catalogue."""
     namespace = split_name(body.name)[0] if body.name and "/" in body.name else principal.home
     principal.check_write(namespace)
     if body.recipe is not None and len(body.recipe.ingredients) > services.settings.max_ingredients:
@@ -110,8 +110,8 @@ def _check(services: Services, principal: Principal, body: SoupRequest) -> str:
     return namespace
 
 
-def _check_room(services: Services, principal: Principal) -> None:
-    """Raises Busy where no cook could be queued that waits for its pool: that is to be fitted, and so a `search`."""
+def _check_queue(services: Services, principal: Principal) -> None:
+    """Raise Busy if no cook could be queued whose pool is to be fitted first, which is a `search`."""
     with services.registry.database.read() as catalogue:
         check_room(catalogue, services.settings, "search", principal.key_id)
 

@@ -61,24 +61,24 @@ def tokenizer_info(
     model: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> TokenizerInfo:
     """The tokenizer behind a model, which may be left out where there is one base model."""
-    found = resolve_model(services, principal, model or sole_base(services))
-    base = found.base
+    resolved = resolve_model(services, principal, model or sole_base(services))
+    base = resolved.base
     return TokenizerInfo(
-        model=found.asked,
-        base_model=found.base_id,
+        model=resolved.name,
+        base_model=resolved.base_id,
         tokenizer_class=type(base.tokenizer).__name__,
         vocab_size=base.shape.vocab_size,
         max_model_len=base.shape.context,
         bos_token_id=base.bos_id,
         eos_token_id=base.eos_id,
-        bos_token=_spelt(base, base.bos_id),
-        eos_token=_spelt(base, base.eos_id),
-        pad_token=_spelt(base, base.tokenizer.pad_token_id),
+        bos_token=_special_token(base, base.bos_id),
+        eos_token=_special_token(base, base.eos_id),
+        pad_token=_special_token(base, base.tokenizer.pad_token_id),
         bos_is_added=has_bos(base),
         chat_template=template_of(base.tokenizer),
     )
 
 
-def _spelt(base: BaseText, token: int | None) -> str | None:
-    """A special token as the text that stands for it."""
+def _special_token(base: BaseText, token: int | None) -> str | None:
+    """Return the text of a special token."""
     return None if token is None else TokenText(base).text(token)

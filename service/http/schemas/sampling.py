@@ -133,7 +133,7 @@ class Sampling(OpenAIBody):
         return self
 
     @property
-    def drawing(self) -> dict[str, Any]:
+    def sampling_params(self) -> dict[str, Any]:
         """The fields that control sampling and stopping, as keyword arguments of the engine's SamplingParams."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         unchanged = (

@@ -495,7 +495,7 @@ class TestRightAfterAPush:
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.requests.pool_waiting.LOOK_AGAIN", Opens(gate))
+        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", Opens(gate))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
@@ -518,7 +518,7 @@ class TestRightAfterAPush:
 
     def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         parts, looks = live.world.runtime.services, []
-        monkeypatch.setattr("service.http.requests.pool_waiting.LOOK_AGAIN", 0.1)
+        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", 0.1)
         most = parts.settings.job_queue_per_key
 
         def check() -> None:

@@ -51,7 +51,7 @@ class Vocabulary:
 
 def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("a",)) -> Events:
     model: Any = SimpleNamespace(
-        base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64, asked=body.model
+        base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64, name=body.model
     )
     if isinstance(body, ChatRequest):
         return ChatEvents(ChatAnswers(body, model, 3))

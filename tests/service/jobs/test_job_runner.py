@@ -21,7 +21,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
-from service.http.requests.waiting import finished
+from service.http.requests.waiting import wait_for_job
 from service.job_board import JobBoard
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
@@ -337,7 +337,7 @@ class TestProcesses:
         job = stage.enqueue()
 
         async def ask() -> JobRow:
-            waiting = asyncio.ensure_future(finished(runner.services, job, 10 * PATIENCE))
+            waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
             await asyncio.sleep(0)
             runner.begin_stop()
             return await asyncio.wait_for(waiting, PATIENCE)

@@ -138,7 +138,7 @@ def test_an_error_is_told_as_the_api_tells_it(
         raise error
 
     monkeypatch.setattr("service.http.pages.playground.completions", fails)
-    monkeypatch.setattr("service.http.pages.compare.against_the_first", fails)
+    monkeypatch.setattr("service.http.pages.compare.compare_with_first", fails)
     fields = {"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x", "text": "x"}
     for path in ("/playground", "/compare"):
         answer = browser.send(path, f"{path}?{BOTH}", **fields)

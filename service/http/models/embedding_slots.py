@@ -1,4 +1,4 @@
-"""Places for requests that have a sample embedded while they wait, in a thread each."""
+"""Slots for requests that embed a sample while they wait, each of which blocks a thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from service.parts import Services
 
 
 @contextmanager
-def embedding_place(services: Services) -> Iterator[None]:
-    """A place among the samples that are embedded at once; raises Busy where there is none."""
+def embedding_slot(services: Services) -> Iterator[None]:
+    """Hold one of the slots for samples embedded at once; raises Busy if none is free."""
     if not services.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:
