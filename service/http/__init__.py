@@ -1,1 +1,1 @@
-"""How the registry is reached over HTTP: the application, who may pass, the routes, and what they answer."""
+"""The HTTP server: the application, authentication, routes, bodies and pages."""

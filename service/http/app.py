@@ -1,8 +1,8 @@
 """The ASGI application of one runtime: routes, layers, error handlers and the documentation page.
 
-`create_app` is called by `soup serve` and by tests; whoever built the runtime starts and stops it. Two apps can live
-in one process. Requests pass Observe and Gate (in this order) before they reach a route, all of which are of the class
-that checks scope, size and content of a body (`bodies`).
+`create_app` is called by `soup serve` and by tests, which start and stop the runtime. Two apps can live in one process.
+Requests pass Observe and Gate, in this order, before they reach a route; the class of all routes (`bodies`) checks
+scopes, size and content of a body.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ ROUTES = (
     *(jobs, keys, namespaces, usage, audit, health),
     hub,
 )
-"""In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
-take theirs; the hub API last, for `/{ns}/{name}/resolve/...` begins with any word."""
+"""In the order of the reference: stored objects, inference, the server itself. Uploads come before blobs, whose paths
+match theirs; the hub API comes last, since `/{ns}/{name}/resolve/...` begins with any word."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "
@@ -72,7 +72,7 @@ DESCRIPTION = (
 
 
 def create_app(runtime: Runtime) -> FastAPI:
-    """The application over `runtime`, which its caller has started and will stop."""
+    """Return the application over `runtime`, which the caller starts and stops."""
     settings = runtime.settings
     app = FastAPI(
         title="AdapterSoup",
@@ -83,7 +83,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # it tells paths
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # it would log paths
         responses={"default": {"model": problems.ErrorBody, "description": "An error, in OpenAI's shape."}},
     )
     app.state.runtime = runtime
@@ -123,7 +123,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """As many threads serve requests as there are database connections, so that none waits for one holding one."""
+    """Serve requests with as many threads as there are database connections, so that no thread waits for one."""
     to_thread.current_default_thread_limiter().total_tokens = app.state.runtime.settings.database_pool
     yield
 
@@ -142,17 +142,17 @@ EXPOSED_HEADERS = (
         "upload-uuid",
     ),
     *("x-soup-digest", "x-soup-model", "x-soup-tuned"),
-    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in MEASURES),
+    *(f"x-ratelimit-{figure}-{measure}" for figure in ("limit", "remaining", "reset") for measure in MEASURES),
 )
-"""Headers of an answer that a script of such a page may read, beside those that every script may."""
+"""Headers of an answer that scripts of pages of `SOUP_CORS_ORIGINS` may read, beside the ones of the CORS standard."""
 PREFLIGHT_SECONDS = 600
-"""For so long a browser need not ask again whether it may."""
+"""Seconds for which a browser may cache the answer to a preflight."""
 
 
 class CrossOrigin:
-    """ASGI layer around Gate: pages of `SOUP_CORS_ORIGINS` may call the API from a browser, with a key of their own.
+    """ASGI layer around Gate that lets pages of `SOUP_CORS_ORIGINS` call the API from a browser, with a key.
 
-    The browser's preflight needs no key. Never with cookies: the pages of this server, which go by them, stay closed.
+    The browser's preflight needs no key. Cookies are never sent: this server's own pages, which use them, stay closed.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
@@ -167,7 +167,7 @@ class CrossOrigin:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; calls of the API with the headers of CORS."""
+        """Pass on a request; add the headers of CORS for calls of the API."""
         is_api = scope["type"] == "http" and scope["path"].startswith(API_PREFIX)
         await (self._open if is_api else self._app)(scope, receive, send)
 
@@ -176,16 +176,16 @@ WORKER_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class WorkerLayer:
-    """ASGI layer inside of Gate for `SOUP_ROLE=worker`: health checks and metrics pass, all else is answered with 503.
+    """ASGI layer inside Gate for `SOUP_ROLE=worker`: passes health checks and metrics, answers the rest with 503.
 
-    503 and not 404: another server answers the call, and a proxy that sent it here by mistake is seen by its errors.
+    503 and not 404, since another server answers these calls: the errors reveal a proxy that sends them here.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or say who does."""
+        """Pass on a request for WORKER_PATHS, refuse any other."""
         if scope["type"] != "http" or scope["path"] in WORKER_PATHS:
             await self._app(scope, receive, send)
             return

@@ -1,6 +1,6 @@
-"""What /metrics says of the server beside requests and the engine: jobs, blobs, disk, keys, readiness.
+"""Prometheus metrics of the server beside requests and the engine: jobs, blobs, disk, keys, readiness.
 
-Found when the metrics are asked for, in a few cheap queries; sums over all blobs are kept for a minute.
+Computed when the metrics are rendered, in a few cheap queries; sums over all blobs are cached for a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.jobs.kinds import KINDS
 from service.parts import Services
 
 BLOBS_SECONDS = 60.0
-"""How long sums over all blobs are kept."""
+"""Seconds for which sums over all blobs are cached."""
 
 
 class ServerMetrics:
@@ -37,8 +37,8 @@ class ServerMetrics:
         self._blobs: tuple[float, list[Metric]] | None = None
 
     def add_to(self, metrics: Metrics) -> None:
-        """Have them asked for with the others."""
-        for part, collect in (
+        """Register the groups of metrics."""
+        for group, collect in (
             ("ends", self._ends),
             ("readiness", self._ready),
             ("jobs", self._queue),
@@ -46,14 +46,14 @@ class ServerMetrics:
             ("disk", self._disk),
             ("keys", self._keys),
         ):
-            metrics.watch(part, collect)
+            metrics.watch(group, collect)
 
     @property
     def _services(self) -> Services:
         return self._of()
 
     def _ends(self) -> Iterator[Metric]:
-        """All kinds, outcomes and codes from the start: what first appears at 1 has not increased, to Prometheus."""
+        """Yield all kinds, outcomes and codes, also those at 0: a counter that first appears at 1 has no increase."""
         ended = CounterMetricFamily(
             "soup_jobs_ended", "Tries of jobs by what came of them here.", labels=("kind", "outcome")
         )
@@ -69,7 +69,7 @@ class ServerMetrics:
         yield from (ended, errors, took)
 
     def _ready(self) -> Iterator[Metric]:
-        """The last answer of /readyz and its age: asking for metrics computes no token."""
+        """Yield the last answer of /readyz and its age; rendering metrics computes no token."""
         last = self._readiness.last
         if last is not None:
             seconds, ready = last
@@ -84,10 +84,10 @@ class ServerMetrics:
             "soup_jobs_oldest_queued_seconds", "How long ago the oldest job that waits was to be begun.", labels=kind
         )
         with self._services.registry.database.read() as catalogue:
-            found = catalogue.jobs.queue()
+            queue = catalogue.jobs.queue()
         moment = datetime.now(UTC)
         for name in KINDS:
-            waiting, since, at_work = found.get(name, (0, None, 0))
+            waiting, since, at_work = queue.get(name, (0, None, 0))
             queued.add_metric((name,), waiting)
             running.add_metric((name,), at_work)
             oldest.add_metric((name,), 0.0 if since is None else max(0.0, (moment - since).total_seconds()))
@@ -99,13 +99,13 @@ class ServerMetrics:
         with self._services.registry.database.read() as catalogue:
             count, size = catalogue.blobs.total()
             going = catalogue.removals.count_pending()
-        found: list[Metric] = [
+        totals: list[Metric] = [
             GaugeMetricFamily("soup_blobs", "Stored blobs.", value=count),
             GaugeMetricFamily("soup_blob_bytes", "Bytes of stored blobs.", value=size),
             GaugeMetricFamily("soup_blobs_to_remove", "Blobs whose files are to go.", value=going),
         ]
-        self._blobs = self._clock(), found
-        return found
+        self._blobs = self._clock(), totals
+        return totals
 
     def _disk(self) -> Iterator[Metric]:
         free = GaugeMetricFamily("soup_disk_free_bytes", "Bytes free where a folder lies.", labels=("folder",))

@@ -1,6 +1,6 @@
-"""A job as a key sees it, and whether it may change it: no name of a namespace that the key does not read.
+"""Jobs as a key may see them: without names of namespaces that the key does not read.
 
-A job lives in one namespace and may work on others: the caller of a cook may read three, an administrator's pool
+A job belongs to one namespace and may work on others: the caller of a cook may read three, an administrator's pool
 spans all.
 """
 
@@ -21,7 +21,7 @@ HIDDEN = "Only keys that see every namespace this job works on see more."
 
 
 def sees_all_of(row: JobRow, visible: Namespaces) -> bool:
-    """Whether `visible` covers every namespace the job works on."""
+    """Return True if `visible` covers every namespace the job works on."""
     if visible is None:
         return True
     kind = KINDS.get(row.kind)
@@ -30,27 +30,27 @@ def sees_all_of(row: JobRow, visible: Namespaces) -> bool:
 
 
 def check_reach(row: JobRow, visible: Namespaces) -> None:
-    """Raises Forbidden where a job works on namespaces beyond `visible`: it is not this key's to change."""
+    """Raise Forbidden if a job works on a namespace that is not `visible`: such a key must not change it."""
     if not sees_all_of(row, visible):
         raise Forbidden("This job works on namespaces that this key does not see.", param="id")
 
 
-def job_begun(row: JobRow, principal: Principal) -> Job:
-    """The job that a request of this key started, or found: another key may have asked for the same before."""
+def requested_job_body(row: JobRow, principal: Principal) -> Job:
+    """Return the body of a job that this key requested; the owner may be another key with an equal request."""
     body = job_body(row)
     return body if _knows_owner(row, principal) else body.model_copy(update={"owner": None})
 
 
 def _knows_owner(row: JobRow, principal: Principal) -> bool:
-    """Whether this key sees the name of the key that asked: it is its own, or one that sees no namespace beyond its."""
+    """Return True if this key may see the owner's name: it is the owner, or sees all namespaces of the owner."""
     if principal.namespaces is None or row.created_by == principal.key_id:
         return True
     return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(principal.namespaces)
 
 
-def job_shown(services: Services, row: JobRow, principal: Principal) -> Job:
-    """A job as a key sees it; what a cook job gave has the shape `POST /v1/soups` answers with."""
-    body = job_begun(row, principal)
+def visible_job_body(services: Services, row: JobRow, principal: Principal) -> Job:
+    """Return a job as a key may see it; the result of a cook has the shape of the answer of `POST /v1/soups`."""
+    body = requested_job_body(row, principal)
     if not sees_all_of(row, principal.namespaces):
         error = None if row.error is None else {"code": row.error.get("code"), "message": HIDDEN}
         progress = body.progress.model_copy(update={"message": ""})
@@ -63,7 +63,7 @@ def job_shown(services: Services, row: JobRow, principal: Principal) -> Job:
 
 
 def soup_of(services: Services, cooked: Cooked) -> Soup:
-    """The body of a cooked request, with the soup or adapter behind its model."""
+    """Return the body of a cook's result, with the soup or adapter behind its model."""
     evidence = cooked.evidence
     return Soup(
         **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},

@@ -1,7 +1,7 @@
-"""What an adapter was mixed from, what was mixed from it, and on what evidence, as far as a key sees it.
+"""Lineage of an adapter as a key may see it: its ingredients, the soups made from it, and the evidence.
 
-Called by the routes of adapters and soups. A soup lives in one namespace and may have been chosen over others, which
-a key that reads the soup need not read: names of those are left out.
+Called by the routes of adapters and soups. A soup belongs to one namespace and may have been selected from others,
+which a key that reads the soup may not read: their names are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.parts import Services
 
 
 def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Lineage:
-    """Parents, children and evidence of an adapter, for a key that reads the namespaces of `visible` (None: all)."""
+    """Return the lineage of an adapter, for a key that reads the `visible` namespaces (None: all)."""
     with services.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
         missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
@@ -31,7 +31,9 @@ def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Line
             )
             for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, visible)
         ]
-        children = [Child(ref=one.ref, digest=one.digest) for one in catalogue.soups.children(row.digest, visible)]
+        children = [
+            Child(ref=child.ref, digest=child.digest) for child in catalogue.soups.children(row.digest, visible)
+        ]
         evidence = catalogue.soups.evidence(row.id)
     return Lineage(
         adapter=row.ref,
@@ -39,15 +41,15 @@ def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Line
         rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing | lost,
         parents=parents,
         children=children,
-        evidence=[_shown(one, visible) for one in evidence],
+        evidence=[_visible_evidence(entry, visible) for entry in evidence],
     )
 
 
-def _shown(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
-    """Evidence as a key sees it: without what was chosen and weighed where that names adapters of other namespaces."""
+def _visible_evidence(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
+    """Return evidence without selection and search results if they name adapters of other namespaces."""
     selection, search = evidence.get("selection") or {}, evidence.get("search")
-    refs = [one["ref"] for part in ("selected", "left_out") for one in selection.get(part, ())]
-    refs += [one["ref"] for part in ("candidates", "left_out") for one in (search or {}).get(part, ())]
+    refs = [entry["ref"] for field in ("selected", "left_out") for entry in selection.get(field, ())]
+    refs += [entry["ref"] for field in ("candidates", "left_out") for entry in (search or {}).get(field, ())]
     refs += evidence.get("not_yet_included", ())
     if visible is None or all(_namespace(ref) in visible for ref in refs):
         return dict(evidence)

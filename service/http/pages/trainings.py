@@ -13,7 +13,7 @@ from registry.catalogue.rows import AdapterRow, JobRow, JobState
 from registry.errors import NotFound, Retired
 from registry.names import parse_ref
 from service.access.keys import Principal
-from service.http.answers.jobs import job_shown, sees_all_of
+from service.http.answers.jobs import sees_all_of, visible_job_body
 from service.http.app_parts import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
@@ -152,7 +152,7 @@ def training_page(request: Request, id: str, services: AppServices, principal: R
 def _listed_fields(services: Services, row: JobRow, principal: Principal) -> dict[str, Any]:
     """The fields of a listed training."""
     request = row.arguments["request"] if sees_all_of(row, principal.namespaces) else {}
-    job = job_shown(services, row, principal)
+    job = visible_job_body(services, row, principal)
     return {
         "job": job,
         "name": request.get("name"),

@@ -1,1 +1,1 @@
-"""One file a part of the HTTP interface, each with a `router`: it parses, calls, wraps, and imports no other route."""
+"""The routes, one module for each group, with a `router`: they parse, call and wrap, and import no other route."""

@@ -1,7 +1,7 @@
 """`/v1/blobs/sha256:...`: bytes by their digest: upload (streamed to disk, verified), existence, download.
 
-A blob is visible through the namespaces that uploaded it or own something made of it; unknown and foreign are the
-same 404. Who uploads what is stored already still sends all of it: only that shows that they have it.
+A blob is visible to the namespaces that uploaded it or own an adapter that uses it; for others it is a 404 like an
+unknown one. A stored blob still has to be sent completely, which proves that the client has it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from service.http.thread_turns import in_thread
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
-"""Who may ask whether a blob is there: writers ask before they upload."""
+"""Principals that may check if a blob exists: writers do before they upload."""
 
-Left = tuple[int, QuotaExceeded] | None
-"""What a quota leaves for an upload, and the refusal of more; None for no limit."""
+Allowance = tuple[int, QuotaExceeded] | None
+"""The bytes that a quota leaves for an upload, and the error beyond them; None without a quota."""
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
@@ -50,17 +50,17 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
     if length is not None and length > limit:
         raise too_large(limit)
     caller = principal.caller(request.state.request_id)
-    known, damaged, left = await in_thread(_known, services, caller, digest)
-    if left is not None and (left[0] < (length or 1)):
-        raise left[1]
+    visible, damaged, allowance = await in_thread(_upload_state, services, caller, digest)
+    if allowance is not None and allowance[0] < (length or 1):
+        raise allowance[1]
     async with contextmanager_in_threadpool(
         services.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
-        size = await _store(request, writer, limit, left)
+        size = await _store(request, writer, limit, allowance)
     await in_thread(_record, services, caller, digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
-    return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
+    return JSONResponse(stored.model_dump(), status_code=200 if visible else 201, headers=headers)
 
 
 @router.head("/{digest}", response_class=Response)
@@ -79,7 +79,7 @@ def get_blob(request: Request, digest: str, services: AppServices, principal: Re
 
 
 def _size(digest: str, services: AppServices, principal: Principal, *, read: bool) -> int:
-    """The size of a blob that the key sees, verified where it is to be `read`; raises NotFound, DamagedBlob."""
+    """Return the size of a blob that the key sees, verified if it is to be `read`; raises NotFound, DamagedBlob."""
     check_digest(digest)
     if not _visible(services, principal, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
@@ -91,11 +91,11 @@ def _answer(request: Request, digest: str, size: int, services: AppServices) -> 
     return ranged(request, digest=digest, size=size, open=lambda: services.registry.blobs.open(digest))
 
 
-def _known(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, Left]:
-    """Whether the key sees the blob, whether what is stored of it is damaged, and what a quota leaves for a new one."""
+def _upload_state(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, Allowance]:
+    """Return True if the key sees the blob, True if the stored blob is damaged, and the allowance for an upload."""
     with services.registry.database.read() as catalogue:
-        known = catalogue.blobs.is_visible(caller.namespaces, digest)
-    return known, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
+        visible = catalogue.blobs.is_visible(caller.namespaces, digest)
+    return visible, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
 
 
 def _visible(services: AppServices, principal: Principal, digest: str) -> bool:
@@ -108,13 +108,13 @@ def _record(services: AppServices, caller: Caller, digest: str, size: int, *, re
         record_blob(services.registry, catalogue, caller, digest, size, repaired=repaired)
 
 
-async def _store(request: Request, writer: BlobWriter, limit: int, left: Left) -> int:
-    """Write the body as it comes and commit it; returns its size. Nothing is left where it fails."""
-    most = limit if left is None else min(limit, left[0])
+async def _store(request: Request, writer: BlobWriter, limit: int, allowance: Allowance) -> int:
+    """Write the body while it arrives, commit it and return its size; nothing is stored if that fails."""
+    most = limit if allowance is None else min(limit, allowance[0])
     try:
         size = await write_body(request, writer.write, limit=most)
     except TooLarge as error:
-        raise error if left is None or most == limit else left[1] from None
+        raise error if allowance is None or most == limit else allowance[1] from None
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
     await in_thread(writer.commit)

@@ -13,7 +13,7 @@ from registry.names import Digest, digest_of
 from registry.quotas import check_jobs
 from registry.select.select import pool_of
 from service.access.keys import Principal
-from service.http.answers.jobs import job_begun
+from service.http.answers.jobs import requested_job_body
 from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -38,7 +38,7 @@ def evaluate_pool(
     row = begin_evaluation(services, principal, body, request.state.request_id)
     services.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
-    return job_begun(row, principal)
+    return requested_job_body(row, principal)
 
 
 @router.get("")

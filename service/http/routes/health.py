@@ -1,6 +1,6 @@
-"""`/healthz`, `/readyz` and `/metrics`: is the process alive, can it do its work, what has it done.
+"""`/healthz`, `/readyz` and `/metrics`: liveness, readiness, and Prometheus metrics.
 
-Liveness asks nothing of the engine or the database, so that a busy server is not killed.
+Liveness does not depend on the engine or the database, so that a busy server is not killed.
 """
 
 from __future__ import annotations

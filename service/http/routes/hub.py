@@ -1,7 +1,7 @@
 """The read API of a Hugging Face hub over the registry: repositories, their revisions, and files by name.
 
-For clients with `HF_ENDPOINT` set to this server. What is read, by whom, and what is not there are as under
-`/v1/adapters`; only the words are the hub's. A file's name is looked up among those of a version, never opened.
+For clients with `HF_ENDPOINT` set to this server. Content, access and errors are those of `/v1/adapters`, in the words
+of the hub. A file name is looked up among the files of a version and never opened as a path.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from service.parts import Services
 
 
 class HubRoute(CheckedRoute):
-    """A route whose errors carry the headers by which a hub's client tells them apart."""
+    """A route whose errors carry the headers that a hub's client reads."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Answer the request, with `problem_headers` for errors."""
         scope.setdefault("state", {})["problem_headers"] = problem_headers
         await super().handle(scope, receive, send)
 
@@ -57,15 +57,15 @@ class HubRoute(CheckedRoute):
 router = APIRouter(tags=["hub"], route_class=HubRoute)
 
 COMMIT_HEADER = "x-repo-commit"
-WORDS = frozenset({PEFT, ADAPTERSOUP, "safetensors", "adapter", "soup", *UNION_MEMBERS["config"]})
-"""Tags that a repository may have without its card."""
+DERIVED_TAGS = frozenset({PEFT, ADAPTERSOUP, "safetensors", "adapter", "soup", *UNION_MEMBERS["config"]})
+"""Tags that a repository may have without them being on its card."""
 MOST_REFS = 1000
-"""Versions that are listed as tags, the newest."""
-MORE = frozenset({"full", "config", "cardData", "expand", "blobs", "securityStatus"})
-"""Queries that only ask for more than is answered anyway, or than there is."""
+"""Most versions listed as tags, the newest ones."""
+IGNORED = frozenset({"full", "config", "cardData", "expand", "blobs", "securityStatus"})
+"""Query parameters that ask for more details, which every answer has or no repository has."""
 FILTERS = frozenset({"author", "search", "filter", "sort", "limit", "cursor"})
 SORTS = frozenset({"createdAt", "lastModified"})
-"""How lists are sorted in any case: the newest first."""
+"""Values of `sort` that are accepted: lists are always sorted by time, newest first."""
 
 
 @router.get("/api/whoami-v2")
@@ -96,15 +96,21 @@ def hub_list(
     """
     _check_query(request, sort)
     size = min(limit or services.settings.page_size, services.settings.max_page_size)
-    wanted = filter or []
-    tags = [tag for tag in wanted if is_part(tag) and tag not in WORDS]
+    filter_tags = filter or []
+    card_tags = [tag for tag in filter_tags if is_part(tag) and tag not in DERIVED_TAGS]
     with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            principal.namespaces, namespace=author, q=search or None, tags=tags, newest=True, limit=size, cursor=cursor
+            principal.namespaces,
+            namespace=author,
+            q=search or None,
+            tags=card_tags,
+            newest=True,
+            limit=size,
+            cursor=cursor,
         )
     if page.next_cursor is not None:
-        response.headers["link"] = f'<{_next(request, page.next_cursor)}>; rel="next"'
-    return [listed_body(row, services) for row in page.rows if _has(row, services, wanted)]
+        response.headers["link"] = f'<{_next_url(request, page.next_cursor)}>; rel="next"'
+    return [listed_body(row, services) for row in page.rows if _has_tags(row, services, filter_tags)]
 
 
 @router.get("/api/models/{ns}/{name}", response_model_exclude_none=True)
@@ -138,14 +144,14 @@ def hub_refs(ns: str, name: str, services: AppServices, principal: Reader) -> Hu
     with services.registry.database.read() as catalogue:
         newest = repository(catalogue, principal.namespaces, ns, name)
         versions = catalogue.adapters.live_versions(ns, name, limit=MOST_REFS)
-        pointed = catalogue.adapters.aliased_versions(ns, name)
+        aliased = catalogue.adapters.aliased_versions(ns, name)
         aliases = {row.alias: row.version for row in catalogue.aliases.list(ns, name)}
-    rows = {row.version: row for row in [newest, *versions, *pointed]}
+    rows = {row.version: row for row in [newest, *versions, *aliased]}
     commits = {version: commit_of(row, files_of(row, services)) for version, row in rows.items()}
-    branches = {alias: at for alias, at in aliases.items() if alias != MAIN and not COMMIT.fullmatch(alias)}
-    moving = {MAIN: newest.version, **branches}
+    named = {alias: version for alias, version in aliases.items() if alias != MAIN and not COMMIT.fullmatch(alias)}
+    branches = {MAIN: newest.version, **named}
     return HubRefs(
-        branches=[_ref("heads", name, commits[at]) for name, at in moving.items() if at in commits],
+        branches=[_ref("heads", name, commits[version]) for name, version in branches.items() if version in commits],
         tags=[_ref("tags", str(row.version), commits[row.version]) for row in versions],
         converts=[],
         pullRequests=[],
@@ -166,10 +172,10 @@ def hub_folder(
     ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> list[TreeFile]:
     """The files of a folder of a revision: no version has folders, so that this tells what it is that is not there."""
-    found = revision_of(services, principal, ns, name, revision)
+    resolved = revision_of(services, principal, ns, name, revision)
     if path.strip("/"):
-        raise _no_file(found, path)
-    return tree_files(list(found.files.values()))
+        raise _no_file(resolved, path)
+    return tree_files(list(resolved.files.values()))
 
 
 @router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
@@ -209,8 +215,10 @@ def _file(request: Request, services: Services, revision: Revision, path: str) -
 
 
 def _no_file(revision: Revision, path: str) -> NotFound:
-    at, has = f"{revision.row.ref}, commit {revision.commit}", ", ".join(revision.files)
-    return NotFound(f"{at}, has no file '{path[:80]}'; it has {has}.", param=FILE)
+    names = ", ".join(revision.files)
+    return NotFound(
+        f"{revision.row.ref}, commit {revision.commit}, has no file '{path[:80]}'; it has {names}.", param=FILE
+    )
 
 
 def _ref(kind: str, name: str, commit: str) -> HubRef:
@@ -221,9 +229,9 @@ def _ref(kind: str, name: str, commit: str) -> HubRef:
 
 
 def _check_query(request: Request, sort: str | None) -> None:
-    """Raises InvalidParameter for what would narrow or sort the list by what is not known here."""
+    """Raise InvalidParameter for an unknown filter or sort order."""
     for name in request.query_params:
-        if name not in FILTERS | MORE:
+        if name not in FILTERS | IGNORED:
             raise InvalidParameter(
                 f"Repositories are listed by {', '.join(sorted(FILTERS - {'cursor', 'limit', 'sort'}))} here, "
                 f"not by '{name[:40]}'.",
@@ -237,11 +245,11 @@ def _check_query(request: Request, sort: str | None) -> None:
         )
 
 
-def _has(row: ListedRow, services: Services, wanted: Sequence[str]) -> bool:
-    return not wanted or set(wanted) <= set(tags_of(row, base_name(row, services)))
+def _has_tags(row: ListedRow, services: Services, tags: Sequence[str]) -> bool:
+    return not tags or set(tags) <= set(tags_of(row, base_name(row, services)))
 
 
-def _next(request: Request, cursor: str) -> str:
-    """The address of the next page, by the name the client knows; a proxy in front says whether that is by TLS."""
+def _next_url(request: Request, cursor: str) -> str:
+    """Return the URL of the next page, under the host and scheme that the client uses."""
     url = request.url.include_query_params(cursor=cursor)
     return str(url.replace(scheme="https") if came_by_tls(request.scope) else url)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from registry.errors import NotFound
-from service.http.answers.jobs import check_reach, job_shown
+from service.http.answers.jobs import check_reach, visible_job_body
 from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -35,13 +35,13 @@ def list_jobs(
     size = page_size(limit, services)
     with services.registry.database.read() as catalogue:
         page = catalogue.jobs.list(principal.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[job_shown(services, row, principal) for row in page.rows], next_cursor=page.next_cursor)
+    return JobList(data=[visible_job_body(services, row, principal) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
 def get_job(id: str, services: AppServices, principal: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return job_shown(services, job_row(services, principal.namespaces, id), principal)
+    return visible_job_body(services, job_row(services, principal.namespaces, id), principal)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
@@ -60,7 +60,7 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
                     row = await in_thread(job_row, services, current_principal.namespaces, id)
                 except NotFound:
                     return
-                body = await in_thread(job_shown, services, row, current_principal)
+                body = await in_thread(visible_job_body, services, row, current_principal)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
@@ -83,4 +83,4 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
 def cancel_job(id: str, request: Request, services: AppServices, principal: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
     check_reach(job_row(services, principal.namespaces, id), principal.namespaces)
-    return job_shown(services, cancel(services, principal.caller(request.state.request_id), id), principal)
+    return visible_job_body(services, cancel(services, principal.caller(request.state.request_id), id), principal)

@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 NO_GRACE = Rotation()
 LONGEST = timedelta(days=3660)
-"""A key that expires does so within ten years."""
+"""Longest life of a key that expires: ten years."""
 
 
 @router.post("", status_code=201)
@@ -71,7 +71,7 @@ def list_keys(services: AppServices, principal: Admin, limit: Limit = None, curs
 
 
 def managed_key(services: Services, principal: Principal, id: str) -> Key:
-    """One key that this one may manage; raises NotFound."""
+    """Return a key that this one may manage; raises NotFound."""
     with services.registry.database.read() as catalogue:
         return _key(_managed(catalogue, id, principal))
 
@@ -87,7 +87,7 @@ def revoke_key(request: Request, id: str, services: AppServices, principal: Admi
     with services.registry.database.write() as catalogue:
         row = _managed(catalogue, id, principal)
         if row.revoked_at is None:
-            with _an_admin_stays(catalogue, id):
+            with _keeping_an_admin(catalogue, id):
                 row = catalogue.keys.revoke(id)
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
@@ -111,13 +111,13 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
     if "scopes" in changes:
         changes["scopes"] = sorted(set(changes["scopes"]))
     with services.registry.database.write() as catalogue:
-        before = _managed(catalogue, id, principal)
-        _check_lasts(before)
-        _check_outlives_none(before, principal)
-        with _an_admin_stays(catalogue, id):
+        old_row = _managed(catalogue, id, principal)
+        _check_is_changeable(old_row)
+        _check_expiry_order(old_row, principal)
+        with _keeping_an_admin(catalogue, id):
             row = catalogue.keys.change(id, **changes)
-        was, now = (_key(one).model_dump(mode="json", include=set(changes)) for one in (before, row))
-        principal.caller(request.state.request_id).audit(catalogue, "key.change", id, **now, before=was)
+        old, new = (_key(state).model_dump(mode="json", include=set(changes)) for state in (old_row, row))
+        principal.caller(request.state.request_id).audit(catalogue, "key.change", id, **new, before=old)
     return _key(row)
 
 
@@ -133,28 +133,28 @@ def rotate_key(
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
     with services.registry.database.write() as catalogue:
-        before = catalogue.keys.get(id) if principal.key_id == id else _managed(catalogue, id, principal)
-        _check_lasts(before)
-        _check_outlives_none(before, principal)
-        held = catalogue.keys.secret_of(id)
+        old_row = catalogue.keys.get(id) if principal.key_id == id else _managed(catalogue, id, principal)
+        _check_is_changeable(old_row)
+        _check_expiry_order(old_row, principal)
+        old_secret = catalogue.keys.secret_of(id)
         ends_at = present() + timedelta(seconds=body.grace_seconds)
         row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
         caller = principal.caller(request.state.request_id)
         caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
-    replace_admin_secret(services.settings.admin_key_path, held, secret)
+    replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
 def _managed(catalogue: Catalogue, id: str, principal: Principal) -> KeyRow:
-    """A key that this one may manage; raises NotFound, also where there is one that it may not."""
-    found = catalogue.keys.find(id)
-    if found is None or not principal.manages(found.namespaces):
+    """Return a key that this one may manage; raises NotFound, also for a key that it may not."""
+    row = catalogue.keys.find(id)
+    if row is None or not principal.manages(row.namespaces):
         raise NotFound("There is no such key, or this key may not manage it.", param="id")
-    return found
+    return row
 
 
-def _check_lasts(row: KeyRow) -> None:
-    """Raises Conflict for a key that has ended, or is an identity's, which the issuer's tokens say everything of."""
+def _check_is_changeable(row: KeyRow) -> None:
+    """Raise Conflict for a key that has ended, or of an identity, whose rights are in its issuer's tokens."""
     if row.issuer is not None:
         raise Conflict(
             f"{row.id} is an identity of {row.issuer}: what it may do is changed there and in the server's mapping; "
@@ -167,8 +167,8 @@ def _check_lasts(row: KeyRow) -> None:
         raise Conflict(f"Key {row.id} has expired: make another.", param="id")
 
 
-def _check_outlives_none(row: KeyRow, principal: Principal) -> None:
-    """Raises Forbidden where a key that expires would give power, or a secret, to one that goes on after it."""
+def _check_expiry_order(row: KeyRow, principal: Principal) -> None:
+    """Raise Forbidden if a key that expires would change one that expires later or never."""
     end = principal.expires_at
     if end is not None and (row.expires_at is None or row.expires_at > end):
         raise Forbidden(
@@ -177,11 +177,11 @@ def _check_outlives_none(row: KeyRow, principal: Principal) -> None:
 
 
 @contextmanager
-def _an_admin_stays(catalogue: Catalogue, id: str) -> Iterator[None]:
-    """Raises Conflict where what is done to a key leaves none that may do everything: the transaction is undone."""
-    before = {one.id for one in catalogue.keys.admins()}
+def _keeping_an_admin(catalogue: Catalogue, id: str) -> Iterator[None]:
+    """Raise Conflict, which rolls the transaction back, if the change of a key leaves no key that may do everything."""
+    admin_ids = {row.id for row in catalogue.keys.admins()}
     yield
-    if id in before and not catalogue.keys.admins():
+    if id in admin_ids and not catalogue.keys.admins():
         raise Conflict(
             f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another first.",
             param="id",
@@ -194,7 +194,7 @@ def _check(body: NewKey, principal: Principal) -> None:
 
 
 def _check_namespaces(namespaces: list[str] | None, principal: Principal) -> None:
-    """Raises unless a key that sees these (None: all) may be made by this one."""
+    """Raise InvalidParameter or Forbidden unless this key may make one that sees `namespaces` (None: all)."""
     if namespaces == []:
         raise InvalidParameter("A key without any namespace sees nothing; null means all.", param="namespaces")
     reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
@@ -205,7 +205,7 @@ def _check_namespaces(namespaces: list[str] | None, principal: Principal) -> Non
 
 
 def _check_end(expires_at: datetime | None, principal: Principal) -> None:
-    """Raises unless a key that ends then (None: never) may be made: ahead of now, and not beyond its maker's end."""
+    """Raise InvalidParameter or Forbidden unless this key may make one that expires then (None: never)."""
     if expires_at is not None and not present() < expires_at <= present() + LONGEST:
         raise InvalidParameter(
             f"expires_at must lie ahead, by at most {LONGEST.days} days; leave it out for a key that does not expire.",

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: what can be named in `model`, in OpenAI's shape."""
+"""`GET /v1/models`: the models that requests can name in `model`, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/models", tags=["inference"], route_class=CheckedR
 Either = Annotated[Principal, Depends(needs("infer", "read"))]
 
 MAX_LISTED = 10_000
-"""OpenAI's list has no pages; beyond this `has_more` is set, and `/v1/adapters` has them all."""
+"""Most adapters in the list, since OpenAI's has no pages; beyond it `has_more` is set. `/v1/adapters` has all."""
 PAGE = 200
 
 
@@ -32,7 +32,7 @@ def list_models(services: AppServices, principal: Either) -> ModelList:
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(services, base) for base in services.bases.values()]
+    cards = [_base_card(services, base) for base in services.bases.values()]
     names: set[str] = set()
     cursor: str | None = None
     with services.registry.database.read() as catalogue:
@@ -43,11 +43,11 @@ def list_models(services: AppServices, principal: Either) -> ModelList:
                 if name not in names:
                     names.add(name)
                     card = _adapter_card(services, row, name)
-                    found += [card] if card.speaks else []
+                    cards += [card] if card.speaks else []
             cursor = page.next_cursor
             if cursor is None:
                 break
-    return ModelList(data=found, has_more=cursor is not None)
+    return ModelList(data=cards, has_more=cursor is not None)
 
 
 @router.get("/{id}")
@@ -85,8 +85,8 @@ def _base_card(services: Services, base: ServedBaseModel) -> ModelCard:
         fingerprint=shape.fingerprint,
         architecture=_architecture(shape),
         encoders=[
-            EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
-            for one in base.encoders().values()
+            EncoderCard(name=encoder.name, digest=encoder.digest, unit=encoder.unit, dimensions=encoder.dimensions)
+            for encoder in base.encoders().values()
         ],
     )
 
@@ -103,15 +103,15 @@ def _architecture(shape: BaseShape) -> ArchitectureCard:
 
 
 def _adapter_card(services: Services, row: ListedRow, name: str) -> ModelCard:
-    """Of an adapter whose base model is no longer served, what it would be on a causal one."""
-    encoder = row.base_model in services.bases and services.bases[row.base_model].entry.kind == "encoder"
+    """Return the card of an adapter; if its base model is no longer served, as if that were a causal one."""
+    on_encoder = row.base_model in services.bases and services.bases[row.base_model].entry.kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),
         owned_by=row.namespace,
         owner=row.owner,
         kind=row.kind,
-        speaks=not encoder and row.config.is_language_model,
+        speaks=not on_encoder and row.config.is_language_model,
         base_model=row.base_model,
         digest=row.digest,
         tuned=row.tuned,

@@ -42,10 +42,10 @@ def change_namespace(
     changes = body.changes()
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with services.registry.database.write() as catalogue:
-        before = asdict(catalogue.namespaces.get(ns))
+        old_settings = asdict(catalogue.namespaces.get(ns))
         row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
-        was = {name: before[name] for name in changes}
-        principal.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=was)
+        old = {name: old_settings[name] for name in changes}
+        principal.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=old)
     return _body(row)
 
 
@@ -104,12 +104,12 @@ def change_namespace_limits(
 def _change(
     catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, principal: Principal, request_id: str
 ) -> None:
-    before = catalogue.limits.get(kind, subject)
-    changed = before.model_copy(update=body.model_dump(exclude_unset=True))
+    old = catalogue.limits.get(kind, subject)
+    changed = old.model_copy(update=body.model_dump(exclude_unset=True))
     catalogue.limits.set(kind, subject, changed)
-    named = f"{subject}/" if kind == "namespace" else subject
+    audit_subject = f"{subject}/" if kind == "namespace" else subject
     principal.caller(request_id).audit(
-        catalogue, f"{kind}.limits", named, limits=changed.model_dump(), before=before.model_dump()
+        catalogue, f"{kind}.limits", audit_subject, limits=changed.model_dump(), before=old.model_dump()
     )
 
 
@@ -120,15 +120,15 @@ def _check_key(catalogue: Catalogue, id: str, principal: Principal) -> None:
 
 
 def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subject: str) -> Limits:
-    used = catalogue.limits
+    limits = catalogue.limits
     return Limits(
         kind=kind,
         id=subject,
-        limits=used.get(kind, subject),
+        limits=limits.get(kind, subject),
         in_force=effective_limits(catalogue, services.registry.quotas, kind, subject),
         in_use=InUse(
-            stored_bytes=used.stored_bytes(kind, subject),
-            adapters=used.adapters(kind, subject),
-            jobs=used.jobs(kind, subject),
+            stored_bytes=limits.stored_bytes(kind, subject),
+            adapters=limits.adapters(kind, subject),
+            jobs=limits.jobs(kind, subject),
         ),
     )

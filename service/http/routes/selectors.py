@@ -20,7 +20,7 @@ from registry.select.select import SelectQuery, check_selectable, current_select
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
-from service.http.answers.jobs import job_begun
+from service.http.answers.jobs import requested_job_body
 from service.http.app_parts import AppServices
 from service.http.models.embedding_slots import embedding_slot
 from service.http.requests.bodies import CheckedRoute
@@ -205,7 +205,7 @@ async def _fit(
     row = await wait_for_job(services, job.id, remaining)
     if row.state not in FINAL:
         response.status_code = 202
-        return job_begun(row, principal)
+        return requested_job_body(row, principal)
     return str(result_of(row)["selector"])
 
 

@@ -14,7 +14,7 @@ from registry.names import split_name
 from registry.quotas import check_jobs
 from registry.spec import Cooked, CookRequest
 from service.access.keys import Principal
-from service.http.answers.jobs import job_begun, soup_of
+from service.http.answers.jobs import requested_job_body, soup_of
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppServices
 from service.http.models.named_models import adapter_named
@@ -61,7 +61,7 @@ async def cook_soup(
     row = await wait_for_job(services, job.id, remaining)
     if row.state not in FINAL:
         response.status_code = 202
-        return job_begun(row, principal)
+        return requested_job_body(row, principal)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
     return await in_thread(soup_of, services, cooked)

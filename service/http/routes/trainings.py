@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from service.http.answers.jobs import job_begun
+from service.http.answers.jobs import requested_job_body
 from service.http.app_parts import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.jobs import Job
@@ -27,4 +27,4 @@ def start_training(
     row = submit(services, principal, body, request_id=request.state.request_id)
     services.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
-    return job_begun(row, principal)
+    return requested_job_body(row, principal)

@@ -1,7 +1,7 @@
-"""`/v1/blobs/uploads`: uploads in parts, which go on where they ended after whatever broke them off.
+"""`/v1/blobs/uploads`: uploads in parts, which can be resumed after an interruption.
 
-The states of the OCI distribution spec: POST opens, PATCH adds a part, GET tells the offset, PUT finishes, DELETE gives
-up. What a 202 acknowledged is durable. An upload is its key's alone; one of another key is a 404 as an unknown one.
+The protocol of the OCI distribution spec: POST opens, PATCH adds a part, GET returns the offset, PUT finishes, DELETE
+aborts. Bytes acknowledged by a 202 are durable. Only the key that opened an upload sees it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def open_upload(request: Request, services: AppServices, principal: Writer, body
 
     With the digest that it is to have, it can be found again in the list of this key's uploads.
     """
-    wanted = body or NewUpload()
-    row = services.uploads.open(_caller(request, principal), digest=wanted.digest, size=wanted.size)
-    return _held(row)
+    new_upload = body or NewUpload()
+    row = services.uploads.open(_caller(request, principal), digest=new_upload.digest, size=new_upload.size)
+    return _accepted(row)
 
 
 @router.get("")
@@ -54,7 +54,7 @@ def list_uploads(
 ) -> UploadList:
     """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
     rows = services.uploads.list(_caller(request, principal), digest=digest)
-    return UploadList(data=[_shown(row) for row in rows])
+    return UploadList(data=[_body(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
@@ -77,10 +77,10 @@ async def add_part(
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as part:
-        await _receive(request, part, services.settings.max_blob_bytes)
-        row = await in_thread(part.keep)
-    return _held(row)
+    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
+        await _receive(request, writer, services.settings.max_blob_bytes)
+        row = await in_thread(writer.keep)
+    return _accepted(row)
 
 
 @router.put("/{id}", response_model=BlobStored, status_code=201, openapi_extra=_LAST)
@@ -107,10 +107,10 @@ async def finish_upload(
     elif length or chunked:
         start, stop = 0, length
     caller = _caller(request, principal)
-    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as part:
+    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
         if start is not None:
-            await _receive(request, part, services.settings.max_blob_bytes)
-        size = await in_thread(part.commit, caller, digest)
+            await _receive(request, writer, services.settings.max_blob_bytes)
+        size = await in_thread(writer.commit, caller, digest)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=201, headers=headers)
@@ -123,21 +123,21 @@ def delete_upload(request: Request, id: str, services: AppServices, principal: W
     return Response(status_code=204)
 
 
-async def _receive(request: Request, part: PartWriter, limit: int) -> None:
-    """Write the body into the part; what came of one that breaks off is kept before that is told."""
+async def _receive(request: Request, writer: PartWriter, limit: int) -> None:
+    """Write the body into the part; if it breaks off, keep the bytes received so far and raise."""
     try:
-        await write_body(request, part.write, limit=limit)
+        await write_body(request, writer.write, limit=limit)
     except ClientDisconnect as error:
-        await in_thread(part.keep)
+        await in_thread(writer.keep)
         raise Cancelled("The client went away; what came of the part is kept.") from error
     except TooSlow:
-        await in_thread(part.keep)
+        await in_thread(writer.keep)
         raise
-    await in_thread(part.check_whole)
+    await in_thread(writer.check_whole)
 
 
 def _span(text: str) -> tuple[int, int]:
-    """A Content-Range as the first byte and the one after the last; raises InvalidParameter."""
+    """Parse a Content-Range into the offsets of its first byte and after its last; raises InvalidParameter."""
     match = _RANGE.fullmatch(text)
     if match is None or int(match[2]) < int(match[1]):
         raise InvalidParameter(
@@ -157,15 +157,15 @@ def _caller(request: Request, principal: Principal) -> Caller:
     return principal.caller(request.state.request_id)
 
 
-def _held(row: UploadRow) -> Response:
-    return JSONResponse(_shown(row).model_dump(mode="json"), status_code=202, headers=_headers(row))
+def _accepted(row: UploadRow) -> Response:
+    return JSONResponse(_body(row).model_dump(mode="json"), status_code=202, headers=_headers(row))
 
 
 def _headers(row: UploadRow) -> dict[str, str]:
     return {"location": f"/v1/blobs/uploads/{row.id}", "upload-uuid": row.id, **offset_headers(row.received)}
 
 
-def _shown(row: UploadRow) -> Upload:
+def _body(row: UploadRow) -> Upload:
     return Upload(
         id=row.id,
         offset=row.received,

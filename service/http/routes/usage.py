@@ -23,7 +23,7 @@ from service.http.security.auth import needs
 
 router = APIRouter(prefix="/v1/usage", tags=["keys"], route_class=CheckedRoute)
 Anyone = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
-"""Every key may know what it has used."""
+"""Every key may read its own usage."""
 
 Word = Annotated[str | None, Query(max_length=200)]
 
@@ -48,7 +48,7 @@ def get_usage(
     seconds.
     """
     services.usage.write()
-    which = UsageFilter(
+    usage_filter = UsageFilter(
         principal.key_id,
         principal.namespaces if principal.has("admin") else (),
         since=since,
@@ -59,25 +59,25 @@ def get_usage(
 
     def page(size: int, cursor: str | None) -> Page[UsageRow]:
         with services.registry.database.read() as catalogue:
-            return catalogue.usage.list(which, by=groups, limit=size, cursor=cursor)
+            return catalogue.usage.list(usage_filter, by=groups, limit=size, cursor=cursor)
 
     if format == "csv":
         return csv_file("usage.csv", columns(groups), partial(page, services.settings.max_page_size), cells(groups))
-    found = page(page_size(limit, services), cursor)
+    current = page(page_size(limit, services), cursor)
     with services.registry.database.read() as catalogue:
-        total = catalogue.usage.total(which)
+        total = catalogue.usage.total(usage_filter)
     return UsageList(
-        data=[UsageEntry(**asdict(row)) for row in found.rows],
+        data=[UsageEntry(**asdict(row)) for row in current.rows],
         total=UsageTotal(**asdict(total)),
-        next_cursor=found.next_cursor,
+        next_cursor=current.next_cursor,
     )
 
 
 def columns(by: Sequence[str]) -> tuple[str, ...]:
-    """The columns of the CSV."""
+    """Return the columns of the CSV for these groups."""
     return (*(name for name in GROUPS if name in by), *NUMBERS)
 
 
 def cells(by: Sequence[str]) -> Callable[[UsageRow], tuple[object, ...]]:
-    """Gives a row's cells."""
+    """Return a function that returns the cells of a row."""
     return attrgetter(*columns(by))

@@ -1,1 +1,1 @@
-"""Bodies of requests and answers, one file a file of `routes`. What is stored as well is in `registry.spec`."""
+"""Bodies of requests and answers, one module for each module of `routes`; `registry.spec` has those that are stored."""

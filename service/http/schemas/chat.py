@@ -29,7 +29,7 @@ class ChatMessage(Wire):
     @property
     def text(self) -> str:
         """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(item.text for item in self.content)
 
 
 class ChatRequest(Sampling):
