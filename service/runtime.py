@@ -139,7 +139,7 @@ class Runtime:
         """
         self._preloaded.result()
         self.jobs.start()
-        for base_id in sorted(set(self._preloads) - set(self.engine.bases_held())):
+        for base_id in sorted(set(self._preloads) - set(self.engine.loaded_bases())):
             log.warning(
                 "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
                 base_id, self.bases[base_id].size,

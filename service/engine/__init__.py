@@ -1,12 +1,10 @@
-"""The inference engine: the one thread that runs the base models, and the queue before it.
+"""The inference engine: one thread that runs the base models, with continuous batching of generations and scores.
 
-`request` is what is asked and answered, `steps` what of it one pass computes, `scheduler` decides what runs next,
-with `pace` (how much beside streams), `space` (whose keys and values fit) and `kept_texts` (what stays of ended
-sequences); `residence` holds base models, `bank` adapters, `kv` keys and values;
-`trial` tries a base model that was loaded, `runner` runs the models on sequences that `packing` keeps apart,
-`sampler` draws tokens, `grammars` says which may follow where an answer is to be JSON of a `json_schema`, `choice`
-and `draft` make answers of them, `execute` is one step, `tally` counts what each adapter's requests took,
-`engine` is the thread, `texts` the blocking calls for verbs.
+`request` has requests and results, `steps` the values that are scheduled; `scheduler` builds steps, within the limits
+of `key_quotas`, `waiting_queue`, `token_budget`, `kv_budget` and `prefix_cache`; `executor` runs a step on a `runner`
+(`packing`, `kv_cache`, `sampler`, `grammars`) and adds its results to the `draft` of each request; `base_cache` and
+`adapter_cache` load weights, `eviction` frees memory. `engine` is the thread, `text_calls` its blocking calls. It knows
+no HTTP, no catalogue and no names: adapters are digests with a function that loads them.
 """
 
 from registry.adapters.loadable import LoadableAdapter

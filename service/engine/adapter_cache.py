@@ -1,9 +1,8 @@
-"""Adapters held ready on their base models' devices, by digest; least recently used ones leave when memory is short.
+"""LRU cache of adapters on their base models' devices, by base id and adapter digest.
 
-Those of a base model that is dropped leave with it. Asked by the engine thread only, so it needs no lock. A load that
-fails is an error of the requests that wanted that adapter: nothing is kept of it, the next request tries again, and
-nobody ever gets the base model instead. A load waits for the disk, so it has threads of its own where the engine has
-one: others go on meanwhile.
+Used by the engine's thread only, so it needs no lock. Adapters of an evicted base model are evicted with it. An adapter
+that fails to load is an error of the requests that name it: nothing is cached, the next request tries again, and nobody
+ever gets the base model instead. A started engine loads adapters in background threads, while other requests go on.
 """
 
 from __future__ import annotations
@@ -21,31 +20,30 @@ from registry.spec import BaseShape
 from service.engine.runner import Runner
 
 LOADER_THREADS = 2
-"""Adapters that are loaded at a time."""
 
 
 class AdapterCache:
-    """At most `capacity` bytes of adapters, but for those of one pass; one that is larger alone is refused.
+    """At most `capacity` bytes of adapters, exceeded only by the adapters of a single pass.
 
-    `room(size, base id, bytes held)` is asked before an adapter is held: how many bytes all may take (it may raise).
+    `budget(size, base_id, cached_bytes)` is called before an adapter is added, and returns the bytes that all adapters
+    may take, or raises.
     """
 
-    def __init__(self, capacity: int, room: Callable[[int, str, int], int] | None = None) -> None:
+    def __init__(self, capacity: int, budget: Callable[[int, str, int], int] | None = None) -> None:
         self.capacity = capacity
-        self._room = room
+        self._budget = budget
         self.bytes = 0
         self.loads = 0
         self.evictions = 0
-        """Adapters dropped: loads are those held and those dropped."""
         self.hits = 0
-        """Requests that began with their adapter held; whoever starts them counts them."""
-        self._held: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
+        """Requests whose adapter was cached when they started; the executor counts them."""
+        self._cached: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
         self._loading: dict[tuple[str, str], Future[AdapterModule]] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._told: Callable[[], None] = lambda: None
+        self._on_loaded: Callable[[], None] = lambda: None
 
     def check(self, digest: str, size: int) -> None:
-        """From any thread: raises InvalidParameter for an adapter that alone is larger than the bank."""
+        """Raise InvalidParameter for an adapter that alone exceeds the capacity. Safe from any thread."""
         if size > self.capacity:
             raise InvalidParameter(
                 f"Adapter {digest} takes {size} bytes, and this server may hold {self.capacity} bytes of adapters "
@@ -54,92 +52,89 @@ class AdapterCache:
             )
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._cached)
 
-    def load_beside(self, told: Callable[[], None]) -> None:
-        """From now on load in threads of the bank's own; `told` is called by them when an adapter is there."""
-        self._pool, self._told = ThreadPoolExecutor(LOADER_THREADS, "load-adapter"), told
+    def start_background_loads(self, on_loaded: Callable[[], None]) -> None:
+        """Load adapters in threads from now on; they call `on_loaded` after each."""
+        self._pool, self._on_loaded = ThreadPoolExecutor(LOADER_THREADS, "load-adapter"), on_loaded
 
     def close(self) -> None:
-        """Start no more loads; those that run are not waited for."""
+        """Cancel loads that have not started; does not wait for the others."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def ready(self, runner: Runner, handle: LoadableAdapter) -> bool:
-        """Whether `get` would not have to wait. Where it would, the adapter is being loaded from here on, once."""
+    def prefetch(self, runner: Runner, handle: LoadableAdapter) -> bool:
+        """Return True if `get` would not wait for a load; if it would, start loading in the background."""
         key = (runner.base.entry.id, handle.digest)
-        if key in self._held or self._pool is None:
+        if key in self._cached or self._pool is None:
             return True
         if key not in self._loading:
             self._loading[key] = self._pool.submit(_load, runner.base, handle)
-            self._loading[key].add_done_callback(lambda _done: self._told())
+            self._loading[key].add_done_callback(lambda _future: self._on_loaded())
         return self._loading[key].done()
 
-    def holds(self, runner: Runner, handle: LoadableAdapter) -> bool:
-        """Whether the adapter is on the base's device now."""
-        return (runner.base.entry.id, handle.digest) in self._held
+    def is_cached(self, runner: Runner, handle: LoadableAdapter) -> bool:
+        """Return True if the adapter is on the base model's device."""
+        return (runner.base.entry.id, handle.digest) in self._cached
 
     def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
-        """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError.
+        """Return the adapter on the base model's device, loaded if need be; raise a SoupError if that fails.
 
-        The `pinned` digests are those of the pass that it is for: they stay, also where there is no room for all.
+        The `pinned` digests belong to the same pass and are not evicted.
         """
         key = (runner.base.entry.id, handle.digest)
-        if key not in self._held:
+        if key not in self._cached:
             load = self._loading.pop(key, None)
             module = _load(runner.base, handle) if load is None else load.result()
-            self._hold(key, runner.batched.prepare(module), pinned)
-        self._held.move_to_end(key)
-        return self._held[key]
+            self._add(key, runner.batched.prepare(module), pinned)
+        self._cached.move_to_end(key)
+        return self._cached[key]
 
-    def forget(self, base_id: str) -> None:
-        """Drop the adapters of a base model: they refer to its modules."""
-        for key in [key for key in self._held if key[0] == base_id]:
-            self._drop(key)
+    def evict_base(self, base_id: str) -> None:
+        """Evict the adapters of a base model: they refer to its modules."""
+        for key in [key for key in self._cached if key[0] == base_id]:
+            self._evict(key)
 
-    def trim(
-        self, bases: Container[str], limit: int | None, wanted: Container[str], pinned: Collection[str] = ()
+    def evict(
+        self, loaded_bases: Container[str], limit: int | None, requested: Container[str], pinned: Collection[str] = ()
     ) -> None:
-        """Drop the adapters of all but these `bases`, then the least recently used ones beyond `limit` and capacity.
+        """Evict adapters of all but the `loaded_bases`, then the least recently used ones over `limit` and capacity.
 
-        What was loaded for requests that are gone is dropped too: nobody wants its digest any more. The `pinned` ones
-        have sequences that run.
+        Loads of digests that are no longer `requested` are cancelled. The `pinned` digests are of running sequences.
         """
-        for key in [key for key in self._loading if key[0] not in bases or key[1] not in wanted]:
+        for key in [key for key in self._loading if key[0] not in loaded_bases or key[1] not in requested]:
             self._loading.pop(key).cancel()
-        for key in [key for key in self._held if key[0] not in bases]:
-            self._drop(key)
-        if limit is not None:
-            self._make_room(limit, pinned)
-        self._make_room(self.capacity, pinned)
+        for key in [key for key in self._cached if key[0] not in loaded_bases]:
+            self._evict(key)
+        self._evict_to(self.capacity if limit is None else min(limit, self.capacity), pinned)
 
-    def _make_room(self, limit: int, pinned: Container[str] = ()) -> None:
-        for key in [key for key in self._held if key[1] not in pinned]:
+    def _evict_to(self, limit: int, pinned: Container[str]) -> None:
+        for key in [key for key in self._cached if key[1] not in pinned]:
             if self.bytes <= limit:
                 break
-            self._drop(key)
+            self._evict(key)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        self.bytes -= self._held.pop(key).bytes
+    def _evict(self, key: tuple[str, str]) -> None:
+        self.bytes -= self._cached.pop(key).bytes
         self.evictions += 1
 
-    def _hold(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
+    def _add(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
         size = adapter.bytes
         self.check(key[1], size)
-        allowed = self.capacity if self._room is None else min(self.capacity, self._room(size, key[0], self.bytes))
-        self._make_room(allowed - size, pinned)
-        self._held[key] = adapter
+        limit = self.capacity if self._budget is None else min(self.capacity, self._budget(size, key[0], self.bytes))
+        self._evict_to(limit - size, pinned)
+        self._cached[key] = adapter
         self.bytes += size
         self.loads += 1
 
 
 def smallest_adapter_bytes(shape: BaseShape) -> int:
-    """Bytes that the smallest adapter of a base model takes here: a LoRA of rank 1, or a prefix of one position."""
+    """Bytes of the smallest adapter of a base model, in fp32: a LoRA of rank 1, or a prefix of one position."""
     values = [inputs + outputs for inputs, outputs in shape.linears.values()]
     if shape.kv is not None:
         heads, size = shape.kv
         values.append(2 * 2 * shape.num_layers * heads * size)  # its tensor, and the keys and values made of it
-    return 4 * min(values, default=0)  # held in fp32
+    return 4 * min(values, default=0)
 
 
 def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:

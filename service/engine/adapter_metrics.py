@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 BASE = "base"
 """Label of requests without an adapter."""
 OTHER = "other"
-"""Label of all adapters together that have none of their own."""
+"""Label of all adapters without a label."""
 MAX_LABELS = 32
 MAX_REMEMBERED = 1024
-"""Adapters without a label whose tokens are remembered, those used least recently forgotten."""
+"""Adapters without a label whose tokens are counted, to see which should get one; least recently used ones drop out."""
 
 
 @dataclass
 class AdapterTotals:
-    """The sums of one label; `first_token_seconds` are those of `first_tokens` requests, `seconds` of `answers`."""
+    """Sums of one label: `first_token_seconds` over `first_tokens` requests, `seconds` over `answers`."""
 
     generated_tokens: int = 0
     scored_tokens: int = 0
@@ -35,68 +35,68 @@ class AdapterTotals:
 
 
 class AdapterMetrics:
-    """The figures by label. The engine's thread counts; any thread may read."""
+    """The sums by label. The engine's thread counts; any thread may read."""
 
-    def __init__(self, *, labels: int = MAX_LABELS, known: int = MAX_REMEMBERED) -> None:
-        self._labels = labels
-        self._known = known
+    def __init__(self, *, labels: int = MAX_LABELS, remembered: int = MAX_REMEMBERED) -> None:
+        self._max_labels = labels
+        self._max_remembered = remembered
         self._lock = threading.Lock()
-        self._all = {BASE: AdapterTotals(), OTHER: AdapterTotals()}
-        self._own: dict[str, AdapterTotals] = {}
-        self._ended: dict[str, AdapterTotals] = {}  # few: a place more than doubles its tokens each time
-        self._tokens: dict[str, int] = {}  # of those that have a label, also from before they had it
-        self._rest: OrderedDict[str, int] = OrderedDict()  # of others
+        self._fixed = {BASE: AdapterTotals(), OTHER: AdapterTotals()}
+        self._labelled: dict[str, AdapterTotals] = {}
+        self._replaced: dict[str, AdapterTotals] = {}  # few: a successor has more than twice the tokens
+        self._tokens: dict[str, int] = {}  # of labelled adapters, also from before they had a label
+        self._unlabelled_tokens: OrderedDict[str, int] = OrderedDict()
 
-    def figures(self) -> dict[str, AdapterTotals]:
-        """The figures by label, as they stand."""
+    def totals(self) -> dict[str, AdapterTotals]:
+        """A copy of the sums by label."""
         with self._lock:
-            return {label: replace(one) for label, one in (self._all | self._own).items()}
+            return {label: replace(totals) for label, totals in (self._fixed | self._labelled).items()}
 
-    def tokens(self, digest: str | None, *, generated: int = 0, scored: int = 0) -> None:
-        """Tokens were computed for an adapter (None: for the base model alone)."""
+    def add_tokens(self, digest: str | None, *, generated: int = 0, scored: int = 0) -> None:
+        """Count tokens that were computed for an adapter (None: for the base model alone)."""
         with self._lock:
-            figures = self._of(digest)
-            figures.generated_tokens += generated
-            figures.scored_tokens += scored
+            totals = self._totals_of(digest)
+            totals.generated_tokens += generated
+            totals.scored_tokens += scored
             if digest is not None:
                 self._rank(digest, generated + scored)
 
-    def first_token(self, digest: str | None, seconds: float) -> None:
-        """The first token of a generation came so long after the request."""
+    def add_first_token(self, digest: str | None, seconds: float) -> None:
+        """Count the first token of a generation, `seconds` after its request."""
         with self._lock:
-            figures = self._of(digest)
-            figures.first_tokens += 1
-            figures.first_token_seconds += seconds
+            totals = self._totals_of(digest)
+            totals.first_tokens += 1
+            totals.first_token_seconds += seconds
 
-    def answered(self, digest: str | None, seconds: float) -> None:
-        """A request was answered so long after it came."""
+    def add_answer(self, digest: str | None, seconds: float) -> None:
+        """Count an answer, `seconds` after its request."""
         with self._lock:
-            figures = self._of(digest)
-            figures.answers += 1
-            figures.seconds += seconds
+            totals = self._totals_of(digest)
+            totals.answers += 1
+            totals.seconds += seconds
 
-    def _of(self, digest: str | None) -> AdapterTotals:
+    def _totals_of(self, digest: str | None) -> AdapterTotals:
         if digest is None:
-            return self._all[BASE]
-        if digest not in self._own and len(self._own) < self._labels:
-            self._own[digest], self._tokens[digest] = AdapterTotals(), 0
-        return self._own.get(digest, self._all[OTHER])
+            return self._fixed[BASE]
+        if digest not in self._labelled and len(self._labelled) < self._max_labels:
+            self._labelled[digest], self._tokens[digest] = AdapterTotals(), 0
+        return self._labelled.get(digest, self._fixed[OTHER])
 
     def _rank(self, digest: str, count: int) -> None:
-        """Add to an adapter's tokens; one that has many more than the last of those with a label takes its place."""
+        """Add to an adapter's tokens; if they are more than twice the fewest of a labelled one, it takes that label."""
         if digest in self._tokens:
             self._tokens[digest] += count
             return
-        self._remember(digest, self._rest.get(digest, 0) + count)
-        last = min(self._tokens, key=self._tokens.__getitem__)
-        if self._rest[digest] > 2 * self._tokens[last]:
-            self._ended[last] = self._own.pop(last)
-            self._own[digest] = self._ended.pop(digest, AdapterTotals())
-            self._tokens[digest] = self._rest.pop(digest)
-            self._remember(last, self._tokens.pop(last))
+        self._remember(digest, self._unlabelled_tokens.get(digest, 0) + count)
+        fewest = min(self._tokens, key=self._tokens.__getitem__)
+        if self._unlabelled_tokens[digest] > 2 * self._tokens[fewest]:
+            self._replaced[fewest] = self._labelled.pop(fewest)
+            self._labelled[digest] = self._replaced.pop(digest, AdapterTotals())
+            self._tokens[digest] = self._unlabelled_tokens.pop(digest)
+            self._remember(fewest, self._tokens.pop(fewest))
 
     def _remember(self, digest: str, tokens: int) -> None:
-        self._rest[digest] = tokens
-        self._rest.move_to_end(digest)
-        if len(self._rest) > self._known:
-            self._rest.popitem(last=False)
+        self._unlabelled_tokens[digest] = tokens
+        self._unlabelled_tokens.move_to_end(digest)
+        if len(self._unlabelled_tokens) > self._max_remembered:
+            self._unlabelled_tokens.popitem(last=False)

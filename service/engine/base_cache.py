@@ -1,10 +1,10 @@
-"""Which base models are in memory: loaded when they are wanted, dropped when others are, within one budget.
+"""Cache of the base models in memory: loaded when requested, evicted for others, within one budget.
 
-Used by the engine thread only, except where it says otherwise. Requests are served in the order in which they came:
-of the bases that they want, as many as fit together with the largest adapter that runs on one of them are planned
-for, oldest request first. What is not planned for starts no new rows, ends those that generate, and is dropped when
-its place is needed, least recently used first. So no base waits for ever, and none is dropped under the rows that have
-their caches.
+Used by the engine's thread only, except where it says otherwise. Requests are served in the order of their arrival: of
+the base models that they name, as many are planned for as fit together beside the largest adapter of one of them,
+oldest request first. A base model that is not planned for starts no new sequences, finishes those that generate, and is
+evicted when its memory is needed, least recently used first. So none waits for ever, and none is evicted while
+sequences use their keys and values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class BaseSource(Protocol):
-    """Where base models come from, by id; every method raises SoupErrors, and any thread may call them."""
+    """Loads base models by id. Every method raises SoupErrors, and may be called from any thread."""
 
     def text(self, base_id: str) -> BaseText:
         """Tokenizer and shape, which stay in memory."""
@@ -38,43 +38,47 @@ class BaseSource(Protocol):
         """Bytes of the weights, known before they are loaded."""
 
     def load(self, base_id: str) -> LoadedBase:
-        """The base model, newly loaded: nobody else has it."""
+        """The base model, newly loaded and not shared."""
 
 
-Held = TypeVar("Held")
+Prepared = TypeVar("Prepared")
 
 
-class BaseCache(Generic[Held]):
-    """The base models held. `budget` is in bytes of weights, bases and adapters together; None is no limit.
+class BaseCache(Generic[Prepared]):
+    """The loaded base models, each as `prepare` returns it.
 
-    Bases come first: adapters get what the bases leave of it. `loaded` is called by the loading thread when it is
-    done; what is held of a base is what `prepare` makes of it.
+    `budget` is bytes of weights, base models and adapters together (None: no limit); adapters get what base models
+    leave. `on_loaded` is called by the loading thread when it is done.
     """
 
     def __init__(
-        self, source: BaseSource, budget: int | None, loaded: Callable[[], None], prepare: Callable[[LoadedBase], Held]
+        self,
+        source: BaseSource,
+        budget: int | None,
+        on_loaded: Callable[[], None],
+        prepare: Callable[[LoadedBase], Prepared],
     ) -> None:
         self._prepare = prepare
-        self.forget: Callable[[str], None] = lambda _base_id: None
-        """Told of each base that is dropped, before its memory is."""
+        self.on_evict: Callable[[str], None] = lambda _base_id: None
+        """Called with each base model's id before it is evicted."""
         self._source = source
         self._sizes: dict[str, int] = {}
         self.budget = budget
-        self._loaded = loaded
-        self._held: OrderedDict[str, Held] = OrderedDict()
+        self._on_loaded = on_loaded
+        self._bases: OrderedDict[str, Prepared] = OrderedDict()
         self._busy: Set[str] = frozenset()
-        self._loading: tuple[str, Future[Held]] | None = None
+        self._loading: tuple[str, Future[Prepared]] | None = None
         self._loader: threading.Thread | None = None
         self.ready: Set[str] = frozenset()
-        """Bases that may start new rows."""
-        self.held: tuple[str, ...] = ()
-        """Ids of the bases in memory, least recently used first; any thread may read it."""
+        """Base models that may start new sequences."""
+        self.loaded: tuple[str, ...] = ()
+        """Ids of the base models in memory, least recently used first; safe to read from any thread."""
         self.bytes = 0
-        """Bytes of the bases that are held or being loaded; any thread may read it."""
+        """Bytes of the base models that are loaded or being loaded; safe to read from any thread."""
         self.loads = 0
 
     def check(self, base_id: str) -> None:
-        """From any thread: raises Unavailable where the base alone exceeds the budget."""
+        """Raise Unavailable for a base model that alone exceeds the budget. Safe from any thread."""
         size = self._size(base_id)
         if self.budget is not None and size > self.budget:
             raise Unavailable(
@@ -83,51 +87,52 @@ class BaseCache(Generic[Held]):
             )
 
     @property
-    def left(self) -> int | None:
-        """Bytes of the budget that the bases leave; None where there is none."""
+    def available(self) -> int | None:
+        """Bytes of the budget that the base models leave; None without a budget."""
         return None if self.budget is None else max(0, self.budget - self.bytes)
 
-    def base(self, base_id: str) -> Held:
-        """What is held of a base, which counts as its use."""
-        self._held.move_to_end(base_id)
-        self._changed()
-        return self._held[base_id]
+    def use(self, base_id: str) -> Prepared:
+        """A loaded base model, marked as used."""
+        self._bases.move_to_end(base_id)
+        self._publish_loaded()
+        return self._bases[base_id]
 
-    def peek(self, base_id: str) -> Held:
-        """What is held of a base, which is no use of it."""
-        return self._held[base_id]
+    def peek(self, base_id: str) -> Prepared:
+        """A loaded base model, not marked as used."""
+        return self._bases[base_id]
 
-    def arrange(self, wanted: Mapping[str, int], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
-        """Plan for the bases `wanted`, those of the oldest requests first, while rows generate on the `busy` ones.
+    def update(self, requested: Mapping[str, int], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
+        """Load and evict for the `requested` base models, those of the oldest requests first; set `ready`.
 
-        With each wanted base come the bytes of the largest adapter its requests bring. Sets `ready`; starts at most
-        one load, in a thread where `background` says so. Gives the bases that could not be loaded, with the reason.
+        `requested` has the bytes of the largest adapter that requests name for each; sequences generate on the `busy`
+        ones. At most one load starts, in a thread if `background`. Returns the errors of those that failed to load.
         """
         self._busy = busy
         failed = self._take_loaded()
-        plan, spare = self._plan({base_id: size for base_id, size in wanted.items() if base_id not in failed})
-        spare = max([spare, *(wanted.get(base_id, 0) for base_id in busy - set(plan))])
+        plan, spare = self._plan({base_id: size for base_id, size in requested.items() if base_id not in failed})
+        spare = max([spare, *(requested.get(base_id, 0) for base_id in busy - set(plan))])
         ready = set()
         for base_id in plan:
-            held = base_id in self._held
-            if (held or self._loading is None) and self._make_room(base_id, spare, keep={*plan, *busy}):
-                if not held:
+            is_loaded = base_id in self._bases
+            if (is_loaded or self._loading is None) and self._make_room(base_id, spare, protected={*plan, *busy}):
+                if not is_loaded:
                     self._start(base_id, background=background)
                     failed |= self._take_loaded()
-                ready |= {base_id} & self._held.keys()
+                ready |= {base_id} & self._bases.keys()
         self.ready = ready
         return failed
 
-    def room_for_adapters(self, size: int, base_id: str, held: int) -> int:
-        """Bytes that adapters may take in all when one of `size` for `base_id` comes to the `held` ones.
+    def adapter_budget(self, size: int, base_id: str, cached: int) -> int:
+        """Bytes that all adapters may take when one of `size` for `base_id` is added to the `cached` bytes.
 
-        Idle bases other than `base_id` go where it does not fit beside them; raises Unavailable where even then.
+        Idle base models other than `base_id` are evicted if it does not fit beside them; raises Unavailable if it
+        still does not.
         """
         if self.budget is None:
-            return size + held
-        for other in [one for one in self._held if one != base_id and one not in self._busy]:
+            return size + cached
+        for idle in [loaded for loaded in self._bases if loaded != base_id and loaded not in self._busy]:
             if self.bytes + size > self.budget:
-                self._drop([other])
+                self._evict([idle])
         if self.bytes + size > self.budget:
             raise Unavailable(
                 f"The adapter takes {size} bytes, and base models in use take {self.bytes} of the {self.budget} bytes "
@@ -135,23 +140,23 @@ class BaseCache(Generic[Held]):
             )
         return self.budget - self.bytes
 
-    def wait(self, seconds: float) -> None:
-        """Wait for a load that is under way; at shutdown."""
+    def wait_for_load(self, seconds: float) -> None:
+        """Wait for a load that has started; at shutdown."""
         if self._loader is not None:
             self._loader.join(seconds)
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan(self, wanted: Mapping[str, int]) -> tuple[list[str], int]:
-        """The bases that fit together, and the bytes to spare beside them for the largest adapter of theirs.
+    def _plan(self, requested: Mapping[str, int]) -> tuple[list[str], int]:
+        """The base models that fit together, and the bytes to spare beside them for their largest adapter.
 
-        The first is planned for even where its adapter does not fit beside it: then its request is told so.
+        The first is planned for even if its adapter does not fit beside it: its request then fails with that error.
         """
         if self.budget is None:
-            return list(wanted), 0
+            return list(requested), 0
         plan: list[str] = []
         total = spare = 0
-        for base_id, adapter in wanted.items():
+        for base_id, adapter in requested.items():
             size = self._size(base_id)
             needed = size if not plan else total + size + max(spare, adapter)
             if needed <= self.budget:
@@ -159,51 +164,51 @@ class BaseCache(Generic[Held]):
                 total, spare = total + size, max(spare, adapter)
         return plan, min(spare, self.budget - total)
 
-    def _make_room(self, base_id: str, spare: int, *, keep: Set[str]) -> bool:
-        """Drop bases until this one is there with `spare` bytes beside it; False where those to `keep` leave none."""
+    def _make_room(self, base_id: str, spare: int, *, protected: Set[str]) -> bool:
+        """Evict until `base_id` and `spare` bytes fit; return False if they do not fit beside the `protected` ones."""
         if self.budget is None:
             return True
-        allowed = self.budget - spare - (0 if base_id in self._held else self._size(base_id))
-        going: list[str] = []
-        left = self.bytes
-        for other in self._held:
-            if left > allowed and other not in keep:
-                going.append(other)
-                left -= self._size(other)
-        if left > allowed:
+        allowed = self.budget - spare - (0 if base_id in self._bases else self._size(base_id))
+        evicted: list[str] = []
+        remaining = self.bytes
+        for loaded in self._bases:
+            if remaining > allowed and loaded not in protected:
+                evicted.append(loaded)
+                remaining -= self._size(loaded)
+        if remaining > allowed:
             return False
-        self._drop(going)
+        self._evict(evicted)
         return True
 
-    def _drop(self, base_ids: Sequence[str]) -> None:
-        """Let go of bases; their memory is free when this returns."""
+    def _evict(self, base_ids: Sequence[str]) -> None:
+        """Evict base models; their memory is free when this returns."""
         if not base_ids:
             return
         for base_id in base_ids:
-            self.forget(base_id)
-            del self._held[base_id]
+            self.on_evict(base_id)
+            del self._bases[base_id]
             self.bytes -= self._size(base_id)
             log.info("base model %s is dropped", base_id)
-        self._changed()
+        self._publish_loaded()
         gc.collect()  # a model's modules refer to each other
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         _return_freed_memory()
 
     def _size(self, base_id: str) -> int:
-        """Bytes of a base; raises, if at all, when it is asked for the first time."""
+        """Bytes of a base model; raises, if at all, at the first call."""
         if base_id not in self._sizes:
             self._sizes[base_id] = self._source.size(base_id)
         return self._sizes[base_id]
 
-    def _changed(self) -> None:
-        self.held = tuple(self._held)
+    def _publish_loaded(self) -> None:
+        self.loaded = tuple(self._bases)
 
     # --- loading --------------------------------------------------------------------------------
 
     def _start(self, base_id: str, *, background: bool) -> None:
         self.bytes += self._size(base_id)
-        future: Future[Held] = Future()
+        future: Future[Prepared] = Future()
         self._loading = base_id, future
         if background:
             self._loader = threading.Thread(
@@ -213,10 +218,10 @@ class BaseCache(Generic[Held]):
         else:
             self._load(base_id, future)
 
-    def _load(self, base_id: str, future: Future[Held]) -> None:
+    def _load(self, base_id: str, future: Future[Prepared]) -> None:
         try:
             with borrow_spare():
-                held = self._prepare(self._source.load(base_id))
+                prepared = self._prepare(self._source.load(base_id))
             _return_freed_memory()  # what the weights were made of
         except SoupError as error:
             future.set_exception(error)
@@ -224,11 +229,11 @@ class BaseCache(Generic[Held]):
             log.exception("a base model could not be loaded")
             future.set_exception(Unavailable(f"Base model {base_id!r} cannot be loaded ({type(error).__name__})."))
         else:
-            future.set_result(held)
-        self._loaded()
+            future.set_result(prepared)
+        self._on_loaded()
 
     def _take_loaded(self) -> dict[str, SoupError]:
-        """Hold what the loader has loaded, if it is done; gives what it failed on."""
+        """Add the base model that the loader has loaded, if it is done; return its error if it failed."""
         if self._loading is None or not self._loading[1].done():
             return {}
         base_id, future = self._loading
@@ -237,13 +242,13 @@ class BaseCache(Generic[Held]):
         if isinstance(error, SoupError):
             self.bytes -= self._size(base_id)
             return {base_id: error}
-        self._held[base_id] = future.result()
+        self._bases[base_id] = future.result()
         self.loads += 1
-        self._changed()
+        self._publish_loaded()
         return {}
 
 
 def _return_freed_memory() -> None:
-    """Have the C library give freed memory back to the system where it keeps it, as glibc does with weights in fp32."""
-    with suppress(OSError, AttributeError):  # a C library without it
+    """Have the C library return freed memory to the system; glibc keeps that of fp32 weights otherwise."""
+    with suppress(OSError, AttributeError):  # a C library without malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""The base models of the operator's allowlist: what stays in memory of each, and how the engine gets its weights.
+"""The base models of the operator's allowlist, as the engine's source of weights.
 
-Built by the runtime. Tokenizers, shapes and sizes are read once and kept; weights are loaded anew whenever the engine
-asks, and tried before anybody is served from them.
+Built by the runtime. Tokenizers, shapes and sizes are read once and cached; weights are loaded at every request of the
+engine, which checks them before it serves from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class AllowedBases:
-    """The engine's source of base models; any thread may use it. Every method raises NotFound or Unavailable."""
+    """Tokenizers, shapes and weights of the base models. Thread-safe; every method raises NotFound or Unavailable."""
 
     def __init__(self, entries: Mapping[str, BaseEntry], cache_dir: Path | None) -> None:
         self.entries = entries
@@ -34,28 +34,28 @@ class AllowedBases:
 
     def text(self, base_id: str) -> BaseText:
         """Tokenizer and shape of a base model."""
-        return self._once(self._texts, base_id, lambda entry: load_text(entry, cache_dir=self._cache_dir))
+        return self._cached(self._texts, base_id, lambda entry: load_text(entry, cache_dir=self._cache_dir))
 
     def shape(self, base_id: str) -> BaseShape:
-        """What adapters of a base model must fit."""
-        return self._once(self._shapes, base_id, lambda entry: shape_of(entry, self._cache_dir))
+        """Shape of a base model, which its adapters must fit."""
+        return self._cached(self._shapes, base_id, lambda entry: shape_of(entry, self._cache_dir))
 
     def size(self, base_id: str) -> int:
-        """Bytes of a base model's weights, as the engine holds them."""
-        return self._once(self._sizes, base_id, loaded_weight_bytes)
+        """Bytes of a base model's weights in the engine."""
+        return self._cached(self._sizes, base_id, loaded_weight_bytes)
 
     def load(self, base_id: str) -> LoadedBase:
         """A base model, newly loaded."""
         return load_base(self._entry(base_id), cache_dir=self._cache_dir, text=self.text(base_id))
 
-    def _once(self, known: dict[str, Value], base_id: str, find: Callable[[BaseEntry], Value]) -> Value:
-        """What is known of a base model; found out by the first who asks, while others wait."""
-        if base_id not in known:
+    def _cached(self, cache: dict[str, Value], base_id: str, read: Callable[[BaseEntry], Value]) -> Value:
+        """The cached value for a base model; read by the first caller, while others wait."""
+        if base_id not in cache:
             entry = self._entry(base_id)
             with self._locks[base_id]:
-                if base_id not in known:
-                    known[base_id] = find(entry)
-        return known[base_id]
+                if base_id not in cache:
+                    cache[base_id] = read(entry)
+        return cache[base_id]
 
     def _entry(self, base_id: str) -> BaseEntry:
         entry = self.entries.get(base_id)
@@ -65,5 +65,5 @@ class AllowedBases:
 
 
 def loaded_weight_bytes(entry: BaseEntry) -> int:
-    """Bytes of a base model's weights in the engine, found without loading them."""
+    """Bytes of a base model's weights in the engine, computed without loading them."""
     return weight_bytes(entry, untie_output=can_reorder(getattr(torch, entry.dtype), entry.device))

@@ -1,7 +1,7 @@
-"""One choice of a generation as it grows: ids, text, log-probabilities, and when it is over.
+"""One choice of a generation: its tokens so far, their text and log-probabilities, and why it finished.
 
-Used by the engine thread only. Knows no tensors: it is told which token came and its log-probabilities. Token borders
-fall anywhere, also inside of a UTF-8 character or of a stop string, so text is held back until it is certain.
+Used by the engine's thread only. Knows no tensors. Tokens may end inside of a UTF-8 character or of a stop string, so
+text is buffered until it is certain.
 """
 
 from __future__ import annotations
@@ -17,97 +17,97 @@ PARTIAL = 3
 
 
 class Detokenizer:
-    """Text of a growing list of ids. What has been given never changes; an incomplete character is held back.
+    """Decodes a growing list of ids incrementally; returned text never changes, incomplete characters are buffered.
 
-    `decode` turns ids into text. Only a window of ids is decoded each time: it starts one settled stretch back,
-    because some tokenizers render a token differently at the start of a text.
+    `decode` turns ids into text. Only a window of ids is decoded each time; it begins with ids whose text is complete
+    already, because some tokenizers decode a token differently at the start of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._settled = 0  # ids of the window whose text is complete
-        self._given = 0  # characters of the window's text that were given
+        self._complete = 0  # ids of the window whose text is complete
+        self._returned = 0  # characters of the window's text that were returned
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this id."""
+        """Add an id; return the text that became certain with it."""
         self._window.append(token_id)
         text = self._decode(self._window)
         tail = min(len(text) - len(text.rstrip(REPLACEMENT)), PARTIAL)
         certain = text[: len(text) - tail]
-        new = certain[self._given :]
-        self._given = max(self._given, len(certain))
+        new = certain[self._returned :]
+        self._returned = max(self._returned, len(certain))
         if tail == 0:
-            self._window = self._window[self._settled :]
-            self._settled = len(self._window)
-            self._given = len(self._decode(self._window))
+            self._window = self._window[self._complete :]
+            self._complete = len(self._window)
+            self._returned = len(self._decode(self._window))
         return new
 
 
 class StopChecker:
-    """Cuts a stream of text before the first stop string in it; what may be the start of one is held back.
+    """Cuts a stream of text before the first stop string; text that may begin one is buffered.
 
-    "First" is the one that is complete first (of those the longest), so the cut does not depend on how the text
-    came in pieces.
+    The first is the one that ends first (of several, the longest), so the cut does not depend on how the text is
+    divided into tokens.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._buffer = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that may be shown; once `stopped`, nothing more."""
+        """Add text; return what is certain to precede a stop string. Nothing more once `stopped`."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        self._buffer += text
+        matches = [(start + len(stop), start) for stop in self._stops if (start := self._buffer.find(stop)) >= 0]
+        if matches:
             self.stopped = True
-            shown, self._held = self._held[: min(found)[1]], ""
-            return shown
-        keep = self._partial()
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return shown
+            text, self._buffer = self._buffer[: min(matches)[1]], ""
+            return text
+        certain = len(self._buffer) - self._partial_match()
+        text, self._buffer = self._buffer[:certain], self._buffer[certain:]
+        return text
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        shown, self._held = self._held, ""
-        return shown
+        """The buffered text, which turned out to begin no stop string."""
+        text, self._buffer = self._buffer, ""
+        return text
 
-    def _partial(self) -> int:
-        """Length of the longest end of the held text that starts a stop string."""
-        longest = min(len(self._held), max(map(len, self._stops)) - 1)
+    def _partial_match(self) -> int:
+        """Length of the longest end of the buffer that begins a stop string."""
+        longest = min(len(self._buffer), max(map(len, self._stops)) - 1)
         return next(
-            (n for n in range(longest, 0, -1) if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0
+            (n for n in range(longest, 0, -1) if any(stop.startswith(self._buffer[-n:]) for stop in self._stops)), 0
         )
 
 
 @dataclass(frozen=True)
 class StopCondition:
-    """What ends a choice besides its stop strings: one of some tokens, and a number of tokens."""
+    """Ends a choice besides its stop strings: one of the tokens `ids`, or `max_tokens` of any kind."""
 
     ids: frozenset[int]
-    limit: int
+    max_tokens: int
 
 
 class Choice:
     """Choice `index` of a request."""
 
     def __init__(
-        self, index: int, params: SamplingParams, ending: StopCondition, decode: Callable[[Sequence[int]], str]
+        self, index: int, params: SamplingParams, stop: StopCondition, decode: Callable[[Sequence[int]], str]
     ) -> None:
         self.index = index
-        self._ending = ending
+        self._stop = stop
         self._detokenizer = Detokenizer(decode)
-        self._cutter = StopChecker(params.stop)
+        self._stop_checker = StopChecker(params.stop)
         self._ids: list[int] = []
         self._offsets: list[int] = []
         self._log_probs: list[float] = []
-        self._tops: list[TopTokens] = []
-        self._shown: list[str] = []
-        self._decoded = 0  # characters decoded, shown or not
-        self.finish_reason: FinishReason | None = "length" if ending.limit == 0 else None
+        self._top_tokens: list[TopTokens] = []
+        self._texts: list[str] = []
+        self._decoded = 0  # characters, with those behind a stop string
+        self.finish_reason: FinishReason | None = "length" if stop.max_tokens == 0 else None
 
     @property
     def position(self) -> int:
@@ -115,37 +115,37 @@ class Choice:
         return len(self._ids)
 
     def push(self, token_id: int, logprob: float | None, top: TopTokens, *, complete: bool = False) -> Delta:
-        """Take the next token; `finish_reason` is set when it is the last, as it is where a grammar is `complete`."""
-        offset, shown = self._decoded, ""
+        """Add the next token and set `finish_reason` if it is the last; `complete` says that the grammar is."""
+        offset, text = self._decoded, ""
         self._ids.append(token_id)
         if logprob is not None:
             self._log_probs.append(logprob)
-            self._tops.append(top)
-        if token_id in self._ending.ids:
+            self._top_tokens.append(top)
+        if token_id in self._stop.ids:
             self.finish_reason = "stop"
         else:
-            text = self._detokenizer.push(token_id)
-            self._decoded += len(text)
-            shown = self._cutter.push(text)
-            if self._cutter.stopped or complete:
+            decoded = self._detokenizer.push(token_id)
+            self._decoded += len(decoded)
+            text = self._stop_checker.push(decoded)
+            if self._stop_checker.stopped or complete:
                 self.finish_reason = "stop"
-            elif self.position >= self._ending.limit:
+            elif self.position >= self._stop.max_tokens:
                 self.finish_reason = "length"
         if self.finish_reason is not None:
-            shown += self._cutter.flush()
-        self._shown.append(shown)
+            text += self._stop_checker.flush()
+        self._texts.append(text)
         self._offsets.append(offset)
-        return Delta(self.index, token_id, shown, offset, logprob, top, self.finish_reason)
+        return Delta(self.index, token_id, text, offset, logprob, top, self.finish_reason)
 
     def completion(self) -> Completion:
-        """The finished choice. Offsets beyond the cut of a stop string are the text's end."""
-        assert self.finish_reason is not None, "asked of a choice that still grows"
-        text = "".join(self._shown)
+        """The finished choice. Offsets of tokens behind the cut of a stop string are the text's end."""
+        assert self.finish_reason is not None, "the choice is not finished"
+        text = "".join(self._texts)
         return Completion(
             token_ids=tuple(self._ids),
             text=text,
             finish_reason=self.finish_reason,
             token_logprobs=tuple(self._log_probs),
-            top_logprobs=tuple(self._tops),
+            top_logprobs=tuple(self._top_tokens),
             text_offsets=tuple(min(offset, len(text)) for offset in self._offsets),
         )

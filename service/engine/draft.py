@@ -1,6 +1,6 @@
-"""Answers in the making: what the engine has computed of a request so far, and how its ticket gets the answer.
+"""Drafts of answers: what the engine has computed of a request so far, and the result of its ticket.
 
-Used by the engine thread only. Answers and errors are given outside of its lock: whoever waits for a ticket may submit
+Used by the engine's thread only. Results and errors are set outside of its lock: whoever waits for a ticket may submit
 again.
 """
 
@@ -36,125 +36,134 @@ log = logging.getLogger(__name__)
 
 
 class RequestProgress:
-    """How far a request is: when it `came`, when a step first had a part of it, its first token, and who is told.
-
-    All moments are monotonic seconds.
-    """
+    """When a request arrived, started and gave its first token, in monotonic seconds, and who observes its end."""
 
     def __init__(self) -> None:
-        self.came = time.monotonic()
-        self.began: float | None = None
-        self.first: float | None = None
-        """When the first token was drawn."""
-        self.told = timeline_observer.get()
+        self.arrived_at = time.monotonic()
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+        self._observer = timeline_observer.get()
 
-    def begin_part(self) -> bool:
-        """A step has a part of the request; whether it is the first one."""
-        if self.began is not None:
+    def mark_started(self) -> bool:
+        """Record that a step computes some of the request; return True for the first one."""
+        if self.started_at is not None:
             return False
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         return True
 
-    def tell_end(self, group: SequenceGroup, end: str, counted: tuple[int, int]) -> None:
-        """Tell who counts and who watches how the request ended, with the tokens read and written."""
+    def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> None:
+        """Call `on_end` and the observer; `token_counts` are the tokens that were read and generated."""
         if group.request.on_end is not None:
-            group.request.on_end(*counted)
-        if self.told is not None:
-            base_id, adapter = group.key
-            self.told(
-                RequestTimeline(base_id, adapter, end, self.came, self.began, self.first, time.monotonic(), *counted)
+            group.request.on_end(*token_counts)
+        if self._observer is not None:
+            self._observer(
+                RequestTimeline(
+                    group.base_id,
+                    group.digest,
+                    status,
+                    self.arrived_at,
+                    self.started_at,
+                    self.first_token_at,
+                    time.monotonic(),
+                    *token_counts,
+                )
             )
 
 
 class GenerationDraft(RequestProgress):
-    """The choices of a GenerateRequest, each with its own random stream, and its own walk where there is a grammar."""
+    """The choices of a GenerateRequest, each with its random stream, and its grammar state if there is a grammar."""
 
-    def __init__(self, request: GenerateRequest, ending: StopCondition, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, request: GenerateRequest, stop: StopCondition, decode: Callable[[Sequence[int]], str]) -> None:
         super().__init__()
         params = request.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.request = request
-        self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
-        self.streams = [RandomStream(seed, index) for index in range(params.n)]
-        self.walks = [None if request.grammar is None else GrammarState(request.grammar) for _ in range(params.n)]
+        self.choices = [Choice(index, params, stop, decode) for index in range(params.n)]
+        self.random_streams = [RandomStream(seed, index) for index in range(params.n)]
+        self.grammar_states = [
+            None if request.grammar is None else GrammarState(request.grammar) for _ in range(params.n)
+        ]
         self._reused: int | None = None
-        self._chosen: list[float | None] = [None]
-        self._tops: list[TopTokens | None] = [None]
+        self._prompt_log_probs: list[float | None] = [None]
+        self._prompt_top_tokens: list[TopTokens | None] = [None]
 
     @classmethod
-    def of(cls, request: GenerateRequest, base: BaseText, limit: int) -> GenerationDraft:
-        """The draft of a request to a base model, whose choices end with at most `limit` tokens."""
-        ending = StopCondition(frozenset(stop_token_ids(base, request.params.end_ids)), limit)
-        return cls(request, ending, lambda ids: _decoded(base, ids))
+    def of(cls, request: GenerateRequest, base: BaseText, max_tokens: int) -> GenerationDraft:
+        """The draft of a request to a base model, whose choices get at most `max_tokens` tokens."""
+        stop = StopCondition(frozenset(stop_token_ids(base, request.params.end_ids)), max_tokens)
+        return cls(request, stop, lambda ids: _decode(base, ids))
 
-    def begin(self, reused: int) -> int:
-        """A choice begins, with so many tokens of an earlier request. Gives those that count: the first choice's."""
+    def add_reused(self, tokens: int) -> int:
+        """Record that a choice starts with tokens of a cached prefix; return those of the first choice, else 0."""
         if self._reused is not None:
             return 0
-        self._reused = reused
-        return reused
+        self._reused = tokens
+        return tokens
 
-    def take_prompt(self, start: int, chosen: Sequence[float], tops: Sequence[TopTokens], prompt: int) -> None:
-        """Scores of the prompt's tokens behind `start`, without those of tokens behind the first `prompt` ones."""
-        self._chosen[start + 1 :] = chosen[: prompt - start - 1]
-        self._tops[start + 1 :] = tops[: prompt - start - 1]
+    def add_prompt_scores(
+        self, start: int, log_probs: Sequence[float], top_tokens: Sequence[TopTokens], prompt_length: int
+    ) -> None:
+        """Add scores of the tokens behind `start`, without those of generated tokens."""
+        self._prompt_log_probs[start + 1 :] = log_probs[: prompt_length - start - 1]
+        self._prompt_top_tokens[start + 1 :] = top_tokens[: prompt_length - start - 1]
 
-    def counted(self) -> tuple[int, int]:
-        """The tokens that were read, and those that were generated, so far."""
-        if self.began is None:
+    def token_counts(self) -> tuple[int, int]:
+        """The tokens that were read and generated so far."""
+        if self.started_at is None:
             return 0, 0
         return len(self.request.prompt), sum(choice.position for choice in self.choices)
 
     def result(self) -> Generation:
-        """The answer, once every choice is finished."""
-        scored = self.request.params.prompt_logprobs
-        prompt = PromptScores(tuple(self._chosen), tuple(self._tops)) if scored else None
+        """The result, once all choices are finished."""
+        prompt = None
+        if self.request.params.prompt_logprobs:
+            prompt = PromptScores(tuple(self._prompt_log_probs), tuple(self._prompt_top_tokens))
         return Generation(tuple(choice.completion() for choice in self.choices), prompt, self._reused or 0)
 
 
-def _decoded(base: BaseText, ids: Sequence[int]) -> str:
-    """The text of ids, special tokens left out."""
+def _decode(base: BaseText, ids: Sequence[int]) -> str:
+    """The text of ids, without special tokens."""
     text: str = base.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
     return text
 
 
 class ScoreDraft(RequestProgress):
-    """The windows of a ScoreRequest; `speaks` says that the base model has likelihoods."""
+    """The windows of a ScoreRequest; `has_likelihood` is False for encoders."""
 
-    def __init__(self, request: ScoreRequest, *, speaks: bool) -> None:
+    def __init__(self, request: ScoreRequest, *, has_likelihood: bool) -> None:
         super().__init__()
         self.request = request
-        self.speaks = speaks
+        self.has_likelihood = has_likelihood
         self._nll = [0.0] * len(request.windows)
         self._sums: dict[int, np.ndarray] = {}
         self._tokens: dict[int, int] = {}
 
-    def take(self, index: int, nll: float, states: np.ndarray | None, tokens: int, *, first: bool) -> None:
-        """What came of a part of window `index`: its NLL, and the sum (hidden,) of the states of so many tokens.
+    def add(self, index: int, nll: float, states: np.ndarray | None, tokens: int, *, is_first: bool) -> None:
+        """Add the NLL of a segment of window `index`, and the sum (hidden,) of the states of so many tokens.
 
-        The `first` part begins anew, where the window was begun before.
+        The first segment replaces what is there of a window that was preempted.
         """
-        self._nll[index] = nll if first else self._nll[index] + nll
+        self._nll[index] = nll if is_first else self._nll[index] + nll
         if states is not None:
-            self._sums[index] = states if first else self._sums[index] + states
-            self._tokens[index] = tokens if first else self._tokens[index] + tokens
+            self._sums[index] = states if is_first else self._sums[index] + states
+            self._tokens[index] = tokens if is_first else self._tokens[index] + tokens
 
-    def counted(self) -> tuple[int, int]:
-        """The tokens that were read; all of them once a step had some."""
-        return (sum(map(len, self.request.windows)) if self.began is not None else 0), 0
+    def token_counts(self) -> tuple[int, int]:
+        """The tokens that were read, all of them once a step computed some, and 0 generated ones."""
+        return (sum(map(len, self.request.windows)) if self.started_at is not None else 0), 0
 
     def result(self) -> Scores:
-        """The answer, once every window is scored."""
+        """The result, once all windows are scored."""
         vectors = {index: total / max(1, self._tokens[index]) for index, total in self._sums.items()}
-        return Scores(tuple(self._nll) if self.speaks else (), vectors)
+        return Scores(tuple(self._nll) if self.has_likelihood else (), vectors)
 
 
 Draft = GenerationDraft | ScoreDraft
 
 
-def answer(group: SequenceGroup, draft: Draft) -> None:
-    """Give an ended request's ticket its answer or error; a cancelled one has none. What it took is told before."""
-    draft.tell_end(group, group.state.value, draft.counted())
+def settle(group: SequenceGroup, draft: Draft) -> None:
+    """Report the end of a request, then set the result or error of its ticket, unless that was cancelled."""
+    draft.report_end(group, group.state.value, draft.token_counts())
     if not group.ticket.set_running_or_notify_cancel():
         return
     if group.state is not State.FINISHED:
@@ -163,11 +172,11 @@ def answer(group: SequenceGroup, draft: Draft) -> None:
     try:
         group.ticket.set_result(draft.result())
     except Exception as error:
-        group.ticket.set_exception(as_soup(error))
+        group.ticket.set_exception(as_soup_error(error))
 
 
-def as_soup(error: Exception) -> SoupError:
-    """An error of ours as it is; any other is logged, and the caller hears of it without its details."""
+def as_soup_error(error: Exception) -> SoupError:
+    """Return a SoupError as it is; log any other error, and return one without its details."""
     if isinstance(error, SoupError):
         return error
     log.error("a batch failed", exc_info=error)
@@ -177,9 +186,9 @@ def as_soup(error: Exception) -> SoupError:
 
 
 def without_frames(error: SoupError) -> SoupError:
-    """The error without its tracebacks: they would keep the base model in memory for as long as somebody has it."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    """Remove the tracebacks of an error and its causes: they would keep the base model in memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     return error

@@ -1,7 +1,7 @@
 """The engine: one thread that is the only caller of the base models' forward pass.
 
-`step()` is schedule, run, settle; everything else hands requests in or answers out. Any thread may submit, wait and
-cancel. An exception in a batch is the end of its requests and of nothing else.
+`step()` schedules, runs and settles one step. Any thread may submit, wait and cancel. An exception in a step ends its
+requests and nothing else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from registry.errors import Internal, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
 from service.engine.adapter_metrics import AdapterMetrics, AdapterTotals
 from service.engine.base_cache import BaseCache, BaseSource
-from service.engine.draft import Draft, GenerationDraft, ScoreDraft, answer, as_soup, without_frames
+from service.engine.draft import Draft, GenerationDraft, ScoreDraft, as_soup_error, settle, without_frames
 from service.engine.eviction import Evictor
 from service.engine.executor import Executor
 from service.engine.key_quotas import AdmissionControl
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache, PrefixSharing
-from service.engine.request import GenerateRequest, Request, State, tokens_before
+from service.engine.request import GenerateRequest, Request, State, virtual_tokens
 from service.engine.runner import Runner
 from service.engine.runner_check import checked_runner
 from service.engine.scheduler import Scheduler
@@ -35,12 +35,12 @@ from service.engine.text_calls import TextCalls
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER = 600
-SMOOTH = 0.05
-"""Share of the newest step in the speed that is told to those who have to come back."""
+SPEED_SMOOTHING = 0.05
+"""Weight of the newest step in the moving average of the speed, from which `retry_after` is computed."""
 CORES_KEPT_SECONDS = 0.05
-"""How long the thread keeps all cores for itself when there is no more work."""
+"""How long the thread keeps all cores when there is no more work."""
 POLL_SECONDS = 0.1
-"""How often the thread looks for cancelled requests while it waits for a base model."""
+"""How often the thread checks for cancelled requests while it waits for a base model."""
 STOPPING = "The server is shutting down; try again when it is back."
 
 
@@ -67,123 +67,126 @@ class Engine(TextCalls):
         share_prompts: PrefixSharing = "namespace",
         memory_bytes: int | None = None,
     ) -> None:
-        self._bases = bases
-        self._space = KVBudget(kv_bytes, self._position_bytes)
-        self._queue = AdmissionControl(max_queue, max_queue_tokens)
+        self._source = bases
+        self._kv_budget = KVBudget(kv_bytes, self._position_bytes)
+        self._admission = AdmissionControl(max_queue, max_queue_tokens)
+        self._bases: BaseCache[Runner] = BaseCache(bases, memory_bytes, self._notify, self._prepare)
         self._scheduler = Scheduler(
-            queue=self._queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
-            kept=PrefixCache(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
-            in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
-        )  # fmt: skip
-        self._packed: dict[str, bool] = {}  # of each base model that was loaded
-        self._residence: BaseCache[Runner] = BaseCache(bases, memory_bytes, self._tell, self._try)
-        self._bank = AdapterCache(bank_bytes, lambda *of: self._upkeep.room_for_adapters(*of))
-        self._drafts: dict[SequenceGroup, Draft] = {}
-        self._tally = AdapterMetrics()
-        self._executor = Executor(self._bank, self._drafts, self._tally)
-        self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
-        self._upkeep = Evictor(
-            self._space, self._scheduler.kept, self._bank, self._residence, self._changed, self._position_bytes
+            admission=self._admission,
+            max_step_tokens=max_step_tokens,
+            max_running=max_rows,
+            prefixes=PrefixCache(self._kv_budget, share_prompts, lambda base_id: self._bases.peek(base_id).packed),
+            can_chunk=lambda base_id: self._source.text(base_id).shape.kind == "causal",
         )
-        self._residence.forget = self._upkeep.forget
+        self._is_packed: dict[str, bool] = {}  # by base model, once loaded
+        self._adapters = AdapterCache(bank_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter))
+        self._drafts: dict[SequenceGroup, Draft] = {}
+        self._metrics = AdapterMetrics()
+        self._executor = Executor(self._adapters, self._drafts, self._metrics)
+        self._changed = threading.Condition()  # guards the scheduler; notified of new requests and ended ones
+        self._evictor = Evictor(self._scheduler.prefixes, self._adapters, self._bases, self._changed)
+        self._bases.on_evict = self._evictor.evict_base
         self._thread: threading.Thread | None = None
         self._preloaded: Future[None] = Future()
         self._stop_at: float | None = None
-        self._news = self._seen = 0  # the first counts up when the thread should look again; under `_changed`
-        self._speed: float | None = None  # tokens that are computed in a second, smoothed
-        self._passed_at: dict[str | None, float] = {}  # the last pass of each base model; under None, of any
-        self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
+        self._events = self._seen_events = 0  # requests and loads, and those the thread has seen; under `_changed`
+        self._speed: float | None = None  # tokens a second, smoothed
+        self._passed_at: dict[str | None, float] = {}  # last pass of each base model; under None, of any
+        self._ended_counts = dict.fromkeys(("finished", "failed", "cancelled"), 0)
 
     # --- from any thread ------------------------------------------------------------------------
 
     def submit(self, request: Request) -> Ticket:
-        """Queue one request; raises InvalidPrompt, InvalidParameter, Busy, or Unavailable while stopping."""
+        """Queue a request; raises InvalidPrompt, InvalidParameter, Busy, or Unavailable while stopping."""
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[Request]) -> list[Ticket]:
         """Queue all of these requests or none; raises as `submit`."""
         try:
-            return self._queued(requests)
+            return self._enqueue(requests)
         except BaseException:
             for request in requests:
                 if request.on_end is not None:
                     request.on_end(0, 0)
             raise
 
-    def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
-        self.check_place(requests[0].owner if requests else None, here=True)  # before drafts, of thousands of choices
+    def _enqueue(self, requests: Sequence[Request]) -> list[Ticket]:
+        owner = requests[0].owner if requests else None
+        self.check_admission(owner, local=True)  # before drafts, of thousands of choices
         drafts = [self._draft(request) for request in requests]
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
-            groups = self._scheduler.add(requests, retry_after=self._retry_after)
+            groups = self._scheduler.add(requests, self._retry_after)
             self._drafts.update(zip(groups, drafts, strict=True))
-            self._news += 1
+            self._events += 1
             self._changed.notify_all()
         return [group.ticket for group in groups]
 
-    def check_place(self, owner: Owner, *, here: bool = False) -> None:  # noqa: ARG002
-        """Raises Busy where there is no place for a key, and Unavailable while stopping.
+    def check_admission(self, owner: Owner, *, local: bool = False) -> None:  # noqa: ARG002
+        """Raise Busy if a key's request would not be admitted, and Unavailable while stopping.
 
-        `here` is for what this process computes in any case, as scores: an engine that sends others away counts both.
+        `local` is for requests that this process computes in any case, such as scores; `RayEngine` sends others away.
         """
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
-            self._queue.check(self._scheduler.live(), owner, self._retry_after)
+            self._admission.check(self._scheduler.groups(), owner, self._retry_after)
 
     def base(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of the base model of that id, without its weights."""
-        return self._bases.text(base_id)
+        """Tokenizer and shape of a base model, without its weights."""
+        return self._source.text(base_id)
 
-    def bases_held(self) -> tuple[str, ...]:
+    def loaded_bases(self) -> tuple[str, ...]:
         """Ids of the base models in memory, least recently used first."""
-        return self._residence.held
+        return self._bases.loaded
 
-    def packed(self, base_id: str) -> bool | None:
-        """Whether the sequences of a base model run packed in one pass or one by one; None before it is loaded."""
-        return self._packed.get(base_id)
+    def is_packed(self, base_id: str) -> bool | None:
+        """Return whether the sequences of a base model run packed in one pass; None before it is loaded."""
+        return self._is_packed.get(base_id)
 
     def preload(self, base_ids: Sequence[str]) -> None:
         """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
-        for error in self._residence.arrange(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
+        for error in self._bases.update(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
             raise error
 
-    def wait_for_place(self, seconds: float) -> None:
-        """Return when the queue has a place, or after `seconds`."""
+    def wait_for_admission(self, seconds: float) -> None:
+        """Return when another request would be admitted, or after `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stop_at or not self._queue.is_full(self._scheduler.live()), seconds)
+            self._changed.wait_for(
+                lambda: self._stop_at or not self._admission.is_full(self._scheduler.groups()), seconds
+            )
 
     def counters(self) -> dict[str, float]:
-        """Figures for /metrics: names ending in `_total` only ever grow."""
+        """Figures for /metrics; those whose names end in `_total` never fall."""
         with self._changed:
             scheduler = self._scheduler
             return {
                 "requests": scheduler.depth,
                 "requests_waiting": scheduler.waiting,
                 "generating_rows": scheduler.generating,
-                "adapters_held": len(self._bank),
-                "adapter_bytes": self._bank.bytes,
-                "adapter_loads_total": self._bank.loads,
-                "adapter_hits_total": self._bank.hits,
-                "adapter_evictions_total": self._bank.evictions,
-                "kv_bytes": self._space.bytes,
-                "kept_bytes": scheduler.kept.bytes,
-                "kept_texts": len(scheduler.kept),
-                "bases_held": len(self._residence.held),
-                "base_bytes": self._residence.bytes,
-                "base_loads_total": self._residence.loads,
+                "adapters_held": len(self._adapters),
+                "adapter_bytes": self._adapters.bytes,
+                "adapter_loads_total": self._adapters.loads,
+                "adapter_hits_total": self._adapters.hits,
+                "adapter_evictions_total": self._adapters.evictions,
+                "kv_bytes": self._kv_budget.bytes,
+                "kept_bytes": scheduler.prefixes.bytes,
+                "kept_texts": len(scheduler.prefixes),
+                "bases_held": len(self._bases.loaded),
+                "base_bytes": self._bases.bytes,
+                "base_loads_total": self._bases.loads,
                 **self._executor.counts,
-                **{f"requests_{end}_total": count for end, count in self._ends.items()},
+                **{f"requests_{status}_total": count for status, count in self._ended_counts.items()},
             }
 
     def seconds_since_pass(self, base_id: str | None = None) -> float:
-        """Seconds since a pass of this base model ended (None: of any, or since there was nothing to do)."""
+        """Seconds since a pass of this base model ended (None: of any, or since the engine was idle)."""
         return time.monotonic() - self._passed_at.get(base_id, -math.inf)
 
-    def by_adapter(self) -> dict[str, AdapterTotals]:
-        """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
-        return self._tally.figures()
+    def adapter_totals(self) -> dict[str, AdapterTotals]:
+        """Sums for /metrics by adapter digest, and under `base` and `other`; they never fall."""
+        return self._metrics.totals()
 
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
         """Start the thread, which preloads these base models before it serves; an engine starts once.
@@ -192,8 +195,8 @@ class Engine(TextCalls):
         """
         if self._thread is not None:
             raise Internal("the engine was started already")
-        self._bank.load_beside(self._tell)
-        self._thread = threading.Thread(target=self._loop, args=(base_ids,), name="engine", daemon=True)
+        self._adapters.start_background_loads(self._notify)
+        self._thread = threading.Thread(target=self._run, args=(base_ids,), name="engine", daemon=True)
         self._thread.start()
         return self._preloaded
 
@@ -203,14 +206,14 @@ class Engine(TextCalls):
         return self._thread is not None and not self._preloaded.done()
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
-        """Take no more requests, finish those held within `drain` seconds, and end the others with Unavailable.
+        """Admit no more requests, finish those in the engine within `drain` seconds, end the others with Unavailable.
 
-        A step that is computed when that time is over is waited for, at most `patience` seconds; False if it goes on.
+        A step that still runs is waited for, at most `patience` seconds (None: without limit); False if it goes on.
         """
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + drain
-            self._news += 1
+            self._events += 1
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(None if patience is None else drain + patience)
@@ -218,20 +221,20 @@ class Engine(TextCalls):
                 return False
         else:
             self._fail_all(Unavailable(STOPPING))
-        self._bank.close()
-        self._residence.wait(drain)
+        self._adapters.close()
+        self._bases.wait_for_load(drain)
         return True
 
     # --- the thread -----------------------------------------------------------------------------
 
-    def _loop(self, base_ids: Sequence[str]) -> None:
+    def _run(self, base_ids: Sequence[str]) -> None:
         cores.take_all()
         try:
             self._preload_first(base_ids)
-            while self._wait_for_work():
+            while self._wait_for_requests():
                 try:
                     if not self.step():
-                        self._wait_for_news()
+                        self._wait_for_event()
                 except Exception:
                     log.exception("the engine's step failed")
                     self._fail_all(Internal("The engine failed; the server's log says where."))
@@ -247,153 +250,148 @@ class Engine(TextCalls):
         else:
             self._preloaded.set_result(None)
 
-    def _give_up_the_rest(self) -> None:
-        """Give up what ended requests leave when none is left. It may fail: the next step does it again."""
-        try:
-            self._upkeep.tidy({})
-        except Exception:
-            log.exception("giving up what ended requests leave failed")
-
-    def _wait_for_work(self) -> bool:
-        """Block until there is something to run; False when it is time to stop."""
-        if not self._scheduler.depth:  # only this thread makes it smaller
-            self._give_up_the_rest()
+    def _wait_for_requests(self) -> bool:
+        """Block until there is a request; return False when it is time to stop."""
+        if not self._scheduler.depth:  # only this thread reduces it
+            try:
+                self._evictor.free_unused({})
+            except Exception:  # the next step tries again
+                log.exception("giving up what ended requests leave failed")
         with self._changed:
             if not self._scheduler.depth:
-                if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
+                if not self._changed.wait_for(self._has_requests, CORES_KEPT_SECONDS):
                     cores.release_all()
-                    self._changed.wait_for(self._is_wanted)
+                    self._changed.wait_for(self._has_requests)
                     cores.take_all()
                 self._passed_at[None] = time.monotonic()
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 
-    def _is_wanted(self) -> bool:
+    def _has_requests(self) -> bool:
+        """Return True if there are requests, or the engine stops."""
         return self._scheduler.depth > 0 or self._stop_at is not None
 
-    def _wait_for_news(self) -> None:
-        """Block while nothing can run: base models are being loaded, or a request was cancelled."""
+    def _wait_for_event(self) -> None:
+        """Block while nothing can run: until a load ends, or briefly, since requests may be cancelled."""
         with self._changed:
-            self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+            self._changed.wait_for(lambda: self._events != self._seen_events, POLL_SECONDS)
 
-    def _try(self, base: LoadedBase) -> Runner:
-        """The runner of a base model that was loaded. Called by the thread that loaded it."""
+    def _prepare(self, base: LoadedBase) -> Runner:
+        """The runner of a loaded base model. Called by the loading thread."""
         runner = checked_runner(base)
-        self._upkeep.watch(runner)
-        self._packed[base.entry.id] = runner.packed
+        self._evictor.limit(runner)
+        self._is_packed[base.entry.id] = runner.packed
         return runner
 
-    def _tell(self) -> None:
-        """A base model or an adapter is there. Called by the thread that loaded it."""
+    def _notify(self) -> None:
+        """Wake up the engine's thread: a base model or an adapter is loaded. Called by the loading thread."""
         with self._changed:
-            self._news += 1
+            self._events += 1
             self._changed.notify_all()
 
     def step(self) -> bool:
-        """Run the batch whose turn it is; False when nothing can run now. The thread calls this, or a test."""
-        self._arrange()
+        """Run one step; return False if nothing can run now. Called by the thread, or by tests without a thread."""
+        self._update_caches()
         with self._changed:
-            step = self._scheduler.next(
-                self._residence.ready, adapter_bytes=self._upkeep.adapter_bytes, loaded=self._adapter_is_there
+            step = self._scheduler.next_step(
+                self._bases.ready,
+                adapter_bytes=self._evictor.adapter_bytes,
+                adapter_is_loaded=self._adapter_is_loaded,
             )
-            alive = self._scheduler.alive()
+            running = self._scheduler.sequences_with_rows()
         if step is None:
             return False
-        self._upkeep.tidy(alive)  # what gave its room to the step goes before the step takes it
-        began = time.perf_counter()
+        self._evictor.free_unused(running)  # memory of preempted sequences, before the step allocates its own
+        started_at = time.perf_counter()
         try:
-            done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
+            finished, failures = self._executor.run(step, self._bases.use(step.base_id), self._mark_computed)
         except Exception as error:
-            done, failures = [], [(group, error) for group in step.groups]
+            finished, failures = [], [(group, error) for group in step.groups]
         self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started_at
         speed = step.tokens / max(seconds, 1e-6)
-        self._speed = speed if self._speed is None else self._speed + SMOOTH * (speed - self._speed)
-        newest = sum(segment.wants == "next" and segment.length == 1 for segment in step.segments)
-        errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
+        self._speed = speed if self._speed is None else self._speed + SPEED_SMOOTHING * (speed - self._speed)
+        decodes = sum(segment.output == "next" and segment.length == 1 for segment in step.segments)
+        errors = [(group, without_frames(as_soup_error(error))) for group, error in failures]
         with self._changed:
-            self._scheduler.pace.took(step.base_id, seconds, newest=newest, others=step.tokens - newest)
-            ended = [group for culprit, error in errors for group in self._scheduler.fail([culprit], error)]
-            ended += self._scheduler.finish(done)
+            self._scheduler.token_budget.record(step.base_id, seconds, decodes=decodes, prefills=step.tokens - decodes)
+            ended = [group for failed, error in errors for group in self._scheduler.fail([failed], error)]
+            ended += self._scheduler.finish(finished)
         self._settle(ended)
         return True
 
-    def _adapter_is_there(self, group: SequenceGroup) -> bool:
-        """Whether a request whose turn it is has its adapter; if not, it is loaded now."""
+    def _adapter_is_loaded(self, group: SequenceGroup) -> bool:
+        """Return True if a request's adapter is loaded; start loading it if not."""
         adapter = group.request.adapter
-        return adapter is None or self._bank.ready(self._residence.peek(group.key[0]), adapter)
+        return adapter is None or self._adapters.prefetch(self._bases.peek(group.base_id), adapter)
 
-    def _computed(self, part: Step) -> None:
-        """Keys and values of a part of the running step are kept."""
+    def _mark_computed(self, step: Step) -> None:
         with self._changed:
-            self._scheduler.computed(part)
+            self._scheduler.mark_computed(step)
 
-    def _arrange(self) -> None:
-        """End what was cancelled, then see to it that the base models are there for what is wanted."""
+    def _update_caches(self) -> None:
+        """End cancelled requests, then load and evict base models and adapters for the others."""
         with self._changed:
             ended = self._scheduler.drop_cancelled()
-            wanted, alive = requested_bases(self._scheduler.live()), self._scheduler.alive()
-            digests = {group.key[1] for group in self._scheduler.live() if group.key[1] is not None}
-            self._seen = self._news
+            groups, running = self._scheduler.groups(), self._scheduler.sequences_with_rows()
+            self._seen_events = self._events
         self._settle(ended)
-        self._upkeep.tidy(alive)
-        failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
-        self._upkeep.trim(
-            digests, {one.group.key[1] for of in alive.values() for one in of if one.group.key[1] is not None}
-        )
-        if failed:
+        self._evictor.free_unused(running)
+        failed = self._bases.update(requested_bases(groups), set(running), background=self._thread is not None)
+        running_groups = [sequence.group for sequences in running.values() for sequence in sequences]
+        self._evictor.evict_adapters(_digests(groups), _digests(running_groups))
+        for base_id, error in failed.items():
             with self._changed:
-                live = self._scheduler.live()
-                ended = [
-                    group
-                    for base_id, error in failed.items()
-                    for group in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
-                ]
+                ended = self._scheduler.fail([g for g in self._scheduler.groups() if g.base_id == base_id], error)
             self._settle(ended)
 
-    # --- answers --------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     def _draft(self, request: Request) -> Draft:
-        """Check a request against its base model and lay out its answer."""
-        base = self._bases.text(request.base_id)
-        self._residence.check(request.base_id)
+        """Check a request against its base model, and return its empty draft."""
+        base = self._source.text(request.base_id)
+        self._bases.check(request.base_id)
         request.check(base.shape)
         if request.adapter is not None:
-            self._bank.check(request.adapter.digest, request.adapter.size_bytes)
-        if not isinstance(request, GenerateRequest):
-            if tokens_before(request):
-                longest = tokens_before(request) + max(map(len, request.windows))
-                self._space.check(request.base_id, longest, param="prompt")
-            return ScoreDraft(request, speaks=base.shape.kind == "causal")
-        return GenerationDraft.of(request, base, self._length_limit(request, base))
+            self._adapters.check(request.adapter.digest, request.adapter.size_bytes)
+        if isinstance(request, GenerateRequest):
+            return GenerationDraft.of(request, base, self._length_limit(request, base))
+        prefix = virtual_tokens(request)
+        if prefix:
+            self._kv_budget.check(request.base_id, prefix + max(map(len, request.windows)), param="prompt")
+        return ScoreDraft(request, has_likelihood=base.shape.kind == "causal")
 
     def _length_limit(self, request: GenerateRequest, base: BaseText) -> int:
-        """The most tokens a choice may get: what it asks for, or what context and memory leave."""
-        taken, asked = tokens_before(request) + len(request.prompt), request.params.max_tokens
-        self._space.check(request.base_id, taken + max(1, asked or 0), param="max_tokens")
-        limit, most = request.length_limit(base.shape), self._space.most(request.base_id)
-        return limit if most is None or asked is not None else min(limit, most - taken)
+        """The most tokens a choice may get: `max_tokens`, or what context and memory leave."""
+        prompt, max_tokens = virtual_tokens(request) + len(request.prompt), request.params.max_tokens
+        self._kv_budget.check(request.base_id, prompt + max(1, max_tokens or 0), param="max_tokens")
+        limit, max_positions = request.length_limit(base.shape), self._kv_budget.max_positions(request.base_id)
+        return limit if max_positions is None or max_tokens is not None else min(limit, max_positions - prompt)
 
     def _position_bytes(self, base_id: str) -> int:
-        return self._bases.text(base_id).position_bytes
+        return self._source.text(base_id).position_bytes
 
     def _settle(self, ended: Iterable[SequenceGroup]) -> None:
-        """Answer requests that have ended, outside of the lock: what waits for a ticket may submit again."""
+        """Set the results of ended requests, outside of the lock: whoever waits for a ticket may submit again."""
         for group in ended:
             draft = self._drafts.pop(group)
-            self._ends[group.state.value] += 1
+            self._ended_counts[group.state.value] += 1
             if group.state is State.FINISHED:
-                self._tally.answered(group.key[1], time.monotonic() - draft.came)
-            answer(group, draft)
+                self._metrics.add_answer(group.digest, time.monotonic() - draft.arrived_at)
+            settle(group, draft)
         with self._changed:
             self._changed.notify_all()
 
     def _fail_all(self, error: SoupError) -> None:
         with self._changed:
             ended = self._scheduler.drop_cancelled()
-            ended += self._scheduler.fail(self._scheduler.live(), error)
+            ended += self._scheduler.fail(self._scheduler.groups(), error)
         self._settle(ended)
 
     def _retry_after(self, tokens: int) -> int:
         """Seconds in which so many tokens are computed at the present speed."""
         seconds = 0.0 if self._speed is None else tokens / self._speed
         return min(MAX_RETRY_AFTER, max(1, math.ceil(seconds)))
+
+
+def _digests(groups: Iterable[SequenceGroup]) -> set[str]:
+    return {group.digest for group in groups if group.digest is not None}

@@ -1,7 +1,7 @@
-"""One step, from segments to what became of them: adapters, the forward pass, next tokens, listeners.
+"""Executes one step: loads adapters, runs the forward pass, samples next tokens, calls listeners.
 
-Called by the engine thread. What concerns one request comes back beside what is done; a pass that fails is tried again
-request by request, so that nobody ends with another's error.
+Called by the engine's thread. Errors of one request are returned beside the finished sequences; a pass that fails is
+repeated request by request, so that no request ends with another's error.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ Failures = list[tuple[SequenceGroup, Exception]]
 
 
 class Executor:
-    """Runs steps into the drafts of their requests."""
+    """Runs steps and adds their results to the drafts of their requests."""
 
-    def __init__(self, bank: AdapterCache, drafts: Mapping[SequenceGroup, Draft], tally: AdapterMetrics) -> None:
-        self._bank = bank
+    def __init__(self, adapters: AdapterCache, drafts: Mapping[SequenceGroup, Draft], metrics: AdapterMetrics) -> None:
+        self._adapters = adapters
         self._drafts = drafts
-        self._tally = tally
+        self._metrics = metrics
         names = ("batches_total", "prompt_tokens_total", "prompt_tokens_reused_total", "generated_tokens_total")
         self.counts = dict.fromkeys(names, 0)
 
-    def run(self, step: Step, runner: Runner, computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
-        """One forward pass; gives the sequences that are done, and the requests that failed by themselves.
+    def run(self, step: Step, runner: Runner, on_computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
+        """Run one forward pass; return the finished sequences, and the requests that failed with their errors.
 
-        `computed` is told of each part of the step whose keys and values are kept now, before its tokens are drawn.
+        `on_computed` gets each part of the step whose keys and values are there, before its tokens are sampled.
         """
-        adapters, failures = self._adapters(step, runner)
+        adapters, failures = self._load_adapters(step, runner)
         step = step.without({group for group, _ in failures})
-        done: list[Sequence] = []
-        for part, found in self._passes(step, runner, adapters, failures):
-            computed(part)
-            tokens = self._next_tokens(part, found)
-            for segment, one in zip(part.segments, found, strict=True):
+        finished: list[Sequence] = []
+        for computed, results in self._run_passes(step, runner, adapters, failures):
+            on_computed(computed)
+            tokens = self._sample(computed, results)
+            for segment, result in zip(computed.segments, results, strict=True):
                 try:
-                    if self._take(segment, one, tokens.get(segment.sequence)):
-                        done.append(segment.sequence)
-                except Exception as error:  # a listener that raises, logits that are no numbers: this request only
+                    if self._add_result(segment, result, tokens.get(segment.sequence)):
+                        finished.append(segment.sequence)
+                except Exception as error:  # of a listener, or logits that are not finite: of this request only
                     failures.append((segment.sequence.group, error))
-        return done, failures + _step_told(step.groups)
+        return finished, failures + _call_step_listeners(step.groups)
 
-    def _adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
+    def _load_adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
         """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
-        pinned = {group.key[1] for group in step.groups if group.key[1] is not None}
-        found: dict[str, ReadyAdapter] = {}
-        wrong: dict[str, Exception] = {}
+        pinned = {group.digest for group in step.groups if group.digest is not None}
+        adapters: dict[str, ReadyAdapter] = {}
+        errors: dict[str, Exception] = {}
         for group in step.groups:
-            handle, draft = group.request.adapter, self._drafts[group]
-            first = draft.begin_part()
+            handle = group.request.adapter
+            is_first_step = self._drafts[group].mark_started()
             if handle is None:
                 continue
-            self._bank.hits += first and self._bank.holds(runner, handle)
-            if handle.digest in found or handle.digest in wrong:
+            self._adapters.hits += is_first_step and self._adapters.is_cached(runner, handle)
+            if handle.digest in adapters or handle.digest in errors:
                 continue
             try:
-                found[handle.digest] = self._bank.get(runner, handle, pinned=pinned)
+                adapters[handle.digest] = self._adapters.get(runner, handle, pinned=pinned)
             except Exception as error:
-                wrong[handle.digest] = error
-        return found, [(group, wrong[group.key[1]]) for group in step.groups if group.key[1] in wrong]
+                errors[handle.digest] = error
+        return adapters, [(group, errors[group.digest]) for group in step.groups if group.digest in errors]
 
-    def _passes(
+    def _run_passes(
         self, step: Step, runner: Runner, adapters: Mapping[str, ReadyAdapter], failures: Failures
     ) -> list[tuple[Step, list[ForwardResult]]]:
-        """What came of the segments of a step: of one pass, or where that fails, of one for each request."""
+        """Results of the segments of a step, from one pass, or if that fails, from one pass for each request."""
         if not step.segments:
             return []
         self.counts["batches_total"] += 1
@@ -91,132 +91,139 @@ class Executor:
                 failures.append((step.groups[0], error))
                 return []
             log.warning("a pass of %d requests failed (%s); they are run one by one", len(step.groups), error)
-        found = []
+        passes = []
         for group in step.groups:
-            found += self._passes(step.of(group), runner, adapters, failures)
-        return found
+            passes += self._run_passes(step.only(group), runner, adapters, failures)
+        return passes
 
     def _task(self, segment: Segment, adapters: Mapping[str, ReadyAdapter]) -> ForwardTask:
         sequence, group = segment.sequence, segment.sequence.group
-        end = segment.start + segment.length
         draft = self._drafts[group]
-        scored = pooled = False
+        needs_nll = needs_pooled = False
+        pooling_offset = 0
         alternatives: int | None = None
         if isinstance(draft, ScoreDraft):
-            scored, pooled = draft.speaks, sequence.index in draft.request.pooled or not draft.speaks
-        elif draft.request.params.prompt_logprobs and sequence.index == 0 and segment.start < sequence.prompt - 1:
+            needs_nll = draft.has_likelihood
+            needs_pooled = sequence.index in draft.request.pooled or not draft.has_likelihood
+            pooling_offset = int(needs_pooled and draft.request.bos and segment.start == 0)
+        elif (
+            draft.request.params.prompt_logprobs and sequence.index == 0 and segment.start < sequence.prompt_length - 1
+        ):
             alternatives = draft.request.params.logprobs or 0
-        digest = group.key[1]
         return ForwardTask(
-            ids=sequence.ids[segment.start : end],
+            ids=sequence.ids[segment.start : segment.end],
             start=segment.start,
-            adapter=None if digest is None else adapters[digest],
-            owner=sequence if segment.kept else None,
-            copied=segment.copied,
-            follows=sequence.ids[end] if end < len(sequence.ids) else None,
-            logits=segment.wants == "next",
-            nll=scored,
+            adapter=None if group.digest is None else adapters[group.digest],
+            row=sequence if segment.keeps_kv else None,
+            copy_from=segment.copy_from,
+            next_id=sequence.ids[segment.end] if segment.end < len(sequence.ids) else None,
+            needs_logits=segment.output == "next",
+            needs_nll=needs_nll,
             alternatives=alternatives,
-            pooled=pooled,
-            unpooled=int(pooled and isinstance(draft, ScoreDraft) and draft.request.bos and segment.start == 0),
-            reserve=max(len(sequence.ids), end),
+            needs_pooled=needs_pooled,
+            pooling_offset=pooling_offset,
+            reserve=max(len(sequence.ids), segment.end),
         )
 
-    # --- what came of it ------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
-    def _next_tokens(self, part: Step, found: list[ForwardResult]) -> dict[Sequence, int | None]:
-        """The next token of each sequence that has logits now, drawn together; None where these are no numbers."""
-        rows = [(segment.sequence, one.logits) for segment, one in zip(part.segments, found, strict=True)]
-        asked = [(sequence, logits) for sequence, logits in rows if logits is not None]
-        if not asked:
+    def _sample(self, step: Step, results: list[ForwardResult]) -> dict[Sequence, int | None]:
+        """The next token of each sequence with logits, sampled together; None if they are not finite."""
+        pairs = zip((segment.sequence for segment in step.segments), results, strict=True)
+        logits = {sequence: result.logits for sequence, result in pairs if result.logits is not None}
+        if not logits:
             return {}
-        tokens = sample_tokens(
-            torch.stack([logits for _, logits in asked]), [self._draw(sequence) for sequence, _ in asked]
-        )
-        return dict(zip((sequence for sequence, _ in asked), tokens, strict=True))
+        tokens = sample_tokens(torch.stack(list(logits.values())), [self._draw(sequence) for sequence in logits])
+        return dict(zip(logits, tokens, strict=True))
 
     def _draw(self, sequence: Sequence) -> Draw:
         draft = self._drafts[sequence.group]
-        assert isinstance(draft, GenerationDraft), "only a generation wants a next token"
-        index = sequence.index
-        choice, stream, walk = draft.choices[index], draft.streams[index], draft.walks[index]
-        allowed = None if walk is None else walk.allowed
-        return Draw(draft.request.params, stream, choice.position, sequence.ids, sequence.prompt, allowed)
+        assert isinstance(draft, GenerationDraft), "only generations sample tokens"
+        grammar_state = draft.grammar_states[sequence.index]
+        return Draw(
+            draft.request.params,
+            draft.random_streams[sequence.index],
+            draft.choices[sequence.index].position,
+            sequence.ids,
+            sequence.prompt_length,
+            None if grammar_state is None else grammar_state.allowed,
+        )
 
-    def _take(self, segment: Segment, found: ForwardResult, token: int | None) -> bool:
-        """Put what came of a segment, and the `token` drawn behind it, into its draft; True where it is done."""
+    def _add_result(self, segment: Segment, result: ForwardResult, token: int | None) -> bool:
+        """Add a segment's result, and the sampled `token`, to its draft; return True if its sequence is finished."""
         sequence = segment.sequence
         draft = self._drafts[sequence.group]
         if isinstance(draft, ScoreDraft):
             self.counts["prompt_tokens_total"] += segment.length
-            self._tally.tokens(sequence.group.key[1], scored=segment.length)
-            return self._scored(draft, segment, found)
-        if segment.start < sequence.prompt:
+            self._metrics.add_tokens(sequence.group.digest, scored=segment.length)
+            return self._add_scores(draft, segment, result)
+        if segment.start < sequence.prompt_length:
             self.counts["prompt_tokens_total"] += segment.length
-        if segment.start == 0 or segment.copied is not None:
-            reused = segment.start if isinstance(segment.copied, CachedPrefix) else 0
-            self.counts["prompt_tokens_reused_total"] += draft.begin(reused)
-        if found.chosen:
-            draft.take_prompt(segment.start, found.chosen, found.tops, sequence.prompt)
-        return found.logits is not None and self._next_token(sequence, draft, found.logits, token)
+        if segment.start == 0 or segment.copy_from is not None:
+            reused = segment.start if isinstance(segment.copy_from, CachedPrefix) else 0
+            self.counts["prompt_tokens_reused_total"] += draft.add_reused(reused)
+        if result.log_probs:
+            draft.add_prompt_scores(segment.start, result.log_probs, result.top_tokens, sequence.prompt_length)
+        return result.logits is not None and self._add_token(sequence, draft, result.logits, token)
 
-    def _scored(self, draft: ScoreDraft, segment: Segment, found: ForwardResult) -> bool:
+    def _add_scores(self, draft: ScoreDraft, segment: Segment, result: ForwardResult) -> bool:
         sequence = segment.sequence
-        value = found.nll + (0.0 if found.pooled is None else float(found.pooled.sum()))
+        value = result.nll + (0.0 if result.pooled is None else float(result.pooled.sum()))
         if not math.isfinite(value):
             raise not_finite_error(sequence.group)
-        draft.take(sequence.index, found.nll, found.pooled, found.tokens, first=segment.start == 0)
-        return segment.start + segment.length == len(sequence.ids)
+        draft.add(sequence.index, result.nll, result.pooled, result.pooled_tokens, is_first=segment.start == 0)
+        return segment.end == len(sequence.ids)
 
-    def _next_token(self, sequence: Sequence, draft: GenerationDraft, logits: Tensor, token: int | None) -> bool:
-        """Take the token drawn from logits (vocabulary,) and tell the listener; True when the choice is finished."""
+    def _add_token(self, sequence: Sequence, draft: GenerationDraft, logits: Tensor, token: int | None) -> bool:
+        """Add the token sampled from logits (vocabulary,) and call the listener; return True if the choice finished."""
         choice, params = draft.choices[sequence.index], draft.request.params
         if token is None:
             raise not_finite_error(sequence.group)
-        if choice.finish_reason is not None:  # no tokens were asked for
+        if choice.finish_reason is not None:  # max_tokens is 0
             return True
         logprob: float | None = None
         top: TopTokens = ()
         if params.logprobs is not None:
             scores = log_probs(logits[None])
             [logprob], [top] = chosen_log_probs(scores, [token]), top_tokens(scores, params.logprobs)
-        walk = draft.walks[sequence.index]
-        delta = choice.push(token, logprob, top, complete=walk is not None and walk.take(token))
-        if walk is not None and delta.finish_reason is None:
-            _ = walk.allowed  # found out here, so that where it cannot be this request ends and no other
+        grammar_state = draft.grammar_states[sequence.index]
+        is_complete = grammar_state is not None and grammar_state.advance(token)
+        delta = choice.push(token, logprob, top, complete=is_complete)
+        if grammar_state is not None and delta.finish_reason is None:
+            _ = grammar_state.allowed  # computed here, so that an error ends this request and no other
         sequence.ids.append(token)
-        self._count(sequence.group.key[1], draft)
+        self._count_token(sequence.group.digest, draft)
         if draft.request.on_token is not None:
             draft.request.on_token(delta)
         return delta.finish_reason is not None
 
-    def _count(self, digest: str | None, draft: GenerationDraft) -> None:
-        """Count a token that was drawn."""
+    def _count_token(self, digest: str | None, draft: GenerationDraft) -> None:
         self.counts["generated_tokens_total"] += 1
-        self._tally.tokens(digest, generated=1)
-        if draft.first is None:
-            draft.first = time.monotonic()
-            self._tally.first_token(digest, draft.first - draft.came)
+        self._metrics.add_tokens(digest, generated=1)
+        if draft.first_token_at is None:
+            draft.first_token_at = time.monotonic()
+            self._metrics.add_first_token(digest, draft.first_token_at - draft.arrived_at)
 
 
-def _step_told(groups: list[SequenceGroup]) -> Failures:
-    """Tell the listeners of these requests that the step is over, each once; the requests of those that raise."""
+def _call_step_listeners(groups: list[SequenceGroup]) -> Failures:
+    """Call each `on_step` listener of these requests once; return the requests of those that raise."""
     listeners: dict[Callable[[], None], list[SequenceGroup]] = {}
     for group in groups:
         if isinstance(group.request, GenerateRequest) and group.request.on_step is not None:
             listeners.setdefault(group.request.on_step, []).append(group)
     failures: Failures = []
-    for told, of in listeners.items():
+    for listener, listening in listeners.items():
         try:
-            told()
+            listener()
         except Exception as error:
-            failures += [(group, error) for group in of]
+            failures += [(group, error) for group in listening]
     return failures
 
 
 def not_finite_error(group: SequenceGroup) -> SoupError:
-    """The error of a request whose model answers NaN or infinity."""
-    base_id, digest = group.key
-    if digest is None:
-        return Unavailable(f"Base model {base_id!r} answers values that are not finite numbers.")
-    return InvalidWeights(f"Base model {base_id!r} with adapter {digest} answers values that are not finite numbers.")
+    """The error of a request whose model computes NaN or infinity."""
+    if group.digest is None:
+        return Unavailable(f"Base model {group.base_id!r} answers values that are not finite numbers.")
+    return InvalidWeights(
+        f"Base model {group.base_id!r} with adapter {group.digest} answers values that are not finite numbers."
+    )

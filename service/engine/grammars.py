@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,25 +21,23 @@ from registry.base_model import BaseText
 from registry.errors import InvalidParameter, Unavailable
 from service.engine.json_schema import PARAM, schema_error
 
-Made = TypeVar("Made")
 MAX_TOKENIZERS = 16
 MAX_COMPILATIONS = 4
-"""Schemas; one takes milliseconds, a hostile one up to some hundred megabytes and seconds."""
+"""Schemas that are compiled at once: one takes milliseconds, a hostile one seconds and some hundred megabytes."""
 ANY_OBJECT = '{"type":"object"}'
 """The schema of `json_object`."""
 WHITESPACE = r"(\n[ \t]{0,32}| )"
-"""What may stand between two signs of JSON: one space, or a line break with its indentation. Unbounded, an answer of
-nothing else would be one, and small models give it."""
+"""Whitespace between JSON tokens: one space, or a line break with indentation. Bounded, since small models would fill
+their answer with nothing else."""
 ESCAPES = 'nrtbf\\"'
-"""What may follow a backslash. With `\\u` the name of a property could be written in a way that the compiler does not
-know for it, and its value be of another type than its schema says."""
+"""Characters that may follow a backslash. With `\\u` a property's name could be spelt in a way that the compiler does
+not match, and its value would escape its schema."""
 COMPILER_OPTIONS: Any = {
     "whitespace_pattern": WHITESPACE,
     "json_allowed_escapes": ESCAPES,
     "lenient": False,
     "coerce_one_of": False,
 }
-"""Options of the compiler for every schema."""
 LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 50_000,  # 4 ms
@@ -51,13 +49,11 @@ LIMITS = {
 
 
 class Grammar:
-    """A JSON schema, compiled for one tokenizer and for one request.
+    """A JSON schema, compiled for one tokenizer and one request; raises InvalidParameter for one that cannot be.
 
-    All of its walks share the states that limits count: for a schema that may be followed there are enough of them for
-    every walk, and of a hostile one no other request finds fewer.
-    `first` are the tokens that an answer may begin with: (vocabulary,).
-
-    Raises InvalidParameter for a schema that cannot be followed.
+    Its states share the lexer states that `LIMITS` counts: they suffice for all choices of a request with a reasonable
+    schema, and a hostile one exhausts no other request's. `first` is bool (vocabulary,): the tokens that may begin an
+    answer.
     """
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int, schema: str) -> None:
@@ -65,7 +61,7 @@ class Grammar:
         self._vocabulary = vocabulary
         try:
             source = LLMatcher.grammar_from_json_schema(schema, overrides=COMPILER_OPTIONS)
-        except ValueError as error:  # a number beyond any that it knows, or schemas too deep inside of each other
+        except ValueError as error:  # a number out of its range, or schemas nested too deep
             raise schema_error(_first_line(str(error))) from error
         limits: dict[str, Any] = {**LIMITS, "verbose_errors": False}
         self._start = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**limits))
@@ -74,50 +70,50 @@ class Grammar:
         self.first = self.allowed(self._start, 0)
 
     def begin(self) -> LLMatcher:
-        """A matcher at the beginning of an answer."""
+        """Return a matcher at the beginning of an answer."""
         return self._start.deep_copy()
 
     def allowed(self, matcher: LLMatcher, position: int) -> Tensor:
-        """Which tokens may be token `position` of an answer: bool (vocabulary,); raises InvalidParameter for none."""
+        """Tokens that may follow at `position`, as bool (vocabulary,); raises InvalidParameter if none may."""
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
-            raise _stuck(matcher, position)
-        found = torch.from_numpy(np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_))
-        if not bool(found.any()):
-            raise _no_way_on(position)
-        return found
+            raise _matcher_error(matcher, position)
+        mask = torch.from_numpy(np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_))
+        if not bool(mask.any()):
+            raise _dead_end(position)
+        return mask
 
 
 class GrammarState:
-    """The place of one answer in a grammar."""
+    """The position of one answer in a grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._matcher: LLMatcher | None = None  # a request that waits holds none
+        self._matcher: LLMatcher | None = None  # none while the request waits, to save memory
         self._position = 0
         self._allowed: Tensor | None = grammar.first
 
     @property
     def allowed(self) -> Tensor:
-        """Which tokens may follow: bool (vocabulary,).
+        """Tokens that may follow, as bool (vocabulary,), computed at the first use.
 
-        Found out when it is first asked for; raises InvalidParameter for none, or where the limits do not suffice.
+        Raises InvalidParameter if none may, or if the computation exceeds the limits.
         """
         if self._allowed is None:
             assert self._matcher is not None
             self._allowed = self._grammar.allowed(self._matcher, self._position)
         return self._allowed
 
-    def take(self, token: int) -> bool:
-        """Go on by a token that was allowed; whether the answer is complete, and nothing may follow.
+    def advance(self, token: int) -> bool:
+        """Consume an allowed token; return True if the answer is complete and nothing may follow.
 
-        Raises InvalidParameter where this takes more work than the limits leave.
+        Raises InvalidParameter if this exceeds the limits.
         """
         matcher = self._grammar.begin() if self._matcher is None else self._matcher
         self._matcher = matcher
         self._position += 1
         if not matcher.consume_token(token):
-            raise _stuck(matcher, self._position)
+            raise _matcher_error(matcher, self._position)
         if matcher.is_stopped():
             self._matcher = None
             return True
@@ -126,41 +122,40 @@ class GrammarState:
 
 
 class Grammars:
-    """Makes grammars in the threads that serve requests; the tokenizers used last are kept."""
+    """Compiles grammars in the threads that serve requests; caches the tokenizers that were used last."""
 
     def __init__(self) -> None:
-        self._building = threading.Lock()  # of a tokenizer, which holds up every thread
+        self._tokenizer_lock = threading.Lock()  # building one blocks all threads
         self._compiling = threading.Semaphore(MAX_COMPILATIONS)
         self._tokenizers: OrderedDict[Any, LLTokenizer] = OrderedDict()
 
-    def grammar(self, base: BaseText, ends: tuple[int, ...], schema: str) -> Grammar:
-        """The grammar of a checked schema for a base model whose answers end with one of `ends`.
+    def compile(self, base: BaseText, stop_ids: tuple[int, ...], schema: str) -> Grammar:
+        """Compile a validated schema for a base model whose answers end with one of `stop_ids`.
 
-        Raises InvalidParameter for a schema that cannot be followed, and for a base model without an end.
+        Raises InvalidParameter for a schema that cannot be followed, and for a base model without a stop token.
         """
-        if not ends:
+        if not stop_ids:
             raise InvalidParameter(
                 f"Base model '{base.entry.id}' has no token that ends a text, which answers in JSON need.", param=PARAM
             )
-        of = (base.shape.fingerprint, ends)
-        with self._building:
-            held = self._tokenizers
-            if of not in held:
-                held[of] = tokenizer_of(base, ends)
-            held.move_to_end(of)
-            if len(held) > MAX_TOKENIZERS:
-                held.popitem(last=False)
-            tokenizer = held[of]
+        key = (base.shape.fingerprint, stop_ids)
+        with self._tokenizer_lock:
+            if key not in self._tokenizers:
+                self._tokenizers[key] = build_tokenizer(base, stop_ids)
+            self._tokenizers.move_to_end(key)
+            if len(self._tokenizers) > MAX_TOKENIZERS:
+                self._tokenizers.popitem(last=False)
+            tokenizer = self._tokenizers[key]
         with self._compiling:
             return Grammar(tokenizer, base.shape.vocab_size, schema)
 
 
-def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:
-    """The bytes of a base model's tokens; raises Unavailable for a tokenizer of which they cannot be told."""
+def build_tokenizer(base: BaseText, stop_ids: tuple[int, ...]) -> LLTokenizer:
+    """Build llguidance's form of a base model's tokenizer; raises Unavailable if it does not support it."""
     backend = base.tokenizer.backend_tokenizer
     size = max(base.shape.vocab_size, backend.get_vocab_size(with_added_tokens=True))
     try:
-        return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(ends), slices=LLTokenizer.json_slices())
+        return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(stop_ids), slices=LLTokenizer.json_slices())
     except ValueError as error:
         raise Unavailable(
             f"The tokenizer of base model '{base.entry.id}' cannot be used for answers in JSON: "
@@ -169,23 +164,25 @@ def tokenizer_of(base: BaseText, ends: tuple[int, ...]) -> LLTokenizer:
         ) from error
 
 
-def _no_way_on(position: int) -> InvalidParameter:
+def _dead_end(position: int) -> InvalidParameter:
     return schema_error(f"after {position} tokens of the answer nothing may follow, and it is not complete")
 
 
-def _stuck(matcher: LLMatcher, position: int) -> InvalidParameter:
-    """The error of a matcher in its state of error."""
-    said = _first_line(matcher.get_error())
-    return _no_way_on(position) if said.startswith("NoExtension") else schema_error(f"after {position} tokens, {said}")
+def _matcher_error(matcher: LLMatcher, position: int) -> InvalidParameter:
+    """The error of a matcher that failed at token `position`."""
+    message = _first_line(matcher.get_error())
+    if message.startswith("NoExtension"):
+        return _dead_end(position)
+    return schema_error(f"after {position} tokens, {message}")
 
 
 def _problem(message: str) -> str:
-    """What the library says of a schema, but for what would name an option that nobody here can set."""
+    """The library's message, replaced where it would name an option that callers cannot set."""
     if message.startswith("oneOf"):
         return "the alternatives of a 'oneOf' must exclude each other, as by a property with another 'const' in each"
     return _first_line(message)
 
 
 def _first_line(message: str) -> str:
-    """The beginning of what the library says, which may go on with the schema and its own state."""
+    """The first line of the library's message, which may continue with the schema and its own state."""
     return message.partition("\n")[0].strip().rstrip(".")[:300]

@@ -1,10 +1,9 @@
-"""What of JSON Schema is refused before llguidance compiles it: what it would follow wrongly, or at a price.
+"""Validation of JSON schemas before llguidance compiles them: refuses what it would apply wrongly, or too slowly.
 
-llguidance refuses the keywords that it does not implement, and bounds its own work. But it counts properties that come
-twice (`minProperties`), writes control characters as they are, compiles a `multipleOf` of six digits for half a minute,
-and multiplies the alternatives that two schemas have in common (`allOf`, or anything beside `$ref`, `anyOf` and
-`oneOf`). `$id` gives `$ref` another document, whose definitions are not looked at here, and `x-guidance` has it write
-something that is no JSON.
+llguidance refuses the keywords that it does not implement, and bounds its own work. But it counts duplicate properties
+twice (`minProperties`), writes control characters unescaped, compiles a `multipleOf` of six digits for half a minute,
+and multiplies the alternatives of combined schemas (`allOf`, or anything beside `$ref`, `anyOf` and `oneOf`). `$id`
+resolves `$ref` in another document, which is not validated here, and `x-guidance` makes it write other text than JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from registry.errors import InvalidParameter, TooLarge
 
 PARAM = "response_format"
 MAX_CHARS = 65_536
-"""Of the schema as JSON."""
+"""Characters of the schema as JSON."""
 MAX_LEVELS = 1_000
-"""Objects and lists inside of each other, through references too: llguidance follows them on its stack, and from some
-3,000 on the process ends."""
-REFUSED = (
+"""Nesting depth of objects and lists, counted through references: llguidance recurses on its stack, and from about
+3,000 on the process crashes."""
+UNSUPPORTED = (
     "$anchor",
     "$dynamicAnchor",
     "$id",
@@ -33,34 +32,48 @@ REFUSED = (
     "multipleOf",
     "x-guidance",
 )
-ALONE = ("$ref", "anyOf", "oneOf")
-NOTES = frozenset(
-    ("$comment", "$schema", "$defs", "definitions", "default", "deprecated", "description", "discriminator", "examples",
-     "readOnly", "title", "writeOnly")
-)  # fmt: skip
-"""What says nothing of the answer."""
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose value has schemas by names that people chose."""
-VALUES = ("const", "default", "enum", "examples")
-"""Keywords whose value is no schema."""
+EXCLUSIVE = ("$ref", "anyOf", "oneOf")
+"""Keywords that only annotations may accompany."""
+ANNOTATIONS = frozenset(
+    (
+        "$comment",
+        "$defs",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "discriminator",
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+    )
+)
+"""Keywords that do not constrain the answer."""
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value maps arbitrary names to schemas."""
+VALUE_KEYWORDS = ("const", "default", "enum", "examples")
+"""Keywords whose value is data, not a schema."""
 REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/%]+")
-"""What `$ref` may name: the whole, or what stands where schemas are looked at; not one inside of a value."""
+"""A valid `$ref`: the whole schema or a definition, which are validated here; not a path into a value."""
 CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]|\x7f")
-"""A control character in JSON that has no short escape."""
+"""A control character in JSON without a short escape."""
 
 
 def validate_schema(schema: dict[str, Any]) -> str:
-    """The schema as JSON, its properties in their order, which is that of the answer.
+    """Return the schema as JSON, with its properties in their order, which is that of the answer.
 
-    Raises InvalidParameter for what is not supported, TooLarge for what is too large.
+    Raises InvalidParameter for unsupported keywords, TooLarge for a schema over a limit.
     """
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        for one in _schemas(schema):
-            _check(one)
-        definitions = [schema.get(word) for word in ("$defs", "definitions")]
-        levels = _levels(schema)
-        levels += sum(_levels(one) for named in definitions if isinstance(named, dict) for one in named.values())
+        for subschema in _subschemas(schema):
+            _check(subschema)
+        levels = _depth(schema)
+        for definitions in (schema.get("$defs"), schema.get("definitions")):
+            if isinstance(definitions, dict):
+                levels += sum(map(_depth, definitions.values()))
     except RecursionError:
         raise schema_error("its schemas stand too deep inside of each other") from None
     if len(text) > MAX_CHARS:
@@ -76,39 +89,40 @@ def validate_schema(schema: dict[str, Any]) -> str:
 
 
 def schema_error(problem: str) -> InvalidParameter:
-    """The error of a schema that cannot be followed, for what `problem` says."""
+    """The error of a schema that cannot be followed."""
     return InvalidParameter(f"The JSON schema cannot be followed: {problem}.", param=PARAM)
 
 
 def _check(schema: dict[str, Any]) -> None:
-    for word in REFUSED:
-        if word in schema:
-            raise schema_error(f"'{word}' is not supported")
-    alone = next((word for word in ALONE if word in schema), None)
-    other = next((word for word in schema if alone is not None and word != alone and word not in NOTES), None)
-    if other is not None:
-        raise schema_error(f"'{other[:80]}' beside '{alone}' is not supported")
+    for keyword in UNSUPPORTED:
+        if keyword in schema:
+            raise schema_error(f"'{keyword}' is not supported")
+    exclusive = next((keyword for keyword in EXCLUSIVE if keyword in schema), None)
+    if exclusive is not None:
+        for keyword in schema:
+            if keyword != exclusive and keyword not in ANNOTATIONS:
+                raise schema_error(f"'{keyword[:80]}' beside '{exclusive}' is not supported")
     target = schema.get("$ref", "#")
     if not (isinstance(target, str) and REFERENCE.fullmatch(target)):
         raise schema_error("'$ref' names no schema of this one: it is '#', '#/$defs/NAME' or '#/definitions/NAME'")
 
 
-def _schemas(value: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all inside of it."""
+def _subschemas(value: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all schemas inside of it."""
     if isinstance(value, list):
-        for one in value:
-            yield from _schemas(one)
+        for item in value:
+            yield from _subschemas(item)
     elif isinstance(value, dict):
         yield value
-        for word, inner in value.items():
-            if word in NAMED and isinstance(inner, dict):
-                yield from _schemas(list(inner.values()))
-            elif word not in VALUES:
-                yield from _schemas(inner)
+        for keyword, operand in value.items():
+            if keyword in SCHEMA_MAPS and isinstance(operand, dict):
+                yield from _subschemas(list(operand.values()))
+            elif keyword not in VALUE_KEYWORDS:
+                yield from _subschemas(operand)
 
 
-def _levels(value: Any) -> int:
-    """How many objects and lists stand inside of each other."""
+def _depth(value: Any) -> int:
+    """Nesting depth of objects and lists."""
     if not isinstance(value, dict | list):
         return 0
-    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

@@ -1,7 +1,7 @@
-"""What each key gets of the engine while others want some of it: places in the queue, and rows that generate.
+"""Fairness between keys: admission to the engine, quotas of running sequences, and turns.
 
-Of the scheduler, under the engine's lock. Knows no tensors. The owner of a request is the key that sent it; what the
-server asks for itself, for its jobs, has the owner None.
+Used by the scheduler, under the engine's lock. Knows no tensors. The owner of a request is the key that sent it; the
+owner of requests of the server's own jobs is None.
 """
 
 from __future__ import annotations
@@ -12,145 +12,146 @@ from collections.abc import Callable, Collection, Iterable
 
 from registry.errors import Busy
 from service.engine.request import GenerateRequest, State
-from service.engine.steps import ModelKey, Owner, Sequence, SequenceGroup
+from service.engine.steps import Owner, Sequence, SequenceGroup
 
 ASSUMED_TOKENS = 512
-"""Tokens that a choice counts for in the queue whose request names no limit."""
+"""Tokens that admission counts for a choice of a request without `max_tokens`."""
 RECENT_SECONDS = 5.0
-"""For so many seconds after its last request a key may soon ask again."""
+"""How long after its last request a key is expected to send another."""
 MAX_OVERLOAD = 2
-"""The queue never holds more than so many times its limits, for the sake of keys that have little in it."""
+"""Factor by which the limits are exceeded at most, for the sake of keys that have little in the engine."""
 
 
 def remaining_tokens(group: SequenceGroup) -> int:
-    """Tokens that are still to be computed for a request, at most."""
+    """The most tokens that are still to be computed for a request."""
     limit = 0
     if isinstance(group.request, GenerateRequest):
         limit = ASSUMED_TOKENS if group.request.params.max_tokens is None else group.request.params.max_tokens
-        if group.state is State.WAITING:  # its choices are alike, and looking at each holds up the engine
+        if group.state is State.WAITING:  # its choices are alike: a loop over thousands would hold up the engine
             return len(group.waiting) * max(1, len(group.request.prompt) + limit)
-    return sum(max(1, one.prompt + limit - one.done) for one in (*group.waiting, *group.running))
+    sequences = (*group.waiting, *group.running)
+    return sum(max(1, sequence.prompt_length + limit - sequence.computed) for sequence in sequences)
 
 
 class AdmissionControl:
-    """How much the engine holds at once: `max_requests`, of `max_tokens` tokens that are still to be computed.
+    """Limits of what the engine holds at once: `max_requests`, with `max_tokens` tokens still to compute.
 
-    While one of them is reached, a key is refused that has its equal part of it; one that has less still gets in, so
-    that nobody can shut the others out. A key that gets in does so with the whole list that it sends.
+    While a limit is reached, a key that uses its equal share of it is refused; a key below its share is still admitted,
+    so that nobody can shut others out. A list of requests is admitted as a whole.
     """
 
     def __init__(self, max_requests: int, max_tokens: float = math.inf) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
 
-    def is_full(self, live: Collection[SequenceGroup]) -> bool:
-        """Whether a limit is reached."""
-        return self._load(len(live), sum(map(remaining_tokens, live))) >= 1
+    def is_full(self, groups: Collection[SequenceGroup]) -> bool:
+        """Return True if a limit is reached."""
+        return self._load(len(groups), sum(map(remaining_tokens, groups))) >= 1
 
-    def check(self, live: Collection[SequenceGroup], owner: Owner, retry_after: Callable[[int], int]) -> None:
-        """Raises Busy where a key has to wait; `retry_after` gives the seconds that so many tokens take."""
-        left = {group: remaining_tokens(group) for group in live}
-        tokens = sum(left.values())
-        load = self._load(len(live), tokens)
+    def check(self, groups: Collection[SequenceGroup], owner: Owner, retry_after: Callable[[int], int]) -> None:
+        """Raise Busy where a key has to wait; `retry_after` gives the seconds that so many tokens take."""
+        tokens_by_group = {group: remaining_tokens(group) for group in groups}
+        tokens = sum(tokens_by_group.values())
+        load = self._load(len(groups), tokens)
         if load < 1:
             return
-        own = [group for group in live if group.owner == owner]
-        owners = {group.owner for group in live} | {owner}
-        if load < MAX_OVERLOAD and self._load(len(own), sum(left[group] for group in own)) * len(owners) < 1:
+        owned = [tokens_by_group[group] for group in groups if group.owner == owner]
+        owners = {group.owner for group in groups} | {owner}
+        if load < MAX_OVERLOAD and self._load(len(owned), sum(owned)) * len(owners) < 1:
             return
-        first = max(len(live) - self.max_requests + 1, 1)  # so many have to end
-        excess = 0 if self.max_tokens == math.inf else math.ceil(tokens - self.max_tokens)
-        seconds = retry_after(max(math.ceil(tokens * first / len(live)), excess))
-        others = f", {len(own)} of them of this key" if len(own) < len(live) else ""
-        what = f"{len(live)} requests{others}, with {tokens} tokens to compute"
-        most = f"{self.max_requests} requests" + (
-            "" if self.max_tokens == math.inf else f" or {self.max_tokens} tokens"
+        excess_requests = max(len(groups) - self.max_requests + 1, 1)
+        excess_tokens = 0 if self.max_tokens == math.inf else math.ceil(tokens - self.max_tokens)
+        seconds = retry_after(max(math.ceil(tokens * excess_requests / len(groups)), excess_tokens))
+        of_this_key = f", {len(owned)} of them of this key" if len(owned) < len(groups) else ""
+        or_tokens = "" if self.max_tokens == math.inf else f" or {self.max_tokens} tokens"
+        raise Busy(
+            f"The engine holds {len(groups)} requests{of_this_key}, with {tokens} tokens to compute; its limit is "
+            f"{self.max_requests} requests{or_tokens}: try again in {seconds} s.",
+            retry_after=seconds,
         )
-        raise Busy(f"The engine holds {what}; its limit is {most}: try again in {seconds} s.", retry_after=seconds)
 
     def _load(self, requests: int, tokens: int) -> float:
         return max(requests / self.max_requests, 0.0 if self.max_tokens == math.inf else tokens / self.max_tokens)
 
 
 class SequenceQuotas:
-    """The sequences that generate, by the key that asked for them, and each key's equal part of `most` rows.
+    """The sequences that generate, by key, and each key's equal share of `max_running`.
 
-    The part counts for keys only that have something waiting: what nobody else wants, whoever asks may have.
+    Keys without running or waiting requests get no share; a single key may use everything.
     """
 
-    def __init__(self, running: Iterable[Sequence], waiting: Iterable[SequenceGroup], most: int) -> None:
-        self._rows: dict[Owner, list[Sequence]] = {}
-        for one in running:
-            if one.generates:
-                self._rows.setdefault(one.group.owner, []).append(one)
-        owners = {*self._rows, *(group.owner for group in waiting)}
-        self._part = math.inf if len(owners) < 2 else max(1, most // len(owners))
+    def __init__(self, running: Iterable[Sequence], waiting: Iterable[SequenceGroup], max_running: int) -> None:
+        self._running: dict[Owner, list[Sequence]] = {}
+        for sequence in running:
+            if sequence.is_generation:
+                self._running.setdefault(sequence.group.owner, []).append(sequence)
+        owners = {*self._running, *(group.owner for group in waiting)}
+        self._quota = math.inf if len(owners) < 2 else max(1, max_running // len(owners))
 
-    def of(self, owner: Owner) -> int:
-        """How many rows a key has."""
-        return len(self._rows.get(owner, ()))
+    def running(self, owner: Owner) -> int:
+        """The number of sequences that generate for a key."""
+        return len(self._running.get(owner, ()))
 
-    def below(self, owner: Owner) -> bool:
-        """Whether a key has less than its part while others have some."""
-        return self._part != math.inf and self.of(owner) < self._part
+    def is_below(self, owner: Owner) -> bool:
+        """Return True if a key runs less than its share while others have work."""
+        return self._quota != math.inf and self.running(owner) < self._quota
 
-    def giving(self, group: SequenceGroup) -> list[Sequence]:
-        """The rows of which the last make room for a request, in their order.
+    def preemptible(self, group: SequenceGroup) -> list[Sequence]:
+        """The sequences that may be preempted for a request, last first to go.
 
-        They are of the key that has most, if that of the request has less than its part, else of that key itself; and
-        of its rows those of the adapter that has most.
+        If its key is below its share, they are of the key that runs most, else of its own key; among those, they are
+        of the adapter that runs most.
         """
-        most = max(self._rows.values(), key=len, default=[])
-        own = self._rows.get(group.owner, [])
-        if self.below(group.owner) and len(most) > self._part:
-            alike = _most_alike(most)
-            return alike if len(alike) > 1 else most
-        return _most_alike(most if self._part == math.inf else own)
+        largest = max(self._running.values(), key=len, default=[])
+        if self.is_below(group.owner) and len(largest) > self._quota:
+            same_adapter = _most_of_one_adapter(largest)
+            return same_adapter if len(same_adapter) > 1 else largest
+        return _most_of_one_adapter(largest if self._quota == math.inf else self._running.get(group.owner, []))
 
 
-def _most_alike(rows: Iterable[Sequence]) -> list[Sequence]:
-    """Those of the adapter that has most of them."""
-    found: dict[ModelKey, list[Sequence]] = {}
-    for one in rows:
-        found.setdefault(one.group.key, []).append(one)
-    return max(found.values(), key=len, default=[])
+def _most_of_one_adapter(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """The sequences of the base model and adapter that have most of them."""
+    by_adapter: dict[tuple[str, str | None], list[Sequence]] = {}
+    for sequence in sequences:
+        by_adapter.setdefault((sequence.group.base_id, sequence.group.digest), []).append(sequence)
+    return max(by_adapter.values(), key=len, default=[])
 
 
 class RecentKeys:
-    """The keys that have asked the engine lately; `clock` gives seconds."""
+    """The keys that have sent requests lately; `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asked: dict[Owner, float] = {}
+        self._last_request: dict[Owner, float] = {}
 
-    def asked(self, owner: Owner) -> None:
-        """A key asks now."""
-        self._asked[owner] = self._clock()
+    def note_request(self, owner: Owner) -> None:
+        """Record a request of a key."""
+        self._last_request[owner] = self._clock()
 
-    def several(self) -> bool:
-        """Whether more than one key has asked in the last `RECENT_SECONDS` seconds."""
-        if len(self._asked) < 2:
+    def has_several(self) -> bool:
+        """Return True if more than one key has sent a request in the last `RECENT_SECONDS`."""
+        if len(self._last_request) < 2:
             return False
         since = self._clock() - RECENT_SECONDS
-        self._asked = {owner: at for owner, at in self._asked.items() if at >= since}
-        return len(self._asked) > 1
+        self._last_request = {owner: at for owner, at in self._last_request.items() if at >= since}
+        return len(self._last_request) > 1
 
 
 class KeyTurns:
-    """Whose texts are scored next: keys in turn, those of one key in theirs."""
+    """Round robin between the keys whose texts are scored."""
 
     def __init__(self) -> None:
         self._last: dict[Owner, int] = {}
         self._turn = 0
 
     def order(self, groups: Iterable[SequenceGroup]) -> list[SequenceGroup]:
-        """Requests, those first of the key whose last turn is longest ago."""
-        found = list(groups)
-        owners = {group.owner for group in found}
+        """Sort requests so that the key whose last turn is longest ago comes first."""
+        groups = list(groups)
+        owners = {group.owner for group in groups}
         self._last = {owner: turn for owner, turn in self._last.items() if owner in owners}
-        return sorted(found, key=lambda group: self._last.get(group.owner, 0))
+        return sorted(groups, key=lambda group: self._last.get(group.owner, 0))
 
-    def had(self, group: SequenceGroup) -> None:
-        """A request's key had a turn."""
+    def note_turn(self, group: SequenceGroup) -> None:
+        """Record a turn of a request's key."""
         self._turn += 1
         self._last[group.owner] = self._turn

@@ -1,4 +1,4 @@
-"""The memory that sequences' keys and values may take together, counted before any is allocated. Knows no tensors."""
+"""Memory budget for keys and values: bytes are reserved here before anything is allocated. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -14,88 +14,90 @@ MIN_ROW_POSITIONS = 64
 
 
 def row_capacity(positions: int) -> int:
-    """Positions of the row that so many need."""
+    """Positions of the smallest row that holds `positions`."""
     return max(MIN_ROW_POSITIONS, 1 << (positions - 1).bit_length())
 
 
 class KVBudget:
-    """At most `limit` bytes (None: no limit); `bytes_of` a base model's id gives those of one position there.
+    """At most `limit` bytes (None: no limit); `bytes_per_position` takes a base model's id.
 
-    Safe to ask from any thread whether a length fits at all; the rest is for the engine's thread.
+    `fits`, `check` and `max_positions` may be called from any thread; the others from the engine's thread only.
     """
 
-    def __init__(self, limit: int | None, bytes_of: Callable[[str], int] = lambda _base_id: 0) -> None:
+    def __init__(self, limit: int | None, bytes_per_position: Callable[[str], int] = lambda _base_id: 0) -> None:
         self.limit = limit
-        self._bytes_of = bytes_of
-        self._rows: dict[Hashable, int] = {}
+        self.bytes_per_position = bytes_per_position
+        self._reserved: dict[Hashable, int] = {}
         self.bytes = 0
+        """Bytes that are reserved."""
 
-    def needed(self, base_id: str, positions: int) -> int:
-        """Bytes of the row that so many positions take."""
-        return row_capacity(positions) * self._bytes_of(base_id)
+    def row_bytes(self, base_id: str, positions: int) -> int:
+        """Bytes of the row that holds `positions`."""
+        return row_capacity(positions) * self.bytes_per_position(base_id)
 
     def fits(self, base_id: str, positions: int) -> bool:
-        """Whether a sequence of so many positions ever has room."""
-        return self.limit is None or self.needed(base_id, positions) <= self.limit
+        """Return True if a sequence of `positions` fits into an empty budget."""
+        return self.limit is None or self.row_bytes(base_id, positions) <= self.limit
 
     def check(self, base_id: str, positions: int, *, param: str) -> None:
         """Raise InvalidParameter for a sequence whose keys and values would never fit."""
         if not self.fits(base_id, positions):
             raise InvalidParameter(
-                f"{positions} tokens take {self.needed(base_id, positions)} bytes of keys and values, and this server "
-                f"has {self.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
+                f"{positions} tokens take {self.row_bytes(base_id, positions)} bytes of keys and values, and this "
+                f"server has {self.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
                 param=param,
             )
 
-    def most(self, base_id: str) -> int | None:
-        """The most positions that a sequence has room for; None where there is no limit."""
-        each = self._bytes_of(base_id)
-        if self.limit is None or each == 0:
+    def max_positions(self, base_id: str) -> int | None:
+        """The most positions that a sequence may have; None without a limit."""
+        if self.limit is None or self.bytes_per_position(base_id) == 0:
             return None
         positions = MIN_ROW_POSITIONS
         while self.fits(base_id, 2 * positions):
             positions *= 2
         return positions if self.fits(base_id, positions) else 0
 
-    def enough_of(self, owners: Sequence[Owner], base_id: str, positions: int, *, besides: int = 0) -> Sequence[Owner]:
-        """As many of these owners, from the first on, as must give up their rows for a new one to have room.
+    def owners_to_preempt(
+        self, owners: Sequence[Owner], base_id: str, positions: int, *, freeable: int = 0
+    ) -> Sequence[Owner]:
+        """The fewest of `owners`, from the first on, whose rows must be released for a new row to fit.
 
-        None where it has room already, or would not have it without all of them. `besides` bytes go as well.
+        `freeable` bytes are released besides. Empty if the row fits already, or not even with all of them released.
         """
-        over = 0 if self.limit is None else self.bytes - besides + self.needed(base_id, positions) - self.limit
+        excess = 0 if self.limit is None else self.bytes - freeable + self.row_bytes(base_id, positions) - self.limit
         for count in range(len(owners) + 1):
-            if sum(self._rows.get(owner, 0) for owner in owners[:count]) >= over:
+            if sum(map(self.reserved, owners[:count])) >= excess:
                 return owners[:count]
         return ()
 
     def reserve(self, owner: Hashable, base_id: str, positions: int) -> bool:
-        """Whether a sequence has room for so many positions, which is then kept for it."""
-        if self.missing(owner, base_id, positions) > 0:
+        """Reserve a row of `positions` for a sequence, or return False if it does not fit."""
+        if self.shortfall(owner, base_id, positions) > 0:
             return False
-        self._take(owner, max(self.held(owner), self.needed(base_id, positions)))
+        self._set(owner, max(self.reserved(owner), self.row_bytes(base_id, positions)))
         return True
 
-    def missing(self, owner: Hashable, base_id: str, positions: int) -> int:
-        """Bytes that would have to be released before a sequence has room for so many positions; at most 0 for none."""
-        more = self.needed(base_id, positions) - self.held(owner)
-        return 0 if self.limit is None or more <= 0 else self.bytes + more - self.limit
+    def shortfall(self, owner: Hashable, base_id: str, positions: int) -> int:
+        """Bytes to release before `reserve` succeeds; 0 or less if it would now."""
+        added = self.row_bytes(base_id, positions) - self.reserved(owner)
+        return 0 if self.limit is None or added <= 0 else self.bytes + added - self.limit
 
-    def keep(self, owner: Hashable, base_id: str, positions: int) -> bool:
-        """Whether exactly so many positions, which never become more, have room, which is then kept for them."""
-        size = positions * self._bytes_of(base_id)
+    def reserve_exact(self, owner: Hashable, base_id: str, positions: int) -> bool:
+        """Reserve exactly `positions`, which never grow, or return False if they do not fit."""
+        size = positions * self.bytes_per_position(base_id)
         if self.limit is not None and self.bytes + size > self.limit:
             return False
-        self._take(owner, size)
+        self._set(owner, size)
         return True
 
-    def held(self, owner: Hashable) -> int:
-        """Bytes that are kept for a sequence, or for what is left of one."""
-        return self._rows.get(owner, 0)
+    def reserved(self, owner: Hashable) -> int:
+        """Bytes that are reserved for an owner."""
+        return self._reserved.get(owner, 0)
 
-    def _take(self, owner: Hashable, size: int) -> None:
-        self.bytes += size - self.held(owner)
-        self._rows[owner] = size
+    def _set(self, owner: Hashable, size: int) -> None:
+        self.bytes += size - self.reserved(owner)
+        self._reserved[owner] = size
 
     def release(self, owner: Hashable) -> None:
-        """What was kept for a sequence is not needed any longer."""
-        self.bytes -= self._rows.pop(owner, 0)
+        """Release what is reserved for an owner, if anything is."""
+        self.bytes -= self._reserved.pop(owner, 0)

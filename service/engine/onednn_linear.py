@@ -1,9 +1,8 @@
-"""Linear layers whose weights lie in memory as oneDNN's matrix product reads them.
+"""Linear layers whose weights are stored in the memory layout of oneDNN's matrix product.
 
-`nn.Linear` keeps its weight row by row, and the product brings it into the processor's order at every call: with the 16
-tokens of a decode step that takes longer than the product. Here it is done once, when a base model is loaded. The
-values are the same; the order in which a sum is added up may differ. A layer that would then compute something else
-stays as it is.
+`nn.Linear` stores its weight row by row, and the product reorders it at every call: with the 16 tokens of a decode step
+that takes longer than the product. Here it is reordered once, when a base model is loaded. The values are the same; the
+order of summation may differ. A layer that would compute something else stays as it is.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ log = logging.getLogger(__name__)
 _product = torch.ops.mkldnn._linear_pointwise
 
 ROWS = 16
-"""Tokens of a pass that the order is chosen for."""
+"""Tokens of a pass that the layout is chosen for."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""How far the output of a layer in its new form may be from what it was, as a share of the largest; by dtype."""
+"""Largest difference of a reordered layer's output, relative to the largest output, by dtype."""
 
 
 class ReorderedLinear(nn.Linear):
-    """A frozen linear layer on a CPU, made of a `weight` (outputs, inputs) and a `bias` (outputs,) or None."""
+    """A frozen linear layer on a CPU with `weight` (outputs, inputs) and `bias` (outputs,) or None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         nn.Module.__init__(self)
@@ -37,7 +36,7 @@ class ReorderedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """A copy of the weight, row by row, for a model's own code that looks at it."""
+        """A copy of the weight, row by row, for models whose code reads it."""
         return self._reordered.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -48,27 +47,26 @@ class ReorderedLinear(nn.Linear):
 
 
 def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
-    """Whether linear layers of this dtype are reordered on this device."""
-    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    if torch.device(device).type != "cpu" or not available:
+    """Return True if oneDNN has a layout for linear layers of this dtype on this device."""
+    if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
 
 
-@torch.no_grad()  # inference tensors could be in no computation of a gradient later
+@torch.no_grad()  # under inference_mode the new tensors could take part in no gradient later
 def reorder_linears(model: nn.Module) -> int:
-    """Put reordered layers in the place of a frozen model's linear ones, where it can; returns how many.
+    """Replace a frozen model's linear layers by reordered ones where possible; return how many.
 
-    The output layer gets a weight of its own where it is tied to the embedding.
+    An output layer that is tied to the embedding gets a separate weight.
     """
     count = 0
     for path, module in list(model.named_modules()):
         if type(module) is not nn.Linear and type(module) is not Conv1D:
             continue
         weight = module.weight.detach()
-        if type(module) is Conv1D:  # keeps it as (inputs, outputs)
+        if type(module) is Conv1D:  # stores it as (inputs, outputs)
             weight = weight.t()
         bias = None if module.bias is None else module.bias.detach()
         if min(weight.shape) < 2 or not can_reorder(weight.dtype, weight.device):
@@ -80,14 +78,14 @@ def reorder_linears(model: nn.Module) -> int:
         model.set_submodule(path, reordered)
         count += 1
     if count:
-        for parameter in model.parameters():  # as it lies in its file, one of them holds the whole file in memory
+        for parameter in model.parameters():  # a view of the mapped file would keep the whole file in memory
             parameter.data = parameter.data.clone()
     return count
 
 
 def _agree(reordered: ReorderedLinear, weight: Tensor, bias: Tensor | None) -> bool:
-    draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(3, reordered.in_features, generator=draw).to(weight.dtype)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, reordered.in_features, generator=generator).to(weight.dtype)
     outputs = F.linear(inputs, weight, bias).float()
-    distance = (reordered(inputs).float() - outputs).abs().max()
-    return bool(distance <= TOLERANCE[weight.dtype] * outputs.abs().max())
+    error = (reordered(inputs).float() - outputs).abs().max()
+    return bool(error <= TOLERANCE[weight.dtype] * outputs.abs().max())

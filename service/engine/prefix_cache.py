@@ -1,10 +1,10 @@
-"""What of ended sequences is kept for prompts that begin alike: found by its tokens, counted in bytes.
+"""Prefix cache: tokens of ended sequences whose keys and values later prompts with the same beginning copy.
 
-Knows no tensors. Called by the scheduler, under the engine's lock. A text is found by the hashes of its blocks of
-tokens and then compared token by token, so that a hash decides where to look and never what is served. It is found only
-by requests for the same base model and adapter digest whose key sees the same namespaces: how fast an answer comes, and
-the count of reused tokens in it, tell what was asked before. What is kept takes room that no sequence needs, and is the
-first to go, least recently used first.
+Knows no tensors. Called by the scheduler, under the engine's lock. A prefix is looked up by the hashes of its token
+blocks and then compared token by token, so that a hash collision cannot serve a wrong one. It is found only by requests
+for the same base model and adapter digest whose key sees the same namespaces: the latency of an answer, and its count
+of reused tokens, reveal earlier requests. Cached prefixes use memory that no sequence needs, and are evicted first,
+least recently used ones before others.
 """
 
 from __future__ import annotations
@@ -19,166 +19,177 @@ from service.engine.request import GenerateRequest
 from service.engine.steps import CachedPrefix, PrefixScope, Sequence, SequenceGroup
 
 PrefixSharing = Literal["off", "namespace", "all"]
-"""Who may take over the keys and values of a text: nobody, keys that see the same namespaces, every key."""
+"""Keys that share cached prefixes: none, those that see the same namespaces, all."""
 
 BLOCK_SIZE = 16
-"""Tokens of a block, and the fewest that are taken over."""
+"""Tokens of a block, and the fewest that are reused."""
 MAX_CANDIDATES = 8
-"""Texts of one block that are compared, the newest: a look takes no longer because many begin alike."""
+"""Prefixes with an equal block that are compared, the newest first: bounds the time of a lookup."""
 
 Ids = tuple[int, ...]
 
 
 class PrefixCache:
-    """The texts kept within `space`; `keeps` says of a base model's id whether its runner can keep any.
+    """The prefixes cached within `budget`; `can_cache` says whether the runner of a base model id supports it.
 
-    Nothing is kept where the space has no limit, for then nothing would ever go.
+    Nothing is cached in a budget without a limit, for then nothing would ever be evicted.
     """
 
     def __init__(
-        self, space: KVBudget, sharing: PrefixSharing = "off", keeps: Callable[[str], bool] = lambda _base_id: True
+        self,
+        budget: KVBudget,
+        sharing: PrefixSharing = "off",
+        can_cache: Callable[[str], bool] = lambda _base_id: True,
     ) -> None:
-        self._space = space
-        self._sharing: PrefixSharing = sharing if space.limit is not None else "off"
-        self._keeps = keeps
-        self._texts: OrderedDict[CachedPrefix, None] = OrderedDict()  # least recently used first
-        self._blocks: dict[int, dict[CachedPrefix, None]] = {}
+        self.budget = budget
+        self._sharing: PrefixSharing = sharing if budget.limit is not None else "off"
+        self._can_cache = can_cache
+        self._prefixes: OrderedDict[CachedPrefix, None] = OrderedDict()  # least recently used first
+        self._prefixes_by_block: dict[int, dict[CachedPrefix, None]] = {}
         self._pinned: set[CachedPrefix] = set()
-        self._fresh: list[CachedPrefix] = []
-        self._gone: list[CachedPrefix] = []
+        self._added: list[CachedPrefix] = []
+        self._evicted: list[CachedPrefix] = []
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._prefixes)
 
-    # --- taking over ----------------------------------------------------------------------------
+    # --- reuse ----------------------------------------------------------------------------------
 
     def find(self, sequence: Sequence) -> tuple[CachedPrefix | None, int]:
-        """The text that most of a sequence's first tokens can be taken over from, and how many; counts as its use.
+        """The cached prefix that shares most tokens with a sequence, and how many; marks it as used.
 
-        At least one token is left to compute. A prompt whose own tokens are to be scored takes over nothing.
+        At least one token remains to compute. A prompt that is to be scored reuses nothing.
         """
         group = sequence.group
         scope = self._scope(group)
         if scope is None or not isinstance(group.request, GenerateRequest) or group.request.params.prompt_logprobs:
             return None, 0
-        text, shared = self._longest(scope, tuple(sequence.ids[:-1]))
-        if text is not None:
-            self._texts.move_to_end(text)
-        return text, shared
+        prefix, shared = self._longest_match(scope, tuple(sequence.ids[:-1]))
+        if prefix is not None:
+            self._prefixes.move_to_end(prefix)
+        return prefix, shared
 
-    def pin(self, text: CachedPrefix) -> None:
-        """A text that the step in the making takes over stays until the next is made."""
-        self._pinned.add(text)
+    def pin(self, prefix: CachedPrefix) -> None:
+        """Keep a prefix that the step being scheduled copies until the next step is scheduled."""
+        self._pinned.add(prefix)
 
-    def pin_only(self, texts: Iterable[object]) -> None:
-        """Of all texts, only these stay for the step in the making; nothing for a new one."""
-        self._pinned.intersection_update(texts)
+    def unpin_except(self, prefixes: Iterable[object]) -> None:
+        """Unpin all prefixes but these."""
+        self._pinned.intersection_update(prefixes)
 
-    # --- coming and going -----------------------------------------------------------------------
+    # --- adding and evicting --------------------------------------------------------------------
 
-    def keep(self, sequence: Sequence) -> None:
-        """Keep what a sequence leaves that has just given up its row; of several choices only the first's.
+    def add(self, sequence: Sequence) -> None:
+        """Cache the tokens of a sequence that has just released its row; of several choices only the first.
 
-        What is kept already is not kept twice: of two texts of which one begins with the other, the longer stays.
+        Of two prefixes of which one begins with the other, only the longer is cached.
         """
         scope = self._scope(sequence.group)
-        if scope is None or sequence.index > 0 or sequence.done < BLOCK_SIZE or not self._keeps(scope[0]):
+        if scope is None or sequence.index > 0 or sequence.computed < BLOCK_SIZE or not self._can_cache(scope[0]):
             return
-        ids = tuple(sequence.ids[: sequence.done])
-        other, shared = self._longest(scope, ids)
-        if other is not None and shared == len(ids):
-            self._texts.move_to_end(other)
+        ids = tuple(sequence.ids[: sequence.computed])
+        match, shared = self._longest_match(scope, ids)
+        if match is not None and shared == len(ids):
+            self._prefixes.move_to_end(match)
             return
-        if other is not None and shared == len(other.ids):
-            self.drop(other)
-        text = CachedPrefix(scope, ids, sequence.before, sequence)
-        if self._space.keep(text, scope[0], text.positions):
-            self._texts[text] = None
-            self.bytes += self._space.held(text)
-            for block in blocks(scope, ids):
-                self._blocks.setdefault(block, {})[text] = None
-            self._fresh.append(text)
+        if match is not None and shared == len(match.ids):
+            self.evict(match)
+        prefix = CachedPrefix(scope, ids, sequence.virtual_tokens, sequence)
+        if self.budget.reserve_exact(prefix, scope[0], prefix.positions):
+            self._prefixes[prefix] = None
+            self.bytes += self.budget.reserved(prefix)
+            for block in block_hashes(scope, ids):
+                self._prefixes_by_block.setdefault(block, {})[prefix] = None
+            self._added.append(prefix)
 
-    def drop(self, text: CachedPrefix) -> None:
-        """Let go of a text, if it is still kept."""
-        if text not in self._texts:
+    def evict(self, prefix: CachedPrefix) -> None:
+        """Remove a prefix, if it is still cached."""
+        if prefix not in self._prefixes:
             return
-        del self._texts[text]
-        self.bytes -= self._space.held(text)
-        self._space.release(text)
-        for block in blocks(text.scope, text.ids):
-            found = self._blocks[block]
-            del found[text]
-            if not found:
-                del self._blocks[block]
-        if text in self._fresh:
-            self._fresh.remove(text)
+        del self._prefixes[prefix]
+        self.bytes -= self.budget.reserved(prefix)
+        self.budget.release(prefix)
+        for block in block_hashes(prefix.scope, prefix.ids):
+            prefixes = self._prefixes_by_block[block]
+            del prefixes[prefix]
+            if not prefixes:
+                del self._prefixes_by_block[block]
+        if prefix in self._added:
+            self._added.remove(prefix)
         else:
-            self._gone.append(text)
+            self._evicted.append(prefix)
 
-    def forget(self, base_id: str) -> None:
-        """Let go of the texts of a base model that is dropped."""
-        for text in [one for one in self._texts if one.scope[0] == base_id]:
-            self.drop(text)
+    def evict_base(self, base_id: str) -> None:
+        """Remove the prefixes of a base model that is evicted."""
+        for prefix in [prefix for prefix in self._prefixes if prefix.scope[0] == base_id]:
+            self.evict(prefix)
 
-    def make_room(self, missing: int) -> bool:
-        """Let go of texts of so many bytes, least recently used first; False, and none goes, where there are fewer."""
-        going: list[CachedPrefix] = []
-        for text in self._texts:
-            if missing <= 0:
+    def evict_bytes(self, shortfall: int) -> bool:
+        """Evict prefixes of `shortfall` bytes, least recently used first; evict none and return False if too few."""
+        evicted: list[CachedPrefix] = []
+        for prefix in self._prefixes:
+            if shortfall <= 0:
                 break
-            if text not in self._pinned:
-                going.append(text)
-                missing -= self._space.held(text)
-        if missing > 0:
+            if prefix not in self._pinned:
+                evicted.append(prefix)
+                shortfall -= self.budget.reserved(prefix)
+        if shortfall > 0:
             return False
-        for text in going:
-            self.drop(text)
+        for prefix in evicted:
+            self.evict(prefix)
         return True
 
-    def changes(self) -> tuple[list[CachedPrefix], list[CachedPrefix]]:
-        """The texts that came since this was asked last, to be copied out of their sequences' rows, and that went."""
-        fresh, gone = self._fresh, self._gone
-        self._fresh, self._gone = [], []
-        return fresh, gone
+    def reserve_row(self, sequence: Sequence) -> bool:
+        """Reserve memory for a sequence's tokens, evicting prefixes if need be; return False if there is none."""
+        base_id, positions = sequence.group.base_id, sequence.virtual_tokens + len(sequence.ids)
+        shortfall = self.budget.shortfall(sequence, base_id, positions)
+        is_reserved = self.evict_bytes(shortfall) and self.budget.reserve(sequence, base_id, positions)
+        sequence.has_row = sequence.has_row or is_reserved
+        return is_reserved
 
-    # --- looking --------------------------------------------------------------------------------
+    def take_changes(self) -> tuple[list[CachedPrefix], list[CachedPrefix]]:
+        """The prefixes added since the last call, to be copied from their sequences' rows, and the evicted ones."""
+        added, evicted = self._added, self._evicted
+        self._added, self._evicted = [], []
+        return added, evicted
+
+    # --- lookup ---------------------------------------------------------------------------------
 
     def _scope(self, group: SequenceGroup) -> PrefixScope | None:
-        """Among which texts a request looks; None where it neither takes over nor leaves any."""
+        """The scope of a request's prefixes; None if it neither reuses nor adds any."""
         request = group.request
         if self._sharing == "off" or not isinstance(request, GenerateRequest) or request.namespace is None:
             return None
-        return (*group.key, "" if self._sharing == "all" else request.namespace)
+        return group.base_id, group.digest, "" if self._sharing == "all" else request.namespace
 
-    def _longest(self, scope: PrefixScope, ids: Ids) -> tuple[CachedPrefix | None, int]:
-        """The text of a scope that begins with the most of `ids`, a block at the least."""
-        for block in reversed(list(blocks(scope, ids))):
+    def _longest_match(self, scope: PrefixScope, ids: Ids) -> tuple[CachedPrefix | None, int]:
+        """The prefix of a scope with the most leading tokens in common with `ids`, at least a block, and how many."""
+        for block in reversed(list(block_hashes(scope, ids))):
             best: tuple[CachedPrefix | None, int] = None, 0
-            for text in islice(reversed(self._blocks.get(block, {})), MAX_CANDIDATES):
-                shared = alike(text.ids, ids) if text.scope == scope else 0
+            for prefix in islice(reversed(self._prefixes_by_block.get(block, {})), MAX_CANDIDATES):
+                shared = common_length(prefix.ids, ids) if prefix.scope == scope else 0
                 if shared >= max(BLOCK_SIZE, best[1] + 1):
-                    best = text, shared
+                    best = prefix, shared
             if best[0] is not None:
                 return best
         return None, 0
 
 
-def blocks(scope: PrefixScope, ids: Ids) -> Iterator[int]:
-    """A hash for each full block of `ids`, of all tokens up to its end."""
-    known = hash(scope)
+def block_hashes(scope: PrefixScope, ids: Ids) -> Iterator[int]:
+    """A hash for each full block of `ids`, over all tokens up to its end."""
+    digest = hash(scope)
     for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        known = hash((known, ids[start : start + BLOCK_SIZE]))
-        yield known
+        digest = hash((digest, ids[start : start + BLOCK_SIZE]))
+        yield digest
 
 
-def alike(one: Ids, other: Ids) -> int:
-    """With how many tokens both begin."""
-    low, high = 0, min(len(one), len(other))
+def common_length(left: Ids, right: Ids) -> int:
+    """The number of leading tokens in common, by bisection."""
+    low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if left[low:middle] == right[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -1,4 +1,4 @@
-"""What callers ask of the engine and what they get back: frozen values, and the one state enum.
+"""Requests to the engine and their results: frozen values, and the state of a request.
 
 Routes, jobs and verbs build these; the scheduler orders them and the runner computes them. Nothing here holds a
 tensor or a lock. Token ids are what goes into the model, BOS included where there is one.
@@ -26,11 +26,11 @@ FinishReason = Literal["stop", "length"]
 TopTokens = tuple[tuple[int, float], ...]
 """(token id, log-probability) of the most likely tokens, best first."""
 OnEnd = Callable[[int, int], None]
-"""Told of the tokens that were read for a request, 0 where no step had a part of it, and of those generated."""
+"""Called with the prompt tokens of a request, 0 if no step computed any of it, and the tokens that it generated."""
 
 
 class State(Enum):
-    """Where a request stands; only the scheduler moves it, and the last three are final."""
+    """State of a request. Only the scheduler changes it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -39,20 +39,19 @@ class State(Enum):
     CANCELLED = "cancelled"
 
     @property
-    def final(self) -> bool:
-        """Whether nothing can follow."""
+    def is_final(self) -> bool:
+        """True if no other state follows."""
         return self in (State.FINISHED, State.FAILED, State.CANCELLED)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to continue a prompt; `http.schemas.sampling` says which values are in range.
+    """How to continue a prompt. `http.schemas.sampling` has the valid ranges, `sampler.sample_tokens` the effects.
 
     `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
-    the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
-    no log-probabilities at all); `prompt_logprobs` also scores the prompt. `end_ids` are tokens that end a choice
-    besides those of the base model. How the others change the draw says `sampler.sample_tokens`;
-    log-probabilities are those of the model, whatever is drawn from.
+    the random stream of each choice, independently of other requests. `logprobs` is the number of alternatives per
+    token (None: no log-probabilities at all); they are the model's, before any of the parameters applies.
+    `prompt_logprobs` also scores the prompt. `end_ids` are tokens that end a choice besides those of the base model.
     """
 
     max_tokens: int | None = 16
@@ -74,15 +73,16 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over.
+    """Continue one prompt `params.n` times.
 
-    So is `on_step`, after every step that had a part of the request, behind all tokens of the step, and once for all
-    requests that have the same: who wakes somebody up for new tokens does it here. And so is `on_end`, once, however
-    the request ends, also where it is refused, and before anybody has the answer.
+    The callbacks run in the engine's thread and must return at once. `on_token` gets every token. `on_step` is called
+    after the tokens of each step that computed some of the request, once for all requests with the same callback: the
+    place to wake up consumers. `on_end` is called once, however the request ends, also if it is refused, and before
+    its result is available.
 
-    `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
-    shares none, with nobody. `owner` is the key itself, None the server: keys take turns. Each choice follows the
-    `grammar`, where there is one, and ends as soon as it is complete and nothing may follow.
+    `namespace` names the keys that may share cached prefixes; None shares none. `owner` is the key that sent the
+    request, None the server: keys take turns. Each choice follows the `grammar`, if there is one, and ends when that
+    is complete.
     """
 
     base_id: str
@@ -97,37 +97,38 @@ class GenerateRequest:
     grammar: Grammar | None = None
 
     def check(self, shape: BaseShape) -> None:
-        """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
-        check_supports_text(shape, _config(self.adapter), _named(self.base_id, self.adapter))
+        """Raise InvalidPrompt or InvalidParameter for what the base model cannot compute."""
+        check_supports_text(shape, _config(self.adapter), _label(self.base_id, self.adapter))
         check_tokens(self.prompt, shape, self.adapter)
-        wrong = next((token for token, _ in self.params.logit_bias if not 0 <= token < shape.vocab_size), None)
-        if wrong is not None:
+        invalid = next((token for token, _ in self.params.logit_bias if not 0 <= token < shape.vocab_size), None)
+        if invalid is not None:
             raise InvalidParameter(
-                f"logit_bias names token {wrong}, which is not in the vocabulary of the base model (0 to "
+                f"logit_bias names token {invalid}, which is not in the vocabulary of the base model (0 to "
                 f"{shape.vocab_size - 1}).",
                 param="logit_bias",
             )
-        wanted, left = self.params.max_tokens or 0, text_capacity(shape, _config(self.adapter)) - len(self.prompt)
-        if wanted > left:
+        max_tokens, available = self.params.max_tokens or 0, self._available(shape)
+        if max_tokens > available:
             raise InvalidParameter(
-                f"The prompt has {len(self.prompt)} tokens and max_tokens is {wanted}: together "
-                f"{len(self.prompt) + wanted}, and {_context(shape, self.adapter)}; ask for at most {left}.",
+                f"The prompt has {len(self.prompt)} tokens and max_tokens is {max_tokens}: together "
+                f"{len(self.prompt) + max_tokens}, and {_context(shape, self.adapter)}; ask for at most {available}.",
                 param="max_tokens",
             )
 
     def length_limit(self, shape: BaseShape) -> int:
         """The most tokens a choice may get."""
-        limit = self.params.max_tokens
-        return text_capacity(shape, _config(self.adapter)) - len(self.prompt) if limit is None else limit
+        return self._available(shape) if self.params.max_tokens is None else self.params.max_tokens
+
+    def _available(self, shape: BaseShape) -> int:
+        return text_capacity(shape, _config(self.adapter)) - len(self.prompt)
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Log-likelihoods of windows of token ids; `pooled` are the windows whose mean hidden state is wanted too.
+    """Score windows of token ids, and average the last hidden states of those in `pooled`.
 
-    `bos` says that each window starts with a BOS, which is left out of the mean. Of an encoder only mean states can
-    be asked for: every window is then one of `pooled`. `owner` is the key that asks, None the server.
-    `on_end` is called as of a GenerateRequest.
+    With `bos` each window starts with a BOS, which the mean excludes. An encoder only has mean states: all windows are
+    then in `pooled`. `owner` and `on_end` are as in a GenerateRequest.
     """
 
     base_id: str
@@ -139,28 +140,23 @@ class ScoreRequest:
     owner: str | None = None
 
     def check(self, shape: BaseShape) -> None:
-        """Raises InvalidPrompt where the base model cannot take a window, or there is none.
-
-        InvalidParameter where log-likelihoods are asked of what is no language model.
-        """
+        """Raise InvalidPrompt for no windows or an invalid one, InvalidParameter for scores by no language model."""
         if not self.windows:
             raise InvalidPrompt("There is nothing to score: send at least one token.", param="prompt")
-        if not self.embeds(shape):
-            check_supports_text(shape, _config(self.adapter), _named(self.base_id, self.adapter))
+        if not self._only_embeds(shape):
+            check_supports_text(shape, _config(self.adapter), _label(self.base_id, self.adapter))
         for window in self.windows:
             check_tokens(window, shape, self.adapter)
 
-    def embeds(self, shape: BaseShape) -> bool:
-        """Whether mean states of an encoder are all that is asked for."""
-        every = len(self.pooled) == len(self.windows)
-        return shape.kind == "encoder" and self.adapter is None and every
+    def _only_embeds(self, shape: BaseShape) -> bool:
+        return shape.kind == "encoder" and self.adapter is None and len(self.pooled) == len(self.windows)
 
 
 Request = GenerateRequest | ScoreRequest
 
 
-def tokens_before(request: Request) -> int:
-    """Positions that the request's adapter puts before every text: the length of its prefix."""
+def virtual_tokens(request: Request) -> int:
+    """Positions that the adapter of a request puts before each text: the length of its prefix."""
     return 0 if request.adapter is None else request.adapter.config.prefix_length
 
 
@@ -168,38 +164,39 @@ def _config(adapter: LoadableAdapter | None) -> AdapterConfig | None:
     return None if adapter is None else adapter.config
 
 
-def _named(base_id: str, adapter: LoadableAdapter | None) -> str:
+def _label(base_id: str, adapter: LoadableAdapter | None) -> str:
     return f"Base model {base_id!r}" if adapter is None else f"Adapter {adapter.digest}"
 
 
 def _context(shape: BaseShape, adapter: LoadableAdapter | None) -> str:
-    """How much fits, as the end of a sentence."""
-    left = text_capacity(shape, _config(adapter))
-    taken = "" if left == shape.context else f", of which the adapter's prefix takes {shape.context - left}"
-    return f"the context of the base model is {shape.context}{taken}"
+    """The size of the context, as the end of a sentence."""
+    prefix = shape.context - text_capacity(shape, _config(adapter))
+    less_prefix = f", of which the adapter's prefix takes {prefix}" if prefix else ""
+    return f"the context of the base model is {shape.context}{less_prefix}"
 
 
 def check_tokens(ids: tuple[int, ...], shape: BaseShape, adapter: LoadableAdapter | None = None) -> None:
-    """Raises InvalidPrompt for no tokens, too many, or ids beyond the vocabulary."""
+    """Raise InvalidPrompt for no tokens, too many, or ids outside the vocabulary."""
     if not ids:
         raise InvalidPrompt("The prompt is empty: send at least one token.", param="prompt")
     if len(ids) > text_capacity(shape, _config(adapter)):
         raise InvalidPrompt(
             f"The prompt has {len(ids)} tokens and {_context(shape, adapter)}: shorten it.", param="prompt"
         )
-    wrong = next((i for i in ids if not 0 <= i < shape.vocab_size), None)
-    if wrong is not None:
+    invalid = next((token for token in ids if not 0 <= token < shape.vocab_size), None)
+    if invalid is not None:
         raise InvalidPrompt(
-            f"Token id {wrong} is not in the vocabulary of the base model (0 to {shape.vocab_size - 1}).",
+            f"Token id {invalid} is not in the vocabulary of the base model (0 to {shape.vocab_size - 1}).",
             param="prompt",
         )
 
 
 @dataclass(frozen=True)
 class Delta:
-    """One generated token of choice `index`, and the text it released ("" while a stop or a character may follow).
+    """One generated token of choice `index`.
 
-    `offset` is where the token's text begins, in characters of the choice's text.
+    `text` is what became certain with it: "" inside of a character or of what may be a stop string. `offset` is where
+    the token's own text begins, in characters of the choice's text.
     """
 
     index: int
@@ -213,9 +210,9 @@ class Delta:
 
 @dataclass(frozen=True)
 class Completion:
-    """One choice. `token_ids` holds every generated token, EOS and those of a stop string included; `text` does not.
+    """One choice. `token_ids` includes EOS and the tokens of a stop string, `text` excludes them.
 
-    The log-probability arrays are empty where none were asked for, else as long as `token_ids`.
+    The log-probabilities are empty if none were requested, else as many as `token_ids`.
     """
 
     token_ids: tuple[int, ...]
@@ -236,9 +233,9 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a GenerateRequest gives: its choices by index, and the prompt's scores where asked for.
+    """Result of a GenerateRequest: its choices by index, and the prompt's scores if requested.
 
-    `reused` tokens of the prompt were not computed for it, but taken over from an earlier request.
+    The keys and values of `reused` tokens of the prompt came from an earlier request.
     """
 
     choices: tuple[Completion, ...]
@@ -248,9 +245,9 @@ class Generation:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a ScoreRequest gives: NLL in nats of each window, and float32 (d,) vectors of the pooled ones.
+    """Result of a ScoreRequest: NLL in nats of each window, and float32 (hidden,) means of the pooled ones.
 
-    An encoder has no NLL: `nll` is then empty.
+    `nll` is empty for an encoder.
     """
 
     nll: tuple[float, ...]
@@ -259,22 +256,22 @@ class Scores:
 
 @dataclass(frozen=True)
 class RequestTimeline:
-    """When one request came, began, gave its first token and ended, without its text. Moments are monotonic seconds."""
+    """When a request arrived, started, gave its first token and ended, in monotonic seconds. Without its text."""
 
     base_id: str
-    adapter: str | None
-    """Its digest."""
-    end: str
+    digest: str | None
+    """Of its adapter."""
+    status: str
     """`finished`, `failed` or `cancelled`."""
-    came: float
-    began: float | None
-    """When a step first had a part of it; None where it ended before."""
-    first: float | None
-    """When its first token was drawn; None where it ended before."""
-    ended: float
-    read: int
-    written: int
+    arrived_at: float
+    started_at: float | None
+    """When the first step computed some of it; None if it ended before."""
+    first_token_at: float | None
+    """None if it ended without a token."""
+    ended_at: float
+    prompt_tokens: int
+    generated_tokens: int
 
 
-timeline_observer: ContextVar[Callable[[RequestTimeline], None] | None] = ContextVar("watching", default=None)
-"""Called once for each request that is submitted in the same context, in the engine's thread: it only hands over."""
+timeline_observer: ContextVar[Callable[[RequestTimeline], None] | None] = ContextVar("timeline_observer", default=None)
+"""Called in the engine's thread when a request ends that was submitted in the same context; must return at once."""

@@ -1,16 +1,17 @@
-"""The forward passes: segments of sequences in, logits, likelihoods and mean states out. Knows no queues.
+"""Runs forward passes: segments of sequences in; logits, likelihoods and mean states out. Knows no queues.
 
-Used by the engine thread only. A pass runs over one row of tokens, ordered by adapter: newest tokens of sequences that
-generate, pieces of prompts and of texts, each sequence with its own adapter or none (`registry.adapters.batched`),
-kept apart by `packing`, with their keys and values in `kv`. A sequence computes what it computes alone. A base model
-whose attention does not go through transformers' interface is run sequence by sequence instead.
+Used by the engine's thread only. A pass runs over one row of tokens, ordered by adapter: newest tokens of sequences
+that generate, chunks of prompts and of texts, each sequence with its own adapter or none
+(`registry.adapters.batched`). `packing` keeps the sequences apart, `kv_cache` has their keys and values. Each sequence
+gets what it would get alone. A base model whose attention bypasses transformers' interface is run sequence by sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,46 +30,51 @@ from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
 
 @dataclass(frozen=True)
 class ForwardTask:
-    """Tokens of one sequence in a pass: those of `ids` from `start` on that are computed now.
+    """Tokens `ids` of one sequence that a pass computes, the first of them at position `start`, and what it returns.
 
-    `follows` is the token behind them, where there is one. `owner` names the row that their keys and values are kept
-    in; None keeps none. `copied` names what stands before them there and is another's so far: a row, or what was kept
-    of one. What is wanted: the logits after the last token (`logits`), the likelihood of every following
-    token (`nll`), the same with alternatives (`alternatives`: how many), the sum of the states of all tokens but the
-    first `unpooled` (`pooled`).
+    `row` names the row that their keys and values are kept in (None: not kept); those before `start` are first copied
+    from `copy_from`, another row or a cached prefix, if given. `next_id` is the token that follows the last one, if
+    known. Results: logits after the last token (`needs_logits`), the NLL of all following tokens (`needs_nll`), their
+    log-probabilities with so many `alternatives`, the sum of the last hidden states but for the first
+    `pooling_offset` (`needs_pooled`).
     """
 
     ids: Sequence[int]
     start: int
     adapter: ReadyAdapter | None = None
-    owner: object | None = None
-    copied: object | None = None
-    follows: int | None = None
-    logits: bool = False
-    nll: bool = False
+    row: object | None = None
+    copy_from: object | None = None
+    next_id: int | None = None
+    needs_logits: bool = False
+    needs_nll: bool = False
     alternatives: int | None = None
-    pooled: bool = False
-    unpooled: int = 0
+    needs_pooled: bool = False
+    pooling_offset: int = 0
     reserve: int = 0
-    """Positions that the row is to have room for, a prefix not included."""
+    """Positions that the row must hold, without virtual tokens."""
 
     @property
-    def before(self) -> int:
+    def virtual_tokens(self) -> int:
         """Positions that its adapter puts before its first token."""
         return 0 if self.adapter is None else self.adapter.prefix_length
+
+    @property
+    def following_ids(self) -> list[int]:
+        """The token that follows each of `ids`, as far as it is known."""
+        return [*self.ids[1:], *(() if self.next_id is None else (self.next_id,))]
 
 
 @dataclass
 class ForwardResult:
-    """What came of a task: logits (vocabulary,), the sum of log-likelihoods, scores of tokens, a sum of states."""
+    """Results of a task: logits (vocabulary,), NLL, log-probabilities of following tokens, pooled states (hidden,)."""
 
     logits: Tensor | None = None
     nll: float = 0.0
-    chosen: list[float] = field(default_factory=list)
-    tops: list[TopTokens] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top_tokens: list[TopTokens] = field(default_factory=list)
     pooled: np.ndarray | None = None
-    tokens: int = 0
-    """Of `pooled`: how many states were added up."""
+    pooled_tokens: int = 0
+    """The number of states that `pooled` is the sum of."""
 
 
 class Runner:
@@ -78,224 +84,213 @@ class Runner:
         self.base = base
         self.batched = BatchedAdapters(base.model)
         self.packed = packed
-        self._memory = KVCache()
-        self._kept: dict[object, KVCopy] = {}
-        self._caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
-        self._first = first_position(base.model)
+        self._kv_cache = KVCache()
+        self._prefixes: dict[object, KVCopy] = {}
+        self._dynamic_caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
+        self._first_position = first_position(base.model)
 
-    def may_spare(self, asked: Callable[[int], bool]) -> None:
-        """Ask this before rows are made for nobody yet: whether so many positions more may be spare."""
-        self._memory.may_spare = asked
+    def limit_spare(self, may_spare: Callable[[int], bool]) -> None:
+        """Allocate spare rows only if `may_spare` accepts so many positions more."""
+        self._kv_cache.may_spare = may_spare
 
     @property
     def spare_positions(self) -> int:
-        """Positions of rows that are nobody's."""
-        return self._memory.spare
+        """Positions of spare rows."""
+        return self._kv_cache.spare_positions
 
     @torch.inference_mode()
-    def give_up_spare(self) -> None:
-        """Free the rows that are nobody's."""
-        self._memory.give_up_spare()
+    def free_spare(self) -> None:
+        """Free the spare rows."""
+        self._kv_cache.free_spare()
 
     @torch.inference_mode()
-    def retain(self, owners: Iterable[object]) -> None:
-        """Forget the rows of all sequences but these."""
-        wanted = set(owners)
-        for owner in [one for one in self._memory if one not in wanted]:
-            self._memory.release(owner)
-        for owner in [one for one in self._caches if one not in wanted]:
-            del self._caches[owner]
+    def retain(self, rows: Iterable[object]) -> None:
+        """Release all rows but these."""
+        retained = set(rows)
+        for row in [row for row in self._kv_cache if row not in retained]:
+            self._kv_cache.release(row)
+        for row in [row for row in self._dynamic_caches if row not in retained]:
+            del self._dynamic_caches[row]
 
     @torch.inference_mode()
-    def keep(self, name: object, owner: object, positions: int) -> bool:
-        """Keep the first `positions` of a row when it is forgotten, to be copied by that name; False where they are
-        not all there, or not all finite numbers. The row is forgotten."""
-        copied = self._memory.copied_out(owner, positions)
-        self._memory.release(owner)
+    def copy_prefix(self, prefix: object, row: object, positions: int) -> bool:
+        """Move the first `positions` of a row to a cached prefix; return False if they are not all there and finite."""
+        copied = self._kv_cache.copy_out(row, positions)
+        self._kv_cache.release(row)
         if copied is None:
             return False
-        self._kept[name] = copied
+        self._prefixes[prefix] = copied
         return True
 
-    def drop(self, name: object) -> None:
-        """Forget what was kept by a name."""
-        self._kept.pop(name, None)
+    def free_prefix(self, prefix: object) -> None:
+        """Free a cached prefix."""
+        self._prefixes.pop(prefix, None)
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of all that is kept."""
-        return sum(one.buffer.numel() * one.buffer.element_size() for one in self._kept.values())
+    def prefix_bytes(self) -> int:
+        """Bytes of all cached prefixes."""
+        return sum(copied.buffer.numel() * copied.buffer.element_size() for copied in self._prefixes.values())
 
     @torch.inference_mode()
     def run(self, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
-        """One forward pass over all of them; gives what came of each, in their order."""
+        """Run one forward pass over all tasks; return their results in the same order."""
         order = self._order(tasks)
-        placed = [tasks[number] for number in order]
-        runs, starts = self._runs(placed), _starts(placed)
-        hidden = self._packed(placed, runs, starts) if self.packed else self._one_by_one(placed)
-        answers = _Answers(self.base, self.batched, placed, starts, hidden).of_all()
-        found: list[ForwardResult] = [ForwardResult()] * len(tasks)
-        for number, answer in zip(order, answers, strict=True):
-            found[number] = answer
-        return found
+        ordered = [tasks[number] for number in order]
+        runs, starts = self._adapter_runs(ordered), _starts(ordered)
+        hidden = self._run_packed(ordered, runs, starts) if self.packed else self._run_one_by_one(ordered)
+        results = _ResultReader(self.base, self.batched, ordered, starts, hidden).read()
+        return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
     # --- the pass -------------------------------------------------------------------------------
 
     def _order(self, tasks: Sequence[ForwardTask]) -> list[int]:
-        """Numbers of the tasks in the order of their tokens, which is by adapter.
+        """Indices of the tasks in the order of their tokens in the pass, by adapter.
 
-        The base's own come first, then adapters with few tokens by form, as their stacks have them, then the others.
+        First those without an adapter, then adapters with few tokens in the order of their stacks, then the others.
         """
         by_adapter: dict[ReadyAdapter | None, list[int]] = {}
         for number, task in enumerate(tasks):
             by_adapter.setdefault(task.adapter, []).append(number)
         plain = by_adapter.pop(None, [])
-        few: dict[tuple[object, int], list[ReadyAdapter]] = {}
-        many: list[int] = []
+        stackable: dict[tuple[object, int], list[ReadyAdapter]] = {}
+        unstacked: list[int] = []
         for adapter, numbers in by_adapter.items():
             count = sum(len(tasks[number].ids) for number in numbers)
             if adapter is not None and adapter.form is not None and count <= FEW:
-                few.setdefault((adapter.form, count), []).append(adapter)
+                stackable.setdefault((adapter.form, count), []).append(adapter)
             else:
-                many += numbers
+                unstacked += numbers
         stacked: list[int] = []
-        for (_, count), adapters in few.items():
+        for (_, count), adapters in stackable.items():
             for adapter in self.batched.slot_order(adapters, count):
                 stacked += by_adapter[adapter]
-        return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
+        return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *unstacked]
 
-    def _runs(self, tasks: Sequence[ForwardTask]) -> list[Run]:
-        """What of the pass is whose: neighbouring adapters that are stacked are one run."""
+    def _adapter_runs(self, tasks: Sequence[ForwardTask]) -> list[Run]:
+        """The token ranges of the pass by adapter; neighbouring adapters that are stacked are one run."""
         runs: list[Run] = []
-        at = 0
+        start = 0
         for adapter, group in groupby(tasks, key=lambda task: task.adapter):
             count = sum(len(task.ids) for task in group)
             if adapter is not None:
-                last = runs[-1] if runs else None
-                if (
-                    last is not None
-                    and last.count == count
-                    and self.batched.are_stacked(last.adapters[0], adapter, count)
-                ):
+                last = runs[-1] if runs and runs[-1].count == count else None
+                if last is not None and self.batched.are_stacked(last.adapters[0], adapter, count):
                     runs[-1] = Run(last.start, count, (*last.adapters, adapter))
                 else:
-                    runs.append(Run(at, count, (adapter,)))
-            at += count
+                    runs.append(Run(start, count, (adapter,)))
+            start += count
         return runs
 
-    def _packed(self, tasks: Sequence[ForwardTask], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
+    def _run_packed(self, tasks: Sequence[ForwardTask], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
         """Hidden states (tokens, hidden) of a pass over all tasks."""
         device = self.base.model.device
-        newest: dict[Slab, list[tuple[Row, int]]] = {}
-        pieces: list[Chunk] = []
-        kept: list[tuple[Row, int]] = []
+        decodes: dict[Slab, list[tuple[Row, int]]] = {}
+        chunks: list[Chunk] = []
+        added: list[tuple[Row, int]] = []
         positions: list[int] = []
         for task, start in zip(tasks, starts, strict=True):
             length = len(task.ids)
-            row = None if task.owner is None else self._row(task)
-            first = self._first + task.before + task.start
+            row = None if task.row is None else self._prepare_row(task)
+            first = self._first_position + task.virtual_tokens + task.start
             positions += range(first, first + length)
             if row is not None:
-                kept.append((row, length))
+                added.append((row, length))
             if row is not None and length == 1 and row.length:
-                newest.setdefault(row.slab, []).append((row, start))
+                decodes.setdefault(row.slab, []).append((row, start))
             else:
-                pieces.append(Chunk(start, length, row))
+                chunks.append(Chunk(start, length, row))
         groups = [
             SlabDecodes(slab, [row for row, _ in rows], [start for _, start in rows], device)
-            for slab, rows in newest.items()
+            for slab, rows in decodes.items()
         ]
-        packing = Packing(pieces, groups, causal=self.base.shape.kind == "causal")
+        packing = Packing(chunks, groups, causal=self.base.shape.kind == "causal")
         ids = torch.tensor([token for task in tasks for token in task.ids], device=device)
         with self.batched.applied(runs):
             hidden = packed_states(self.base.model, ids, torch.tensor(positions, device=device), packing)
-        for row, length in kept:
+        for row, length in added:
             row.length += length
         return hidden
 
-    def _row(self, task: ForwardTask) -> Row:
-        """The row of a task's sequence, with what stands before its tokens."""
-        owner, before = task.owner, task.before
+    def _prepare_row(self, task: ForwardTask) -> Row:
+        """The row of a task, filled with the keys and values before its tokens."""
+        length, reserve = task.virtual_tokens + task.start, task.virtual_tokens + task.reserve
         states = None if task.adapter is None else task.adapter.prefix
-        kept = self._kept.get(task.copied)
-        if kept is not None:
-            self._memory.copy_in(kept, owner, before + task.start, room=before + task.reserve)
-        elif task.copied is not None:
-            self._memory.copy(task.copied, owner, before + task.start, room=before + task.reserve)
-        row = self._memory.reserve(owner, before + task.reserve)
+        prefix = self._prefixes.get(task.copy_from)
+        if prefix is not None:
+            self._kv_cache.copy_in(prefix, task.row, length, reserve=reserve)
+        elif task.copy_from is not None:
+            self._kv_cache.copy(task.copy_from, task.row, length, reserve=reserve)
+        row = self._kv_cache.reserve(task.row, reserve)
         if states is not None and row.length == 0:
-            self._memory.fill(owner, states.to(self.base.model.dtype))
-        row.length = before + task.start  # a pass that failed may have written further
+            self._kv_cache.fill(task.row, states.to(self.base.model.dtype))
+        row.length = length  # a pass that failed may have written further
         return row
 
     # --- a base model that cannot be packed -----------------------------------------------------
 
-    def _one_by_one(self, tasks: Sequence[ForwardTask]) -> Tensor:
-        """The same hidden states, one sequence after the other, with transformers' own caches."""
-        return torch.cat([self._alone(task) for task in tasks])
+    def _run_one_by_one(self, tasks: Sequence[ForwardTask]) -> Tensor:
+        """Hidden states (tokens, hidden), one sequence after the other, with transformers' caches."""
+        return torch.cat([self._run_alone(task) for task in tasks])
 
-    def _alone(self, task: ForwardTask) -> Tensor:
+    def _run_alone(self, task: ForwardTask) -> Tensor:
         """Hidden states (tokens, hidden) of one task."""
+        ids = torch.tensor([list(task.ids)], device=self.base.model.device)
         if self.base.shape.kind == "encoder":
-            row = torch.tensor([list(task.ids)], device=self.base.model.device)
-            return hidden_states(self.base.model, row, torch.ones_like(row))[0]
+            return hidden_states(self.base.model, ids, torch.ones_like(ids))[0]
         states = None if task.adapter is None else task.adapter.prefix
-        cache = DynamicCache() if task.owner is None else self._cache(task)
+        cache = DynamicCache() if task.row is None else self._prepare_dynamic_cache(task)
         if states is not None and cache.get_seq_length() == 0:
             for layer, (keys, values) in enumerate(states.to(self.base.model.dtype)):
                 cache.update(keys[None], values[None], layer)
         cached = cache.get_seq_length()
-        ids = torch.tensor([list(task.ids)], device=self.base.model.device)
-        positions = torch.arange(cached, cached + len(task.ids), device=ids.device)[None]
         runs = [] if task.adapter is None else [Run(0, None, (task.adapter,))]
         with self.batched.applied(runs):
-            out = self.base.model.base_model(
-                input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
+            output = self.base.model.base_model(
+                input_ids=ids,
+                position_ids=torch.arange(cached, cached + len(task.ids), device=ids.device)[None],
+                past_key_values=cache,
+                use_cache=True,
                 attention_mask=ids.new_ones((1, cached + len(task.ids))),
-            )  # fmt: skip
-        hidden: Tensor = out.last_hidden_state[0]
+            )
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _cache(self, task: ForwardTask) -> DynamicCache:
-        before = task.before
-        if task.copied is not None or (task.start == 0 and task.owner in self._caches):
-            self._caches.pop(task.owner, None)
-        cache = self._caches.setdefault(task.owner, DynamicCache())
-        if task.copied is not None:
-            for number, layer in enumerate(_layers(self._caches[task.copied])):
-                keys, values = (part[:, :, : before + task.start].clone() for part in layer)
-                cache.update(keys, values, number)
-        else:
-            _crop(cache, before + task.start)
+    def _prepare_dynamic_cache(self, task: ForwardTask) -> DynamicCache:
+        """The cache of a task, with the keys and values before its tokens."""
+        length = task.virtual_tokens + task.start
+        if task.copy_from is not None or (task.start == 0 and task.row in self._dynamic_caches):
+            self._dynamic_caches.pop(task.row, None)
+        cache = self._dynamic_caches.setdefault(task.row, DynamicCache())
+        if task.copy_from is None:
+            _crop(cache, length)
+            return cache
+        for number, (keys, values) in enumerate(_layers(self._dynamic_caches[task.copy_from])):
+            cache.update(keys[:, :, :length].clone(), values[:, :, :length].clone(), number)
         return cache
 
 
 def _crop(cache: DynamicCache, length: int) -> None:
-    """Cut what a pass that failed has written behind `length`: only some layers may have it."""
+    """Cut off what a failed pass has written behind `length`, possibly in some layers only."""
     layers: Any = cache.layers
     for layer in layers:
-        further = layer.get_seq_length() - length
-        if further > 0:
-            layer.crop(-further)
+        excess = layer.get_seq_length() - length
+        if excess > 0:
+            layer.crop(-excess)
 
 
 def _layers(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of every layer, each (1, heads, time, size)."""
+    """Keys and values of each layer, (1, heads, positions, size)."""
     layers: Any = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
 
 
 def _starts(tasks: Sequence[ForwardTask]) -> list[int]:
-    """The place of each task's first token in the pass."""
-    starts, at = [], 0
-    for task in tasks:
-        starts.append(at)
-        at += len(task.ids)
-    return starts
+    """The position of each task's first token in the pass."""
+    return list(accumulate((len(task.ids) for task in tasks[:-1]), initial=0))
 
 
-class _Answers:
-    """What the tasks of a pass want of its hidden states (tokens, hidden)."""
+class _ResultReader:
+    """Reads the results of a pass's tasks from its hidden states (tokens, hidden)."""
 
     def __init__(
         self,
@@ -310,84 +305,79 @@ class _Answers:
         self._tasks = tasks
         self._starts = starts
         self._hidden = hidden
-        self._found = [ForwardResult() for _ in tasks]
+        self._results = [ForwardResult() for _ in tasks]
 
-    def of_all(self) -> list[ForwardResult]:
-        """What came of each."""
-        self._by_head(self._logits, [n for n, task in enumerate(self._tasks) if task.logits])
-        self._by_head(self._nll, [n for n, task in enumerate(self._tasks) if task.nll])
+    def read(self) -> list[ForwardResult]:
+        """The results of all tasks."""
+        self._by_head(self._read_logits, [n for n, task in enumerate(self._tasks) if task.needs_logits])
+        self._by_head(self._read_nll, [n for n, task in enumerate(self._tasks) if task.needs_nll])
         for number in [n for n, task in enumerate(self._tasks) if task.alternatives is not None]:
-            self._by_head(self._alternatives, [number])
-        self._pool([n for n, task in enumerate(self._tasks) if task.pooled])
-        return self._found
+            self._by_head(self._read_alternatives, [number])
+        self._pool([n for n, task in enumerate(self._tasks) if task.needs_pooled])
+        return self._results
 
-    def _by_head(self, compute: Callable[[list[int]], None], numbers: list[int]) -> None:
-        """Compute for these tasks; those whose adapters edit the output layer with theirs, by themselves."""
+    def _by_head(self, read: Callable[[list[int]], None], numbers: list[int]) -> None:
+        """Read results of tasks together; of those whose adapter edits the output layer, adapter by adapter."""
         plain: list[int] = []
-        editing: dict[ReadyAdapter, list[int]] = {}
+        by_editing_adapter: dict[ReadyAdapter, list[int]] = {}
         for number in numbers:
             adapter = self._tasks[number].adapter
             if adapter is not None and self._batched.edits_output_layer(adapter):
-                editing.setdefault(adapter, []).append(number)
+                by_editing_adapter.setdefault(adapter, []).append(number)
             else:
                 plain.append(number)
         if plain:
-            compute(plain)
-        for adapter, of in editing.items():
+            read(plain)
+        for adapter, edited in by_editing_adapter.items():
             with self._batched.applied([Run(0, None, (adapter,))]):
-                compute(of)
+                read(edited)
 
-    def _logits(self, numbers: list[int]) -> None:
-        at = torch.tensor([self._starts[n] + len(self._tasks[n].ids) - 1 for n in numbers], device=self._hidden.device)
-        states = self._hidden[at]
-        for part in logit_slices(self._base.model, len(numbers)):
-            logits = lm_logits(self._base.model, states[part]).float()
-            for number, row in zip(numbers[part], logits, strict=True):
-                self._found[number].logits = row
+    def _read_logits(self, numbers: list[int]) -> None:
+        last = [self._starts[n] + len(self._tasks[n].ids) - 1 for n in numbers]
+        states = self._hidden[torch.tensor(last, device=self._hidden.device)]
+        for rows in logit_slices(self._base.model, len(numbers)):
+            logits = lm_logits(self._base.model, states[rows]).float()
+            for number, row in zip(numbers[rows], logits, strict=True):
+                self._results[number].logits = row
 
-    def _nll(self, numbers: list[int]) -> None:
-        """Log-likelihoods of all these tasks' following tokens at once, summed for each in fp64."""
-        at, wanted, of = self._following(numbers)
-        if not wanted:
+    def _read_nll(self, numbers: list[int]) -> None:
+        """NLL of the following tokens of all these tasks at once, summed for each in fp64."""
+        positions: list[int] = []
+        next_ids: list[int] = []
+        indices: list[int] = []
+        for index, number in enumerate(numbers):
+            following = self._tasks[number].following_ids
+            positions += range(self._starts[number], self._starts[number] + len(following))
+            next_ids += following
+            indices += [index] * len(following)
+        if not next_ids:
             return
         device = self._hidden.device
-        found = log_probs_of(
-            self._base.model, self._hidden[torch.tensor(at, device=device)], torch.tensor(wanted, device=device)
-        ).double()
+        states = self._hidden[torch.tensor(positions, device=device)]
+        log_probs = log_probs_of(self._base.model, states, torch.tensor(next_ids, device=device)).double()
         sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
-        sums.index_add_(0, torch.tensor(of, device=device), found)
+        sums.index_add_(0, torch.tensor(indices, device=device), log_probs)
         for number, value in zip(numbers, (-sums).tolist(), strict=True):
-            self._found[number].nll = value
+            self._results[number].nll = value
 
-    def _following(self, numbers: list[int]) -> tuple[list[int], list[int], list[int]]:
-        """Places of tokens whose next token is known, that token, and the number among `numbers` of their task."""
-        at: list[int] = []
-        wanted: list[int] = []
-        of: list[int] = []
-        for place, number in enumerate(numbers):
-            task, start = self._tasks[number], self._starts[number]
-            known = [*task.ids[1:], *(() if task.follows is None else (task.follows,))]
-            at += range(start, start + len(known))
-            wanted += known
-            of += [place] * len(known)
-        return at, wanted, of
-
-    def _alternatives(self, numbers: list[int]) -> None:
-        """Every following token's log-probability, and the likeliest tokens in its place; of one task."""
+    def _read_alternatives(self, numbers: list[int]) -> None:
+        """Log-probabilities of one task's following tokens, and the likeliest tokens in their places."""
         (number,) = numbers
-        count = self._tasks[number].alternatives
-        assert count is not None
-        at, wanted, _ = self._following(numbers)
-        states = self._hidden[torch.tensor(at, device=self._hidden.device)]
-        for part in logit_slices(self._base.model, len(at)) if at else []:
-            scores = log_probs(lm_logits(self._base.model, states[part]))
-            self._found[number].chosen += chosen_log_probs(scores, wanted[part])
-            self._found[number].tops += top_tokens(scores, count)
+        task, result = self._tasks[number], self._results[number]
+        assert task.alternatives is not None
+        next_ids = task.following_ids
+        if not next_ids:
+            return
+        states = self._hidden[self._starts[number] : self._starts[number] + len(next_ids)]
+        for rows in logit_slices(self._base.model, len(next_ids)):
+            scores = log_probs(lm_logits(self._base.model, states[rows]))
+            result.log_probs += chosen_log_probs(scores, next_ids[rows])
+            result.top_tokens += top_tokens(scores, task.alternatives)
 
     def _pool(self, numbers: list[int]) -> None:
-        """fp32 sums of each task's states, but for its first `unpooled`."""
+        """fp32 sums of each task's states, but for its first `pooling_offset`."""
         for number in numbers:
             task, start = self._tasks[number], self._starts[number]
-            states = self._hidden[start + task.unpooled : start + len(task.ids)].float()
-            self._found[number].pooled = states.sum(dim=0).cpu().numpy()
-            self._found[number].tokens = len(states)
+            states = self._hidden[start + task.pooling_offset : start + len(task.ids)].float()
+            self._results[number].pooled = states.sum(dim=0).cpu().numpy()
+            self._results[number].pooled_tokens = len(states)

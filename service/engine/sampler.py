@@ -1,9 +1,9 @@
-"""From logits to a token: greedy or drawn, with a random stream of its own for each request.
+"""Sampling of tokens from logits, greedy or random, reproducibly for each request.
 
-The stream is counter-based (Philox): the number for token `position` of choice `index` depends on nothing but
-(seed, index, position), so a request gets the same tokens whatever it is batched with. The draw walks the
-vocabulary in its fixed order: rounding differences between batches move the cut points a little but never reorder
-them.
+Random numbers are counter-based (Philox): the one for token `position` of choice `index` depends on (seed, index,
+position) alone, so a request gets the same tokens whatever it is batched with. Tokens are drawn by their cumulative
+probability in the order of the vocabulary: rounding differences between batches move its bounds a little, but never
+reorder them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from service.engine.request import SamplingParams, TopTokens
 
 _MASK = (1 << 64) - 1
 FIRST_SORTED = 256
-"""Likeliest tokens that are looked at first for a nucleus; eight times as many where they do not reach it."""
+"""Likeliest tokens that are sorted at first for a nucleus; eight times as many if they do not reach it."""
 
 
 @dataclass(frozen=True)
 class RandomStream:
-    """Random numbers in [0, 1) of one choice, addressed by position."""
+    """Random numbers in [0, 1) for one choice, by position."""
 
     seed: int
     index: int
 
     def at(self, position: int) -> float:
-        """The number for token `position`: always the same one."""
+        """The number for token `position`."""
         key = np.array([self.seed & _MASK, self.index], dtype=np.uint64)
         bits = np.random.Philox(key=key, counter=position)
         return float(np.random.Generator(bits).random())
@@ -45,51 +45,53 @@ def log_probs(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """How token `position` of a choice is drawn. `before` are the tokens so far, the first `prompt` the prompt's.
+    """Inputs for sampling token `position` of a choice, besides logits.
 
-    `allowed` (vocabulary,) leaves out all others, where there is a grammar.
+    `ids` are the tokens so far, the first `prompt_length` those of the prompt. `allowed` is a grammar's mask
+    (vocabulary,).
     """
 
     params: SamplingParams
     stream: RandomStream
     position: int
-    before: Sequence[int] = ()
-    prompt: int = 0
+    ids: Sequence[int] = ()
+    prompt_length: int = 0
     allowed: Tensor | None = None
 
 
 def sample_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """The next token for each row of logits (rows, vocabulary): the most likely at temperature 0, else one drawn.
+    """Sample the next token for each row of logits (rows, vocabulary): the most likely at temperature 0.
 
-    None for a row with a NaN, or with an infinity that no softmax survives.
+    None for a row with a NaN or positive infinity, or with negative infinity alone.
 
     First come bias and penalties (`apply_penalties`), then tokens that a grammar does not allow are excluded, then the
     temperature divides. Tokens are drawn from the `top_k` most likely ones, of these from the nucleus of `top_p`, and
     of these from those at least `min_p` times as likely as the likeliest.
     """
     rows = list(logits)
-    steered = [_only_allowed(apply_penalties(row, draw), draw) for row, draw in zip(rows, draws, strict=True)]
-    if any(new is not old for new, old in zip(steered, rows, strict=True)):
-        logits = torch.stack(steered)
+    adjusted = [_mask_disallowed(apply_penalties(row, draw), draw) for row, draw in zip(rows, draws, strict=True)]
+    if any(new is not old for new, old in zip(adjusted, rows, strict=True)):
+        logits = torch.stack(adjusted)
     highest, best = logits.max(dim=-1)
-    found: list[int | None] = [
-        token if sound else None for token, sound in zip(best.tolist(), highest.isfinite().tolist(), strict=True)
+    tokens: list[int | None] = [
+        token if is_finite else None
+        for token, is_finite in zip(best.tolist(), highest.isfinite().tolist(), strict=True)
     ]
-    drawn = [n for n, draw in enumerate(draws) if found[n] is not None and draw.params.temperature > 0]
-    if drawn:
-        tokens = _drawn(logits[drawn].double() - highest[drawn, None], [draws[number] for number in drawn])
-        for number, token in zip(drawn, tokens, strict=True):
-            found[number] = token
-    return found
+    random = [n for n, draw in enumerate(draws) if tokens[n] is not None and draw.params.temperature > 0]
+    if random:
+        sampled = _sample_random(logits[random].double() - highest[random, None], [draws[n] for n in random])
+        for n, token in zip(random, sampled, strict=True):
+            tokens[n] = token
+    return tokens
 
 
-def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token for each row of fp64 logits (rows, vocabulary), the largest of a row 0."""
+def _sample_random(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token for each row of fp64 logits (rows, vocabulary), the largest of each row 0."""
     device = logits.device
     logits = logits / torch.tensor([[draw.params.temperature] for draw in draws], dtype=torch.float64, device=device)
     for row, draw in zip(logits, draws, strict=True):
         if draw.params.top_k is not None and draw.params.top_k < len(row):
-            row.copy_(_only_best(row, draw.params.top_k))
+            row.copy_(_mask_all_but_top(row, draw.params.top_k))
     probabilities = torch.softmax(logits, dim=-1)
     for row, draw in zip(probabilities, draws, strict=True):
         if draw.params.top_p < 1:
@@ -98,32 +100,31 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
             row.masked_fill_(row < draw.params.min_p * row.max(), 0)
     cumulative = probabilities.cumsum(dim=-1)
     points = torch.tensor([draw.stream.at(draw.position) for draw in draws], dtype=torch.float64, device=device)
-    chosen = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)[:, 0].tolist()
-    return [  # beyond the last: the product rounded up to the total
-        token if token < len(row) else int(row.nonzero()[-1]) for token, row in zip(chosen, probabilities, strict=True)
+    tokens = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)[:, 0].tolist()
+    return [  # an index behind the last: the product was rounded up to the total
+        token if token < len(row) else int(row.nonzero()[-1]) for token, row in zip(tokens, probabilities, strict=True)
     ]
 
 
 def apply_penalties(logits: Tensor, draw: Draw) -> Tensor:
-    """Logits (vocabulary,) with a bias, and with tokens that were there before made less likely.
+    """Return logits (vocabulary,) with bias, and penalties for tokens that occurred.
 
-    `repetition_penalty` divides the logits of tokens in prompt and answer where they are positive and multiplies them
-    where they are negative (Keskar et al., 2019, section 4.1); of the tokens in the answer `presence_penalty` is
-    subtracted once, `frequency_penalty` as often as they occur (OpenAI).
+    `repetition_penalty` divides positive logits of tokens in prompt and answer, and multiplies negative ones (Keskar et
+    al., 2019, section 4.1). From tokens in the answer, `presence_penalty` is subtracted once and `frequency_penalty`
+    once for each occurrence (OpenAI).
     """
     device = logits.device
-    params, before, prompt = draw.params, draw.before, draw.prompt
+    params = draw.params
     if params.repetition_penalty != 1:
         logits = logits.clone()
-        seen = torch.tensor(sorted(set(before)), dtype=torch.int64, device=device)
-        found = logits[seen]
-        rate = params.repetition_penalty
-        logits[seen] = torch.where(found > 0, found / rate, found * rate)
-    if (params.frequency_penalty or params.presence_penalty) and len(before) > prompt:
-        counts = Counter(before[prompt:])
+        ids = torch.tensor(sorted(set(draw.ids)), dtype=torch.int64, device=device)
+        values, penalty = logits[ids], params.repetition_penalty
+        logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
+    if (params.frequency_penalty or params.presence_penalty) and len(draw.ids) > draw.prompt_length:
+        counts = Counter(draw.ids[draw.prompt_length :])
         ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
-        often = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
-        logits = logits.index_add(0, ids, -(often * params.frequency_penalty + params.presence_penalty))
+        occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
+        logits = logits.index_add(0, ids, -(occurrences * params.frequency_penalty + params.presence_penalty))
     if params.logit_bias:
         ids = torch.tensor([token for token, _ in params.logit_bias], device=device)
         bias = torch.tensor([bias for _, bias in params.logit_bias], dtype=logits.dtype, device=device)
@@ -131,39 +132,39 @@ def apply_penalties(logits: Tensor, draw: Draw) -> Tensor:
     return logits
 
 
-def _only_allowed(logits: Tensor, draw: Draw) -> Tensor:
-    """Logits (vocabulary,), minus infinity for what a grammar does not allow; unchanged where they are no numbers."""
+def _mask_disallowed(logits: Tensor, draw: Draw) -> Tensor:
+    """Return logits (vocabulary,), minus infinity where a grammar forbids the token; unchanged if not finite."""
     if draw.allowed is None or not bool(logits.max().isfinite()):
         return logits
     return logits.masked_fill(~draw.allowed.to(logits.device), -torch.inf)
 
 
-def _only_best(logits: Tensor, count: int) -> Tensor:
-    """Logits (vocabulary,) of all but the `count` largest as minus infinity; of equals the first stay."""
+def _mask_all_but_top(logits: Tensor, count: int) -> Tensor:
+    """Return logits (vocabulary,), minus infinity for all but the `count` largest; of equal ones the first stay."""
     least = logits.topk(count).values[-1]
-    kept = logits > least
-    kept[(logits == least).nonzero()[: count - int(kept.sum()), 0]] = True
-    return logits.masked_fill(~kept, -torch.inf)
+    top = logits > least
+    top[(logits == least).nonzero()[: count - int(top.sum()), 0]] = True
+    return logits.masked_fill(~top, -torch.inf)
 
 
 def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most likely tokens that together reach `top_p` (Holtzman et al. 2020), zero the others.
+    """Zero all probabilities but those of the fewest tokens that together reach `top_p` (Holtzman et al. 2020).
 
-    Of equally likely ones the first in the vocabulary are kept. Only as many are sorted as it takes: a whole
-    vocabulary takes milliseconds.
+    Of equally likely ones the first in the vocabulary stay. Sorts only as many as needed: a whole vocabulary takes
+    milliseconds.
     """
     count = min(FIRST_SORTED, len(probabilities))
     while True:
         values = probabilities.topk(count).values
-        reached = values.cumsum(dim=-1) - values >= top_p  # without itself
+        reached = values.cumsum(dim=-1) - values >= top_p  # by the likelier tokens alone
         if bool(reached[-1]) or count == len(probabilities):
             break
         count = min(8 * count, len(probabilities))
-    kept = values[~reached]
-    least = kept[-1]
-    chosen = probabilities > least
-    chosen[(probabilities == least).nonzero()[: int((kept == least).sum()), 0]] = True
-    return torch.where(chosen, probabilities, torch.zeros_like(probabilities))
+    nucleus = values[~reached]
+    least = nucleus[-1]
+    mask = probabilities > least
+    mask[(probabilities == least).nonzero()[: int((nucleus == least).sum()), 0]] = True
+    return torch.where(mask, probabilities, torch.zeros_like(probabilities))
 
 
 def top_tokens(scores: Tensor, count: int) -> list[TopTokens]:
@@ -173,6 +174,6 @@ def top_tokens(scores: Tensor, count: int) -> list[TopTokens]:
 
 
 def chosen_log_probs(scores: Tensor, ids: Sequence[int]) -> list[float]:
-    """The log-probabilities of these tokens, one a row: the very floats `top_tokens` gives."""
-    chosen: list[float] = scores[torch.arange(len(ids)), torch.tensor(ids, device=scores.device)].tolist()
-    return chosen
+    """The log-probability of a token in each row of `scores`: the floats that `top_tokens` has."""
+    values: list[float] = scores[torch.arange(len(ids)), torch.tensor(ids, device=scores.device)].tolist()
+    return values

@@ -1,10 +1,9 @@
-"""Which tokens run next. Knows requests, sequences and lengths; knows no tensors, no models and no threads.
+"""Schedules steps: which tokens of which sequences the next forward pass computes. No tensors, models or threads.
 
-Called by the engine only, under its lock. Every state transition of a request happens here. A step is one forward pass
-of one base model: the newest token of every sequence that generates, and beside them, as many as the pace allows,
-tokens of prompts and of texts to score, each with its own adapter or none. Long ones go in pieces, so that streams
-keep moving. Base models take turns, and so do keys and adapters: whoever waits behind others is not kept waiting for
-their end.
+Called by the engine only, under its lock. All state transitions of requests happen here. A step is one forward pass of
+one base model: the newest token of each decoding sequence, and beside them, within a token budget, tokens of prompts
+and of texts to score, each with its own adapter or none. Long ones are computed in chunks, so that streams keep moving.
+Base models take turns, and so do keys and adapters, so that none waits until others have finished.
 """
 
 from __future__ import annotations
@@ -12,401 +11,388 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Sequence as ListLike
 
 from service.engine.key_quotas import AdmissionControl, KeyTurns, SequenceQuotas
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, Request, State
-from service.engine.steps import (
-    AdapterBudget,
-    CachedPrefix,
-    Segment,
-    SegmentOutput,
-    Sequence,
-    SequenceGroup,
-    Step,
-    StepBuilder,
-    new_group,
-)
+from service.engine.steps import AdapterBudget, CachedPrefix, Segment, Sequence, SequenceGroup, Step, StepBuilder
 from service.engine.token_budget import TokenBudget
 from service.engine.waiting_queue import MemoryReservation, WaitingQueue
 
 
 class Scheduler:
-    """A bounded set of requests, served in turns.
+    """Holds the requests in the engine and schedules their sequences in turns.
 
-    The `queue` says how much is held, at most `max_rows` sequences generate together, and a step has at most
-    `max_step_tokens` tokens beside the newest ones, but for a text that runs alone. `space` tells which sequences have
-    room for their keys and values, `kept` what is there of ended ones; `in_pieces` of which base models a text may be
-    computed in several steps.
+    `admission` limits the requests held, `max_running` the sequences that generate together, `max_step_tokens` the
+    prefill tokens of a step, except for a text that runs alone. `can_chunk` says of a base model id whether a text may
+    be computed in several steps.
     """
 
     def __init__(
-        self, *, queue: AdmissionControl, max_step_tokens: int, max_rows: int, space: KVBudget | None = None,
-        kept: PrefixCache | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
-    ) -> None:  # fmt: skip
-        self._queue = queue
+        self,
+        *,
+        admission: AdmissionControl,
+        max_step_tokens: int,
+        max_running: int,
+        prefixes: PrefixCache | None = None,
+        can_chunk: Callable[[str], bool] = lambda _base_id: True,
+    ) -> None:
+        self._admission = admission
         self.max_step_tokens = max_step_tokens
-        self.max_rows = max_rows
-        self.pace = TokenBudget()
-        self._space = space or KVBudget(None)
-        self.kept = PrefixCache(self._space) if kept is None else kept
-        self._in_pieces = in_pieces
+        self.max_running = max_running
+        self.token_budget = TokenBudget()
+        self.prefixes = PrefixCache(KVBudget(None)) if prefixes is None else prefixes
+        self._kv_budget = self.prefixes.budget
+        self._can_chunk = can_chunk
         self._ids = itertools.count()
         self._waiting = WaitingQueue()
-        self._saving = MemoryReservation()
-        self._scores: deque[SequenceGroup] = deque()
-        self._text_turns = KeyTurns()
-        self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
-        self._turns: deque[str] = deque()  # base models
-        self._scores_first: set[str] = set()  # base models where they have the first choice next
-        self._live: dict[SequenceGroup, None] = {}  # ordered
-        self._claims = AdapterBudget(None, ())
-        self._rows = SequenceQuotas((), (), max_rows)
-        self._room = StepBuilder()
-        self._sent_away: set[Sequence] = set()  # in the making of this step
-        self._loaded: Callable[[SequenceGroup], bool] = lambda _work: True
+        self._reservation = MemoryReservation()
+        self._scoring: deque[SequenceGroup] = deque()
+        self._scoring_turns = KeyTurns()
+        self._running: dict[Sequence, None] = {}  # generations and texts in chunks, in the order of their start
+        self._base_turns: deque[str] = deque()
+        self._scores_first: set[str] = set()  # base models whose next step considers texts before prompts
+        self._groups: dict[SequenceGroup, None] = {}  # ordered
+        self._adapter_budget = AdapterBudget(None, ())
+        self._step = StepBuilder()
+        self._preempted: set[Sequence] = set()  # while the current step is scheduled
+        self._adapter_is_loaded: Callable[[SequenceGroup], bool] = lambda _group: True
 
-    # --- coming in ------------------------------------------------------------------------------
-
-    def add(
-        self, requests: Many[Request], *, retry_after: Callable[[int], int] = lambda _tokens: 1
-    ) -> list[SequenceGroup]:
-        """Admit all of these requests of one key, or raise Busy and admit none (`AdmissionControl`).
+    def add(self, requests: ListLike[Request], retry_after: Callable[[int], int] = lambda _: 1) -> list[SequenceGroup]:
+        """Admit all of these requests of one key, or raise Busy and admit none.
 
         `retry_after` gives the seconds in which so many tokens are computed.
         """
-        self._queue.check(self._live, requests[0].owner if requests else None, retry_after)
+        self._admission.check(self._groups, requests[0].owner if requests else None, retry_after)
         return [self._admit(request) for request in requests]
 
     def _admit(self, request: Request) -> SequenceGroup:
-        group = new_group(request, self._ids)
-        self._live[group] = None
-        self.pace.company.asked(group.owner)
-        if request.base_id not in self._turns:
-            self._turns.append(request.base_id)
+        group = SequenceGroup.of(request, self._ids)
+        self._groups[group] = None
+        self.token_budget.recent_keys.note_request(group.owner)
+        if request.base_id not in self._base_turns:
+            self._base_turns.append(request.base_id)
         if isinstance(request, GenerateRequest):
             self._waiting.add(group)
         else:
-            self._scores.append(group)
+            self._scoring.append(group)
         return group
-
-    # --- looking --------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
-        """Requests held: waiting or running."""
-        return len(self._live)
+        """The number of requests that wait or run."""
+        return len(self._groups)
 
     @property
     def generating(self) -> int:
-        """Sequences that generate now, their prompt included."""
-        return sum(sequence.generates for sequence in self._running)
+        """The number of sequences that generate, or whose prompt is computed for it."""
+        return sum(sequence.is_generation for sequence in self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing has run."""
-        return sum(group.state is State.WAITING for group in self._live)
+        """The number of requests of which nothing has run."""
+        return sum(group.state is State.WAITING for group in self._groups)
 
-    def live(self) -> list[SequenceGroup]:
-        """Every request held, oldest first."""
-        return list(self._live)
+    def groups(self) -> list[SequenceGroup]:
+        """All requests that wait or run, oldest first."""
+        return list(self._groups)
 
-    def alive(self) -> dict[str, list[Sequence]]:
-        """The sequences with a row of memory, by base model."""
-        found: dict[str, list[Sequence]] = {}
+    def sequences_with_rows(self) -> dict[str, list[Sequence]]:
+        """The sequences whose keys and values are kept, by base model."""
+        sequences: dict[str, list[Sequence]] = {}
         for sequence in self._running:
-            if sequence.holds:
-                found.setdefault(sequence.group.key[0], []).append(sequence)
-        return found
+            if sequence.has_row:
+                sequences.setdefault(sequence.group.base_id, []).append(sequence)
+        return sequences
 
-    # --- what runs next -------------------------------------------------------------------------
+    def next_step(
+        self,
+        ready: Container[str] | None = None,
+        *,
+        adapter_bytes: int | None = None,
+        adapter_is_loaded: Callable[[SequenceGroup], bool] = lambda _group: True,
+    ) -> Step | None:
+        """Schedule the next step; None if there is nothing to run.
 
-    def next(
-        self, ready: Container[str] | None = None, *, adapter_bytes: int | None = None,
-        loaded: Callable[[SequenceGroup], bool] = lambda _work: True,
-    ) -> Step | None:  # fmt: skip
-        """The step whose turn it is, None when there is nothing to run.
-
-        Sequences start on base models that are `ready` (None: on any); those that have started go on. Adapters that run
-        together take at most `adapter_bytes` (None: any number), but for one alone. `loaded` is asked of a request
-        whose adapter has room: where it is not there yet, the request waits, and others go on.
+        Sequences start on the `ready` base models (None: on any); running ones continue on all. Adapters of running
+        sequences take at most `adapter_bytes` together (None: no limit), except for a single one. A request whose
+        adapter is not loaded waits, and others go on.
         """
-        self._loaded = loaded
-        self._claims = AdapterBudget(adapter_bytes, self._running)
-        self._sent_away.clear()
-        self.kept.pin_only(())
-        saved = self._saving.one
-        if saved is not None and not ((ready is None or saved.key[0] in ready) and loaded(saved)):
-            self._saving.pause()
-        for _ in range(len(self._turns)):
-            base_id = self._turns[0]
-            self._turns.rotate(-1)
-            room = self._room = StepBuilder()
-            room.newest = self._newest(base_id)
-            others = {one.group.key[0] for one in self._running if one.newest} - {base_id}
-            room.streams_elsewhere = bool(others)
-            room.left = self.pace.between(base_id, others, self.max_step_tokens)
-            if room.newest:
-                one_key = self._waiting.of_one_key(self._running, self._scores)
-                room.left = self.pace.beside(base_id, self.max_step_tokens, among_themselves=one_key)
-            starts = ready is None or base_id in ready
-            self._see_rows()
-            kinds = [self._of_prompts, self._of_scores]
-            for fill in reversed(kinds) if base_id in self._scores_first else kinds:
-                fill(base_id, room, starts)
-            if room.beside:
-                had = self._scores_first.add if room.beside[0].sequence.generates else self._scores_first.discard
-                had(base_id)  # whoever had the first choice has it last
-            if room.segments:
-                return Step(base_id, room.segments)
+        self._adapter_is_loaded = adapter_is_loaded
+        self._adapter_budget = AdapterBudget(adapter_bytes, self._running)
+        self._preempted.clear()
+        self.prefixes.unpin_except(())
+        holder = self._reservation.holder
+        if holder is not None and not ((ready is None or holder.base_id in ready) and adapter_is_loaded(holder)):
+            self._reservation.suspend()
+        for base_id in list(self._base_turns):
+            self._base_turns.rotate(-1)
+            step = self._build_step(base_id, can_start=ready is None or base_id in ready)
+            if step.segments:
+                return Step(base_id, step.segments)
         return None
 
-    def _newest(self, base_id: str) -> list[Segment]:
-        """The newest token of every sequence that generates; the youngest start again later where memory is short."""
-        for sequence in [one for one in self._running if one.newest and one.group.key[0] == base_id]:
-            while sequence in self._running and not self._reserve(sequence, len(sequence.ids)):
-                self._preempt(next(one for one in reversed(self._running) if one.holds))
-        return [
-            Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.group.key[0] == base_id
-        ]
+    def _build_step(self, base_id: str, *, can_start: bool) -> StepBuilder:
+        """Schedule the segments of one base model; new sequences only if it `can_start` them."""
+        step = self._step = StepBuilder()
+        step.decodes = self._schedule_decodes(base_id)
+        others = {sequence.group.base_id for sequence in self._running if sequence.is_decoding} - {base_id}
+        step.others_decoding = bool(others)
+        limit = self.max_step_tokens
+        step.token_budget = self.token_budget.between_decodes(base_id, others, limit)
+        if step.decodes:
+            single_namespace = self._waiting.is_single_namespace(self._running, self._scoring)
+            step.token_budget = self.token_budget.beside_decodes(base_id, limit, single_namespace=single_namespace)
+        self._update_quotas()
+        schedule = [self._schedule_prompts, self._schedule_scores]
+        for schedule_prefills in reversed(schedule) if base_id in self._scores_first else schedule:
+            schedule_prefills(base_id, step, can_start)
+        if step.prefills and step.prefills[0].sequence.is_generation:
+            self._scores_first.add(base_id)
+        elif step.prefills:
+            self._scores_first.discard(base_id)
+        return step
 
-    def _of_prompts(self, base_id: str, room: StepBuilder, starts: bool) -> None:
-        """Prompts that have begun, then others; these first where somebody has waited long."""
-        begun = [one for one in self._running if one.generates and not one.newest and one.group.key[0] == base_id]
-        if starts and self._waiting.any_long(base_id):
-            self._start_prompts(base_id, room)
-        for one in begun:
-            if one in self._running and room.left > 0:
-                self._piece(one, room)
-        if starts:
-            self._start_prompts(base_id, room)
-        self._waiting.count(
-            base_id, served={one.group.turn for one in self._running}, texts=(group.turn for group in self._scores)
-        )
+    def _schedule_decodes(self, base_id: str) -> list[Segment]:
+        """The newest token of each decoding sequence; preempts the youngest sequences if memory is short."""
+        for sequence in self._decoding(base_id):
+            while sequence in self._running and not self.prefixes.reserve_row(sequence):
+                self._preempt(next(other for other in reversed(self._running) if other.has_row))
+        return [Segment(sequence, sequence.computed, 1, "next") for sequence in self._decoding(base_id)]
 
-    def _see_rows(self) -> None:
-        self._rows = SequenceQuotas(self._running, self._waiting.groups(), self.max_rows)
-        self._waiting.see(self._rows)
+    def _decoding(self, base_id: str) -> list[Sequence]:
+        return [s for s in self._running if s.is_decoding and s.group.base_id == base_id]
 
-    def _start_prompts(self, base_id: str, room: StepBuilder) -> None:
-        """Prompts that wait: one of each key and adapter in turn."""
-        while room.left > 0:
-            if not self._place_for(base_id):
-                break
-            firsts = self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-            sequence = next((one for one in firsts if self._claim(one.group)), None)
+    def _schedule_prompts(self, base_id: str, step: StepBuilder, can_start: bool) -> None:
+        """Continue prompts that have started, then start others; in the other order if one has waited long."""
+        started = [s for s in self._running if s.is_generation and not s.is_decoding and s.group.base_id == base_id]
+        if can_start and self._waiting.any_waited_long(base_id):
+            self._start_prompts(base_id, step)
+        for sequence in started:
+            if sequence in self._running and step.token_budget > 0:
+                self._add_chunk(sequence, step)
+        if can_start:
+            self._start_prompts(base_id, step)
+        self._waiting.count_step(base_id, self._running, self._scoring)
+
+    def _update_quotas(self) -> None:
+        self._waiting.quotas = SequenceQuotas(self._running, self._waiting.groups(), self.max_running)
+
+    def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
+        """Start waiting prompts, one of each key and adapter in turn."""
+        while step.token_budget > 0 and self._has_slot(base_id):
+            candidates = self._next_sequences(base_id)
+            sequence = next((s for s in candidates if self._claim_adapter(s.group)), None)
             if sequence is None:
                 break
-            self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
-            if not self._room_for(sequence):
+            self._copy_source(sequence)  # marks it as used, so that it is evicted last to make room for the sequence
+            if not self._reserve_for_start(sequence):
                 break
-            self._waiting.had_turn(sequence.group.turn)
+            self._waiting.move_to_end(sequence.group.queue_key)
             self._start(sequence)
-            self._piece(sequence, room)
+            self._add_chunk(sequence, step)
 
-    def _claim(self, group: SequenceGroup) -> bool:
-        """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
-        if not self._loaded(group):
+    def _next_sequences(self, base_id: str) -> list[Sequence]:
+        return self._waiting.next_sequences(base_id, only=self._reservation.holder, excluded=self._preempted)
+
+    def _claim_adapter(self, group: SequenceGroup) -> bool:
+        """Return True if a request's adapter is loaded and within the budget.
+
+        For one that has waited long, sequences of other adapters are preempted until it is.
+        """
+        if not self._adapter_is_loaded(group):
             return False
-        texts = [one.sequence for one in self._room.beside if one.sequence not in self._running]  # they run whole
-        if self._waiting.long(group.turn) and AdapterBudget(self._claims.limit, texts).add(group):
-            while not self._claims.add(group):
-                others = [one for one in self._running if one.group.key[1] is not None]
-                for one in [other for other in others if other.group.key[1] == others[-1].group.key[1]]:
-                    self._preempt(one)
-                self._claims = AdapterBudget(self._claims.limit, [*self._running, *texts])
-        return self._claims.add(group)
+        scored = [segment.sequence for segment in self._step.prefills if segment.sequence not in self._running]
+        limit = self._adapter_budget.limit
+        if self._waiting.has_waited_long(group.queue_key) and AdapterBudget(limit, scored).try_add(group):
+            while not self._adapter_budget.try_add(group):
+                with_adapter = [s for s in self._running if s.group.digest is not None]
+                for sequence in [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]:
+                    self._preempt(sequence)
+                self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
+        return self._adapter_budget.try_add(group)
 
-    def _place_for(self, base_id: str) -> bool:
-        """Whether another sequence may generate; who waited long takes a place of a key or adapter that has several."""
-        if self.generating < self.max_rows:
+    def _has_slot(self, base_id: str) -> bool:
+        """Return True if another sequence may generate.
+
+        For one that has waited long, a sequence of a key or adapter that runs several is preempted.
+        """
+        if self.generating < self.max_running:
             return True
-        waiting = [
-            one.group
-            for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-            if self._waiting.long(one.group.turn)
-        ]
-        patient = next(filter(self._loaded, waiting), None)
-        giving = [] if patient is None else self._rows.giving(patient)
-        if len(giving) < 2:
+        starved = [s.group for s in self._next_sequences(base_id) if self._waiting.has_waited_long(s.group.queue_key)]
+        group = next(filter(self._adapter_is_loaded, starved), None)
+        preemptible = [] if group is None else self._waiting.quotas.preemptible(group)
+        if len(preemptible) < 2:
             return False
-        self._preempt(giving[-1])
+        self._preempt(preemptible[-1])
         return True
 
-    def _room_for(self, sequence: Sequence) -> bool:
-        """Reserve memory for one that starts.
+    def _reserve_for_start(self, sequence: Sequence) -> bool:
+        """Reserve memory for a sequence that is to start; return False if there is none.
 
-        An adapter that waited long takes it from the one with most rows, a request that it was saved for in vain from
-        all that came later.
+        One that has waited long preempts sequences of the adapter that runs most. A request that memory has been
+        reserved for in vain preempts all that came later.
         """
         group = sequence.group
-        if not self._saving.allows(group):
+        if not self._reservation.allows(group):
             return False
-        if self._reserve(sequence, len(sequence.ids)):
+        if self.prefixes.reserve_row(sequence):
             return True
-        others, long = self._rows.giving(group)[:0:-1], self._waiting.long(group.turn)
-        if self._saving.takes(group):
-            others = [one for one in reversed(self._running) if one.holds and one.id > sequence.id]
-        positions = sequence.before + len(sequence.ids)
-        if long or self._saving.takes(group):
-            for one in self._space.enough_of(others, group.key[0], positions, besides=self.kept.bytes):
-                self._preempt(one)
-        found = self._reserve(sequence, len(sequence.ids))
-        if not found and (long or not sequence.generates):
-            self._saving.refused(group, waited=long)
-        return found
+        waited_long = self._waiting.has_waited_long(group.queue_key)
+        preemptible = self._waiting.quotas.preemptible(group)[:0:-1]
+        if self._reservation.may_preempt(group):
+            preemptible = [other for other in reversed(self._running) if other.has_row and other.id > sequence.id]
+        positions = sequence.virtual_tokens + len(sequence.ids)
+        if waited_long or self._reservation.may_preempt(group):
+            freeable = self.prefixes.bytes
+            for other in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
+                self._preempt(other)
+        is_reserved = self.prefixes.reserve_row(sequence)
+        if not is_reserved and (waited_long or not sequence.is_generation):
+            self._reservation.note_refusal(group, waited_long=waited_long)
+        return is_reserved
 
-    def _piece(self, sequence: Sequence, room: StepBuilder) -> None:
-        """As much of a sequence's tokens as there is room for."""
+    def _add_chunk(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Add as many tokens of a sequence to the step as its budget allows."""
         source = None
-        if sequence.generates and sequence.done == 0:
-            source, sequence.done = self._source(sequence)
+        if sequence.is_generation and sequence.computed == 0:
+            source, sequence.computed = self._copy_source(sequence)
             if isinstance(source, CachedPrefix):
-                self.kept.pin(source)
-        length = min(len(sequence.ids) - sequence.done, room.left)
-        whole = sequence.done + length == len(sequence.ids)
-        wants: SegmentOutput = "score" if not sequence.generates else "next" if whole else "nothing"
-        room.take(Segment(sequence, sequence.done, length, wants, copied=source))
+                self.prefixes.pin(source)
+        step.add(sequence.next_segment(step.token_budget, copy_from=source))
 
-    def _source(self, sequence: Sequence) -> tuple[Sequence | CachedPrefix | None, int]:
-        """What a sequence takes over as it starts, another choice's or a kept text's, and of how many tokens."""
-        choice = next((one for one in sequence.group.running if one.done >= sequence.prompt > 1), None)
-        return self.kept.find(sequence) if choice is None else (choice, sequence.prompt - 1)
+    def _copy_source(self, sequence: Sequence) -> tuple[Sequence | CachedPrefix | None, int]:
+        """The choice or cached prefix that a new sequence copies keys and values from, and of how many tokens."""
+        for choice in sequence.group.running:
+            if choice.computed >= sequence.prompt_length > 1:
+                return choice, sequence.prompt_length - 1
+        return self.prefixes.find(sequence)
 
-    def _of_scores(self, base_id: str, room: StepBuilder, starts: bool) -> None:
-        """Texts that have begun, then those of each request in turn, of one length together."""
+    def _schedule_scores(self, base_id: str, step: StepBuilder, can_start: bool) -> None:
+        """Continue texts that have started, then start those of each key in turn, texts of one length together."""
         for sequence in list(self._running):
-            if not sequence.generates and sequence.group.key[0] == base_id and room.left > 0:
-                self._piece(sequence, room)
-        groups = self._text_turns.order(group for group in self._scores if group.key[0] == base_id) if starts else []
-        for group in groups:
-            if room.left < 1 or not self._claim(group):
+            if not sequence.is_generation and sequence.group.base_id == base_id and step.token_budget > 0:
+                self._add_chunk(sequence, step)
+        if not can_start:
+            return
+        for group in self._scoring_turns.order(group for group in self._scoring if group.base_id == base_id):
+            if step.token_budget < 1 or not self._claim_adapter(group):
                 continue
-            taken = len(room.beside)
-            while group.waiting and self._score(group.waiting[0], room, group):
-                self._waiting.started(group.turn)
-            if len(room.beside) > taken:
-                self._text_turns.had(group)
-                self._scores.remove(group)
-                self._scores.append(group)
-        self._scores = deque(group for group in self._scores if group.waiting)
+            scheduled = len(step.prefills)
+            while group.waiting and self._start_text(group.waiting[0], step):
+                self._waiting.reset_wait(group.queue_key)
+            if len(step.prefills) > scheduled:
+                self._scoring_turns.note_turn(group)
+                self._scoring.remove(group)
+                self._scoring.append(group)
+        self._scoring = deque(group for group in self._scoring if group.waiting)
 
-    def _score(self, sequence: Sequence, room: StepBuilder, group: SequenceGroup) -> bool:
-        """Take a text into the step; False where there is no room for it now."""
-        if sequence in self._sent_away:
+    def _start_text(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Add a text to the step, whole or in chunks; return False if it must wait."""
+        if sequence in self._preempted:
             return False
-        length = len(sequence.ids)
-        fits = length <= room.left
-        if not fits and room.beside:
+        group, length = sequence.group, len(sequence.ids)
+        fits = length <= step.token_budget
+        if not fits and step.prefills:
             return False
-        in_pieces = (not fits and not room.alone) or sequence.before > 0
-        in_pieces = in_pieces and self._in_pieces(group.key[0])
-        if in_pieces and self._room_for(sequence):
+        needs_chunks = (not fits and not step.delays_nobody) or sequence.virtual_tokens > 0
+        needs_chunks = needs_chunks and self._can_chunk(group.base_id)
+        if needs_chunks and self._reserve_for_start(sequence):
             self._start(sequence)
-            self._piece(sequence, room)
+            self._add_chunk(sequence, step)
             return True
-        if sequence.before > 0 or (in_pieces and self._space.fits(group.key[0], length)):
-            return False  # it goes in pieces once there is memory for it
+        if sequence.virtual_tokens > 0 or (needs_chunks and self._kv_budget.fits(group.base_id, length)):
+            return False  # it starts in chunks once there is memory for it
         group.waiting.popleft()
         group.running[sequence] = None
-        group.begin()
-        self._saving.done(group)
-        room.take(Segment(sequence, 0, length, "score", kept=False))
+        group.mark_running()
+        self._reservation.release(group)
+        step.add(Segment(sequence, 0, length, "score", keeps_kv=False))
         return True
-
-    # --- places ---------------------------------------------------------------------------------
-
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        base_id, positions = sequence.group.key[0], sequence.before + tokens
-        missing = self._space.missing(sequence, base_id, positions)
-        found = self.kept.make_room(missing) and self._space.reserve(sequence, base_id, positions)
-        sequence.holds = sequence.holds or found
-        return found
 
     def _start(self, sequence: Sequence) -> None:
         group = sequence.group
         group.waiting.remove(sequence)
         group.running[sequence] = None
         self._running[sequence] = None
-        self._see_rows()
-        self._waiting.started(group.turn)
-        self._saving.done(group)
-        group.begin()
-        if sequence.generates and not group.waiting:
+        self._update_quotas()
+        self._waiting.reset_wait(group.queue_key)
+        self._reservation.release(group)
+        group.mark_running()
+        if sequence.is_generation and not group.waiting:
             self._waiting.remove(group)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give up a sequence's row; it starts again with the tokens it has."""
+        """Release a sequence's memory and let it wait; it will start again with the tokens it has."""
         group = sequence.group
-        self._sent_away.add(sequence)
-        self._room.give_back(sequence)
-        self.kept.pin_only(one.copied for one in self._room.beside)
-        self._leave(sequence)
-        sequence.done = 0
+        self._preempted.add(sequence)
+        self._step.remove(sequence)
+        self.prefixes.unpin_except(segment.copy_from for segment in self._step.prefills)
+        self._remove(sequence)
+        sequence.computed = 0
         group.waiting.appendleft(sequence)
-        if sequence.generates:
-            self._waiting.again(group)
-        elif group not in self._scores:
-            self._scores.appendleft(group)
-        self._see_rows()
+        if sequence.is_generation:
+            self._waiting.requeue(group)
+        elif group not in self._scoring:
+            self._scoring.appendleft(group)
+        self._update_quotas()
 
-    def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
+    def _remove(self, sequence: Sequence, *, cache_prefix: bool = False) -> None:
+        """Remove a running sequence and release its memory."""
         sequence.group.running.pop(sequence, None)
         self._running.pop(sequence, None)
-        if sequence.holds:
-            self._space.release(sequence)
-            sequence.holds = False
-            if keep:
-                self.kept.keep(sequence)
+        if sequence.has_row:
+            self._kv_budget.release(sequence)
+            sequence.has_row = False
+            if cache_prefix:
+                self.prefixes.add(sequence)
 
-    # --- what became of it ----------------------------------------------------------------------
-
-    def computed(self, step: Step) -> None:
-        """The keys and values of a step's segments are kept."""
+    def mark_computed(self, step: Step) -> None:
+        """Record that the keys and values of a step's segments are there."""
         for segment in step.segments:
-            if segment.kept and segment.sequence in self._running:
-                segment.sequence.done = segment.start + segment.length
+            if segment.keeps_kv and segment.sequence in self._running:
+                segment.sequence.computed = segment.end
 
     def finish(self, sequences: Iterable[Sequence]) -> list[SequenceGroup]:
-        """These are computed. Gives the requests that are finished by it; those of ended requests are ignored."""
-        ended = []
+        """Remove finished sequences, and return the requests that are finished by it. Ignores those that have ended."""
+        finished = []
         for sequence in sequences:
             group = sequence.group
-            if group.state.final:
+            if group.state.is_final:
                 continue
-            self._leave(sequence, keep=True)
+            self._remove(sequence, cache_prefix=True)
             group.ticket.rows_done += 1
             if not group.running and not group.waiting:
                 self._end(group, State.FINISHED)
-                ended.append(group)
-        return ended
+                finished.append(group)
+        return finished
 
     def fail(self, groups: Iterable[SequenceGroup], error: BaseException) -> list[SequenceGroup]:
-        """These requests end with `error`, all their sequences with them. Gives those that had not ended."""
-        ended = [group for group in dict.fromkeys(groups) if not group.state.final]
-        for group in ended:
+        """End these requests with `error`, and return those that had not ended before."""
+        failed = [group for group in dict.fromkeys(groups) if not group.state.is_final]
+        for group in failed:
             group.error = error
             self._end(group, State.FAILED)
-        return ended
+        return failed
 
     def drop_cancelled(self) -> list[SequenceGroup]:
-        """Requests whose ticket was cancelled end, all their sequences with them."""
-        ended = [group for group in self._live if group.ticket.cancelled()]
-        for group in ended:
+        """End the requests whose ticket was cancelled, and return them."""
+        cancelled = [group for group in self._groups if group.ticket.cancelled()]
+        for group in cancelled:
             self._end(group, State.CANCELLED)
-        return ended
+        return cancelled
 
     def _end(self, group: SequenceGroup, state: State) -> None:
-        group.move(state)
+        group.set_state(state)
         for sequence in list(group.running):
-            self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
+            self._remove(sequence, cache_prefix=state is State.CANCELLED)  # those of failed requests may be damaged
         self._waiting.remove(group)
-        self._saving.done(group)
-        if group in self._scores:
-            self._scores.remove(group)
+        self._reservation.release(group)
+        if group in self._scoring:
+            self._scoring.remove(group)
         group.waiting.clear()
-        del self._live[group]
-        if not any(other.key[0] == group.key[0] for other in self._live):
-            self._turns.remove(group.key[0])
+        del self._groups[group]
+        if not any(other.base_id == group.base_id for other in self._groups):
+            self._base_turns.remove(group.base_id)

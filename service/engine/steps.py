@@ -1,7 +1,4 @@
-"""Requests on their way through the engine, what of them one step computes, and what a step in the making has room for.
-
-Values of the scheduler; no tensors.
-"""
+"""Values of the scheduler: requests with their sequences, segments of a step, and a step being built. No tensors."""
 
 from __future__ import annotations
 
@@ -12,31 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Internal
-from service.engine.request import GenerateRequest, Request, State, tokens_before
-
-ModelKey = tuple[str, str | None]
-"""Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
+from service.engine.request import GenerateRequest, Request, State, virtual_tokens
 
 Owner = str | None
-"""The key that asked, by its id; None is the server itself."""
+"""Id of the key that sent a request; None is the server itself."""
 
 QueueKey = tuple[str, str | None, Owner]
-"""Base id, adapter digest and owner: whose requests wait in one line."""
+"""Base id, adapter digest and owner: requests with equal ones wait in one queue."""
 
 PrefixScope = tuple[str, str | None, str]
-"""Base id, adapter digest, and the namespaces of the key that asked: of equal ones keys and values are shared."""
+"""Base id, adapter digest, and the namespaces of the key: cached prefixes are shared within one scope."""
 
-MOVES = {
+TRANSITIONS = {
     State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
     State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
 }
 
 SegmentOutput = Literal["nothing", "next", "score"]
-"""Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
+"""Result of a segment besides its keys and values: none, logits after its last token, or likelihoods of its tokens."""
 
 
 class Ticket(Future[Any]):
-    """The future of one request; `rows_done` of `rows` sequences are computed. Cancelling it is enough."""
+    """The future of one request; `rows_done` of `rows` sequences are computed. Cancelling it cancels the request."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -48,120 +42,141 @@ class Ticket(Future[Any]):
 class Sequence:
     """Window `index` of a score, or choice `index` of a generation, from admission to its end.
 
-    `ids` are the tokens so far: the text's, and what was generated behind them. Keys and values of the first `done`
-    are kept, if any are. `before` is the length of the prefix that its adapter puts before it.
+    `ids` are the tokens of the text, followed by the generated ones; the first `computed` have keys and values.
+    `virtual_tokens` is the length of its adapter's prefix.
     """
 
     id: int
     group: SequenceGroup
     index: int
     ids: list[int]
-    before: int
-    prompt: int
-    done: int = 0
-    holds: bool = False
-    """Whether it has a row of memory."""
+    virtual_tokens: int
+    prompt_length: int
+    computed: int = 0
+    has_row: bool = False
+    """True while memory is reserved for its keys and values."""
 
     @property
-    def generates(self) -> bool:
-        """Whether it is continued, and not scored."""
+    def is_generation(self) -> bool:
+        """True if it is continued, False if it is scored."""
         return isinstance(self.group.request, GenerateRequest)
 
     @property
-    def newest(self) -> bool:
-        """Whether only its newest token is to be computed, and there are others before it."""
-        return self.generates and self.holds and self.done == len(self.ids) - 1 and self.done > 0
+    def is_decoding(self) -> bool:
+        """True if only its newest token remains to be computed."""
+        return self.is_generation and self.has_row and 0 < self.computed == len(self.ids) - 1
+
+    def next_segment(self, token_budget: int, *, copy_from: Sequence | CachedPrefix | None) -> Segment:
+        """The next tokens to compute, at most `token_budget`."""
+        length = min(len(self.ids) - self.computed, token_budget)
+        is_last = self.computed + length == len(self.ids)
+        output: SegmentOutput = "score" if not self.is_generation else "next" if is_last else "nothing"
+        return Segment(self, self.computed, length, output, copy_from=copy_from)
 
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """A request on its way: its state, its ticket and the sequences that are not finished."""
+    """A request in the engine: its state, its ticket, and those of its sequences that are not finished."""
 
     request: Request
     ticket: Ticket
-    key: ModelKey
     state: State = State.WAITING
     waiting: deque[Sequence] = field(default_factory=deque)
     running: dict[Sequence, None] = field(default_factory=dict)  # ordered
     error: BaseException | None = None
 
+    @classmethod
+    def of(cls, request: Request, ids: Iterator[int]) -> SequenceGroup:
+        """A waiting request with its sequences, numbered by `ids`."""
+        texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
+        group = cls(request, Ticket(len(texts)))
+        prefix = virtual_tokens(request)
+        sequences = [
+            Sequence(next(ids), group, index, list(text), prefix, len(text)) for index, text in enumerate(texts)
+        ]
+        if not isinstance(request, GenerateRequest):  # those of one length are computed together
+            sequences.sort(key=lambda sequence: -len(sequence.ids))
+        group.waiting.extend(sequences)
+        return group
+
+    @property
+    def base_id(self) -> str:
+        """The base model's id."""
+        return self.request.base_id
+
+    @property
+    def digest(self) -> str | None:
+        """The adapter's digest, None for the base model alone. Never a name, which could be moved meanwhile."""
+        return None if self.request.adapter is None else self.request.adapter.digest
+
     @property
     def owner(self) -> Owner:
-        """The key that asked."""
+        """The key that sent the request."""
         return self.request.owner
 
     @property
-    def turn(self) -> QueueKey:
-        """The line in which it waits."""
-        return (*self.key, self.owner)
+    def queue_key(self) -> QueueKey:
+        """The queue in which it waits."""
+        return self.base_id, self.digest, self.owner
 
-    def move(self, state: State) -> None:
-        """Come into another state; raises Internal for one that does not follow."""
-        if state not in MOVES.get(self.state, ()):
+    def set_state(self, state: State) -> None:
+        """Move to another state; raise Internal for one that does not follow."""
+        if state not in TRANSITIONS.get(self.state, ()):
             raise Internal(f"a request went from {self.state.value} to {state.value}")
         self.state = state
 
-    def begin(self) -> None:
-        """A part of it runs; the first makes it a running request."""
+    def mark_running(self) -> None:
+        """Move to RUNNING when the first of its sequences starts."""
         if self.state is State.WAITING:
-            self.move(State.RUNNING)
-
-
-def new_group(request: Request, ids: Iterator[int]) -> SequenceGroup:
-    """A request that comes in, with its sequences, whose ids are the next of `ids`."""
-    generating = isinstance(request, GenerateRequest)
-    texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
-    digest, before = None if request.adapter is None else request.adapter.digest, tokens_before(request)
-    group = SequenceGroup(request, Ticket(len(texts)), (request.base_id, digest))
-    sequences = [Sequence(next(ids), group, index, list(text), before, len(text)) for index, text in enumerate(texts)]
-    if not generating:  # those of one length are computed together
-        sequences.sort(key=lambda one: -len(one.ids))
-    group.waiting.extend(sequences)
-    return group
+            self.set_state(State.RUNNING)
 
 
 def requested_bases(groups: Iterable[SequenceGroup]) -> dict[str, int]:
-    """The base models that requests want, in their order, each with the bytes of its largest adapter."""
-    found: dict[str, int] = {}
+    """The base models of these requests, in their order, each with the bytes of its largest requested adapter."""
+    adapter_bytes: dict[str, int] = {}
     for group in groups:
-        adapter = group.request.adapter
-        found[group.key[0]] = max(found.get(group.key[0], 0), 0 if adapter is None else adapter.size_bytes)
-    return found
+        size = 0 if group.request.adapter is None else group.request.adapter.size_bytes
+        adapter_bytes[group.base_id] = max(adapter_bytes.get(group.base_id, 0), size)
+    return adapter_bytes
 
 
 @dataclass(eq=False)
 class CachedPrefix:
-    """Tokens of a sequence that has ended, with their keys and values, for prompts of its scope that begin alike.
+    """Tokens of an ended sequence with their keys and values, for prompts of its scope that begin alike.
 
-    `before` is the length of the prefix that stands before them. They lie in the row of `source` until they are copied
-    out of it.
+    The keys and values of `virtual_tokens` precede them. They lie in the row of `source` until they are copied.
     """
 
     scope: PrefixScope
     ids: tuple[int, ...]
-    before: int
+    virtual_tokens: int
     source: Sequence | None = field(repr=False)
 
     @property
     def positions(self) -> int:
-        """How many keys and values a layer has."""
-        return self.before + len(self.ids)
+        """Keys and values in each layer."""
+        return self.virtual_tokens + len(self.ids)
 
 
 @dataclass(frozen=True)
 class Segment:
     """Tokens `start` to `start + length` of a sequence.
 
-    With `copied` its sequence first takes over the keys and values of another, or of a kept text: those of the first
-    `start` tokens. `kept` says that keys and values are kept: those of a text scored in one piece are not.
+    With `copy_from` the sequence first copies the keys and values of the first `start` tokens from another sequence or
+    a cached prefix. `keeps_kv` is False for a text that is scored in one piece.
     """
 
     sequence: Sequence
     start: int
     length: int
-    wants: SegmentOutput
-    kept: bool = True
-    copied: Sequence | CachedPrefix | None = None
+    output: SegmentOutput
+    keeps_kv: bool = True
+    copy_from: Sequence | CachedPrefix | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.start + self.length
 
 
 @dataclass(frozen=True)
@@ -173,35 +188,35 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are computed."""
+        """The number of tokens that are computed."""
         return sum(segment.length for segment in self.segments)
 
     @property
     def groups(self) -> list[SequenceGroup]:
-        """The requests that have a part in it."""
+        """The requests of its segments."""
         return list(dict.fromkeys(segment.sequence.group for segment in self.segments))
 
-    def of(self, group: SequenceGroup) -> Step:
-        """The part of one request."""
+    def only(self, group: SequenceGroup) -> Step:
+        """The segments of one request."""
         return Step(self.base_id, tuple(s for s in self.segments if s.sequence.group is group))
 
     def without(self, groups: Container[SequenceGroup]) -> Step:
-        """The parts of all other requests."""
+        """The segments of all requests but these."""
         return Step(self.base_id, tuple(s for s in self.segments if s.sequence.group not in groups))
 
 
 class AdapterBudget:
-    """The adapters that run together, and the bytes that they take."""
+    """The adapters of running sequences, at most `limit` bytes together (None: no limit), or a single larger one."""
 
     def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
         self.limit = limit
         self._sizes: dict[str, int] = {}
-        for group in dict.fromkeys(one.group for one in running):
+        for group in dict.fromkeys(sequence.group for sequence in running):
             if group.request.adapter is not None:
                 self._sizes[group.request.adapter.digest] = group.request.adapter.size_bytes
 
-    def add(self, group: SequenceGroup) -> bool:
-        """Whether a request's adapter is among them, or has room beside them; it is then."""
+    def try_add(self, group: SequenceGroup) -> bool:
+        """Add a request's adapter; return False if it does not fit."""
         adapter = group.request.adapter
         if adapter is None or adapter.digest in self._sizes:
             return True
@@ -212,33 +227,33 @@ class AdapterBudget:
 
 
 class StepBuilder:
-    """What a step takes: the newest tokens of streams, and as many tokens beside them as are `left`."""
+    """A step being scheduled: decode segments, and prefill segments within a token budget."""
 
     def __init__(self) -> None:
-        self.newest: list[Segment] = []
-        self.beside: list[Segment] = []
-        self.left = 0
-        """Tokens that it may still take."""
-        self.streams_elsewhere = False
-        """Whether streams of other base models wait for its end."""
+        self.decodes: list[Segment] = []
+        self.prefills: list[Segment] = []
+        self.token_budget = 0
+        """Prefill tokens that may still be added."""
+        self.others_decoding = False
+        """True if streams of other base models wait for its end."""
 
     @property
-    def alone(self) -> bool:
-        """Whether no stream waits for its end."""
-        return not self.newest and not self.streams_elsewhere
+    def delays_nobody(self) -> bool:
+        """True if no stream waits for its end."""
+        return not self.decodes and not self.others_decoding
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All of it."""
-        return (*self.newest, *self.beside)
+        """All segments, decodes first."""
+        return (*self.decodes, *self.prefills)
 
-    def take(self, segment: Segment) -> None:
-        """Put a segment into it, beside the newest tokens."""
-        self.beside.append(segment)
-        self.left -= segment.length
+    def add(self, segment: Segment) -> None:
+        """Add a prefill segment."""
+        self.prefills.append(segment)
+        self.token_budget -= segment.length
 
-    def give_back(self, sequence: Sequence) -> None:
-        """Take a sequence's segment out again: it has been sent away."""
-        self.left += sum(one.length for one in self.beside if one.sequence is sequence)
-        self.newest = [one for one in self.newest if one.sequence is not sequence]
-        self.beside = [one for one in self.beside if one.sequence is not sequence]
+    def remove(self, sequence: Sequence) -> None:
+        """Remove the segment of a sequence that was preempted."""
+        self.token_budget += sum(segment.length for segment in self.prefills if segment.sequence is sequence)
+        self.decodes = [segment for segment in self.decodes if segment.sequence is not sequence]
+        self.prefills = [segment for segment in self.prefills if segment.sequence is not sequence]

@@ -1,8 +1,8 @@
-"""What verbs and routes call with texts: tokenised here, cut into windows, scored by the engine, put together again.
+"""Blocking calls of the engine with texts, for jobs and routes: tokenise, cut into windows, compute, combine.
 
-These calls block, so they belong into worker threads, never into the engine's own. Scoring and embedding are one
-pass (docs/explanation/methods.md#perplexity): a text is BOS + tokens in consecutive windows, the vector is the
-mean over the first window without the BOS, and every token is scored once.
+Call them from worker threads, never from the engine's own. Scoring and embedding are one pass
+(docs/explanation/methods.md#perplexity): a text is BOS + tokens in consecutive windows, the vector is the mean over the
+first window without the BOS, and every token is scored once.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from service.engine.steps import Ticket
 from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
-"""How often a waiting caller is asked whether to go on."""
+"""How often `should_stop` is called while waiting."""
 
 ShouldStop = Callable[[], bool]
 WindowsDone = Callable[[int, int], None]
-"""`(done, total)` windows; what a verb is told besides is `registry.progress.Progress`."""
+"""Called with `(done, total)` windows; jobs report the rest by `registry.progress.Progress`."""
 Windows = list[tuple[int, ...]]
 
 
 class TextCalls(ABC):
     """The engine's blocking calls.
 
-    `should_stop` is asked while waiting, and Cancelled is raised when it says so; `progress(done, total)` counts
-    windows and may raise. `patient` waits for a place in the queue instead of raising Busy: for jobs.
+    `should_stop` is called while waiting, and Cancelled is raised if it returns True; `progress(done, total)` counts
+    windows and may raise. With `patient`, for jobs, they wait for admission instead of raising Busy.
     """
 
     @abstractmethod
     def base(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of the base model of that id."""
+        """Tokenizer and shape of a base model."""
 
     @abstractmethod
     def submit(self, request: Request) -> Ticket:
-        """Queue one request."""
+        """Queue a request."""
 
     @abstractmethod
-    def wait_for_place(self, seconds: float) -> None:
-        """Return when the queue has a place, or after `seconds`."""
+    def wait_for_admission(self, seconds: float) -> None:
+        """Return when another request would be admitted, or after `seconds`."""
 
     def tokenize(self, base_id: str, text: str) -> tuple[int, ...]:
         """Token ids of a text prompt, with the base's BOS in front."""
@@ -66,14 +66,14 @@ class TextCalls(ABC):
     ) -> list[PassageScore]:
         """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
         base = self.base(base_id)
-        cut = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
-        flat = tuple(window for part in cut for window in part)
+        windows_by_text = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
+        flat = tuple(window for text in windows_by_text for window in text)
         nll: Sequence[float] = ()
         if flat:
             request = ScoreRequest(base_id, flat, adapter, bos=has_bos(base))
-            found: Scores = self._answer(request, should_stop, progress, patient)
-            nll = found.nll
-        return text_scores(texts, cut, nll)
+            scores: Scores = self._compute(request, should_stop, progress, patient)
+            nll = scores.nll
+        return text_scores(texts, windows_by_text, nll)
 
     def embed(
         self,
@@ -87,47 +87,47 @@ class TextCalls(ABC):
     ) -> list[EmbeddedText]:
         """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for one without tokens.
 
-        An encoder runs the first windows only, and has no NLL; so does any base where it is not to be `scored`, and
-        then no more of a text is tokenised than its first window takes.
+        An encoder computes the first windows only and no NLL, and so does any base model unless `scored`; no more of a
+        text is tokenised than its first window takes.
         """
         base = self.base(base_id)
-        speaks = scored and base.shape.kind == "causal"
-        cut: list[Windows] = []
+        scored = scored and base.shape.kind == "causal"
+        windows_by_text: list[Windows] = []
         starts: list[int] = []
         flat: Windows = []
         for number, text in enumerate(texts):
             if progress is not None:
                 progress(0, len(texts))
             _check(should_stop)
-            part = text_windows(base, text if speaks else first_window_text(base, text))
-            if not part:
+            text_ids = text_windows(base, text if scored else first_window_text(base, text))
+            if not text_ids:
                 raise empty_text_error(base, number, text)
             starts.append(len(flat))
-            cut.append(part)
-            flat += part if speaks else part[:1]
+            windows_by_text.append(text_ids)
+            flat += text_ids if scored else text_ids[:1]
         if not flat:
             return []
         request = ScoreRequest(base_id, tuple(flat), pooled=frozenset(starts), bos=has_bos(base))
-        found: Scores = self._answer(request, should_stop, progress, patient)
+        scores: Scores = self._compute(request, should_stop, progress, patient)
         return [
             EmbeddedText(
-                vector=found.vectors[start],
-                nll=sum(found.nll[start : start + len(part)]) if speaks else None,
-                tokens=scored_tokens(part) if speaks else 0,
-                truncated=len(part) > 1,
+                vector=scores.vectors[start],
+                nll=sum(scores.nll[start : start + len(text_ids)]) if scored else None,
+                tokens=scored_tokens(text_ids) if scored else 0,
+                truncated=len(text_ids) > 1,
             )
-            for start, part in zip(starts, cut, strict=True)
+            for start, text_ids in zip(starts, windows_by_text, strict=True)
         ]
 
     def generate(self, request: GenerateRequest, *, should_stop: ShouldStop | None = None) -> Generation:
-        """Submit and wait; raises what the request ends with."""
-        found: Generation = self._answer(request, should_stop, None, False)
-        return found
+        """Submit and wait for the result; raises the error that the request ends with."""
+        generation: Generation = self._compute(request, should_stop, None, False)
+        return generation
 
-    def _answer(
+    def _compute(
         self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
     ) -> Any:
-        ticket = self._place(request, should_stop, progress, patient)
+        ticket = self._submit(request, should_stop, progress, patient)
         try:
             while not ticket.done():
                 wait([ticket], POLL_SECONDS)
@@ -140,7 +140,7 @@ class TextCalls(ABC):
         finally:
             ticket.cancel()
 
-    def _place(
+    def _submit(
         self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
     ) -> Ticket:
         while True:
@@ -149,7 +149,7 @@ class TextCalls(ABC):
             except Busy:
                 if not patient:
                     raise
-            self.wait_for_place(POLL_SECONDS)
+            self.wait_for_admission(POLL_SECONDS)
             if progress is not None:
                 progress(0, 1)
             _check(should_stop)
@@ -161,30 +161,30 @@ def _check(should_stop: ShouldStop | None) -> None:
 
 
 def has_bos(base: BaseText) -> bool:
-    """Whether this base's texts start with a BOS."""
+    """Return True if texts of a base model start with a BOS."""
     return base.entry.bos and base.bos_id is not None
 
 
 def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None) -> Windows:
-    """A text's windows of token ids for an adapter of `config`, or for the base alone; none for an empty text."""
-    ids, end = base.tokenize(text, bos=False), closing_tokens(base)
+    """Windows of token ids for an adapter of `config`, or for the base model alone; none for an empty text."""
+    ids, closing = base.tokenize(text, bos=False), closing_tokens(base)
     bos_id = base.bos_id if has_bos(base) else None
-    context = text_capacity(base.shape, config) - len(end)
-    return [(*window, *end) for window in windows(ids, context=context, bos_id=bos_id)]
+    context = text_capacity(base.shape, config) - len(closing)
+    return [(*window, *closing) for window in windows(ids, context=context, bos_id=bos_id)]
 
 
 def first_window_text(base: BaseText, text: str) -> str:
-    """The start of a text that decides its first window, and whether there are others."""
+    """The start of a text from which its first window, and whether there are others, can be computed."""
     return beginning(text, lambda start: len(base.tokenize(start, bos=False)), tokens=text_capacity(base.shape, None))
 
 
 def empty_text_error(base: BaseText, number: int, text: str) -> InvalidPrompt:
-    """The error for a text without a token of its own: it is empty, or nothing but what stands before every text."""
-    front = "CLS" if base.shape.kind == "encoder" else "BOS"
-    why = f"holds nothing but the {front}" if base.tokenize(text, bos=False) else "is empty"
-    return InvalidPrompt(f"Text {number} {why}: there is nothing to embed.", param=f"input.{number}")
+    """The error for a text without tokens: it is empty, or only the token that starts every text."""
+    start = "CLS" if base.shape.kind == "encoder" else "BOS"
+    reason = f"holds nothing but the {start}" if base.tokenize(text, bos=False) else "is empty"
+    return InvalidPrompt(f"Text {number} {reason}: there is nothing to embed.", param=f"input.{number}")
 
 
 def closing_tokens(base: BaseText) -> tuple[int, ...]:
-    """What stands after every text: an encoder's SEP, as it was trained; nothing where text goes on."""
+    """Tokens that end every text: an encoder's SEP, as in its training; none for language models."""
     return (base.eos_id,) if base.shape.kind == "encoder" and base.eos_id is not None else ()

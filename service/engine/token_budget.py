@@ -1,4 +1,4 @@
-"""How many tokens a step takes beside those of the streams, so that each stream's next token comes in good time."""
+"""How many prefill tokens a step may take, so that decoding streams get their next token in time."""
 
 from __future__ import annotations
 
@@ -7,77 +7,78 @@ from collections.abc import Iterable
 from service.engine.key_quotas import RecentKeys
 
 MIN_TOKENS = 16
-"""Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
-SHARE = 4
-"""Before anything was measured, a step takes one part in so many of what it may."""
+"""Prefill tokens that a step always takes: without them, prompts and texts would starve beside streams."""
+UNMEASURED_SHARE = 4
+"""Divides the maximum until the first measurement."""
 GAP_SECONDS = 0.2
-"""How long a step may take in any case where prompts wait for streams of their own key only.
+"""Step time that is always allowed where prompts wait only for streams of their own key.
 
-A stream loses nothing by it but its evenness: prompts that are computed sooner are out of its way sooner, and the step
-of a token is paid less often beside them.
+It costs those streams evenness only: the prompts are done sooner, and the fixed cost of a step is paid less often.
 """
-SMOOTH = 0.2
-STEPS = 8
-"""A step without streams takes as long as so many of theirs where another key's request may come while it runs."""
+SMOOTHING = 0.2
+DECODE_STEPS = 8
+"""While several keys send requests, a step without streams takes as long as this many decode steps: a request of
+another key may arrive while it runs."""
 PROBE_INTERVAL = 64
-"""One step in so many is the streams' alone."""
+"""One step in this many has decode tokens only, to measure their time."""
 
 
 class TokenBudget:
-    """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
+    """Measured seconds of decode steps and of one prefill token, by base model, and the budgets that follow from them.
 
-    A step beside streams is to take no more than twice as long as one of streams alone, or `GAP_SECONDS` where nobody
-    else has work; and a step between those of other base models with streams no longer than these. A step without
-    streams is short, too, while there are several keys: `company` knows them.
+    A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` where no other key has
+    work; a step between decode steps of other base models takes at most as long as those. A step without streams is
+    kept short, too, while there are several `recent_keys`.
     """
 
     def __init__(self) -> None:
-        self.company = RecentKeys()
-        self._asked: dict[str, int] = {}
-        self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
-        self._token: dict[str, float] = {}  # seconds of any other token
+        self.recent_keys = RecentKeys()
+        self._step_count: dict[str, int] = {}
+        self._decode_seconds: dict[str, float] = {}  # of a step with decode tokens only
+        self._token_seconds: dict[str, float] = {}  # of one prefill token
 
-    def beside(self, base_id: str, most: int, *, among_themselves: bool = False) -> int:
-        """Tokens that the next step of a base model may take beside the newest ones, at most `most`.
+    def beside_decodes(self, base_id: str, limit: int, *, single_namespace: bool = False) -> int:
+        """Prefill tokens, at most `limit`, that the next step of a base model may take beside its decode tokens.
 
-        `among_themselves` says that streams and prompts are of one key, and nobody else has work. The first step, and
-        one now and then, is the streams' alone: what it takes tells what the others may.
+        `single_namespace`: streams and prompts are of one namespace, and nobody else has work. The first step, and one
+        in `PROBE_INTERVAL`, gets none, to measure decoding alone.
         """
-        self._asked[base_id] = self._asked.get(base_id, -1) + 1
-        if self._asked[base_id] % PROBE_INTERVAL == 0:
+        self._step_count[base_id] = self._step_count.get(base_id, -1) + 1
+        if self._step_count[base_id] % PROBE_INTERVAL == 0:
             return 0
-        promised = self._in_the_time_of(base_id, base_id, most)
-        streams, token = self._streams.get(base_id), self._token.get(base_id)
-        if not among_themselves or streams is None or not token:
-            return promised
-        return max(promised, min(most, int((GAP_SECONDS - streams) / token)))
+        budget = self._tokens_per_decode_step(base_id, base_id, limit)
+        decode, token = self._decode_seconds.get(base_id), self._token_seconds.get(base_id)
+        if not single_namespace or decode is None or not token:
+            return budget
+        return max(budget, min(limit, int((GAP_SECONDS - decode) / token)))
 
-    def between(self, base_id: str, streaming: Iterable[str], most: int) -> int:
-        """Tokens that a step may take which has no streams, between those of base models that have, at most `most`.
+    def between_decodes(self, base_id: str, decoding: Iterable[str], limit: int) -> int:
+        """Prefill tokens, at most `limit`, of a step of a base model without streams while others are `decoding`.
 
-        They take turns, so it is to take no longer than a step of the streams that wait for it. In company it is to
-        take no longer than a few of its own base model's: a request that comes has to wait for its end.
+        Base models take turns, so the step takes no longer than a decode step of each of those. While several keys
+        send requests, it takes no longer than `DECODE_STEPS` of its own base model.
         """
-        streams, token = self._streams.get(base_id), self._token.get(base_id)
-        if streams is not None and token and self.company.several():
-            most = min(most, max(MIN_TOKENS, int(STEPS * streams / token)))
-        return min((self._in_the_time_of(one, base_id, most) for one in streaming), default=most)
+        decode, token = self._decode_seconds.get(base_id), self._token_seconds.get(base_id)
+        if decode is not None and token and self.recent_keys.has_several():
+            limit = min(limit, max(MIN_TOKENS, int(DECODE_STEPS * decode / token)))
+        return min((self._tokens_per_decode_step(other_id, base_id, limit) for other_id in decoding), default=limit)
 
-    def _in_the_time_of(self, streaming: str, base_id: str, most: int) -> int:
-        """Tokens of a base model that take as long as a step of streams."""
-        streams, token = self._streams.get(streaming), self._token.get(base_id)
-        if streams is None or not token:
-            return max(MIN_TOKENS, most // SHARE)
-        return max(MIN_TOKENS, min(most, int(streams / token)))
+    def _tokens_per_decode_step(self, decoding: str, base_id: str, limit: int) -> int:
+        """Prefill tokens of `base_id` that take as long as a decode step of the base model `decoding`."""
+        decode, token = self._decode_seconds.get(decoding), self._token_seconds.get(base_id)
+        if decode is None or not token:
+            return max(MIN_TOKENS, limit // UNMEASURED_SHARE)
+        return max(MIN_TOKENS, min(limit, int(decode / token)))
 
-    def took(self, base_id: str, seconds: float, *, newest: int, others: int) -> None:
-        """A step of so many tokens of either kind took so long."""
-        if not others:
-            self._learn(self._streams, base_id, seconds)
-        elif not newest:
-            self._learn(self._token, base_id, seconds / others)
+    def record(self, base_id: str, seconds: float, *, decodes: int, prefills: int) -> None:
+        """Learn from a step of so many decode and prefill tokens that took `seconds`."""
+        if not prefills:
+            self._smooth(self._decode_seconds, base_id, seconds)
+        elif not decodes:
+            self._smooth(self._token_seconds, base_id, seconds / prefills)
         else:
-            self._learn(self._token, base_id, max(0.0, seconds - self._streams.get(base_id, 0.0)) / others)
+            seconds = max(0.0, seconds - self._decode_seconds.get(base_id, 0.0))
+            self._smooth(self._token_seconds, base_id, seconds / prefills)
 
-    def _learn(self, known: dict[str, float], base_id: str, value: float) -> None:
-        known[base_id] = value + (1 - SMOOTH) * (known[base_id] - value) if base_id in known else value
+    def _smooth(self, averages: dict[str, float], base_id: str, value: float) -> None:
+        averages[base_id] = value + (1 - SMOOTHING) * (averages.get(base_id, value) - value)

@@ -17,138 +17,140 @@ from service.engine.request import GenerateRequest
 from service.engine.steps import QueueKey, Sequence, SequenceGroup
 
 PATIENCE_STEPS = 16
-"""Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
+"""Steps after which a waiting adapter may preempt running sequences, for a row, memory, or its place among adapters."""
 KEY_PATIENCE_STEPS = 4
-"""Steps after which a key takes one more that has less than its part of the rows; its first it takes after one step."""
+"""Steps after which a key below its quota preempts for one more sequence; for its first one it waits a single step."""
 
 
 class WaitingQueue:
-    """Requests with sequences to generate, by key and adapter, and the steps that those without a row waited."""
+    """Generation requests with waiting sequences, by base model, adapter and key, and the steps that each waited."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[QueueKey, deque[SequenceGroup]] = OrderedDict()
+        self._queues: OrderedDict[QueueKey, deque[SequenceGroup]] = OrderedDict()
         self._waited: dict[QueueKey, int] = {}
-        self._rows = SequenceQuotas((), (), 1)
+        self.quotas = SequenceQuotas((), (), 1)
+        """The quotas as of the running sequences."""
 
     def groups(self) -> list[SequenceGroup]:
-        """Every request of which something waits to generate."""
-        return [group for queue in self._prompts.values() for group in queue]
+        """All requests with a sequence that waits to generate."""
+        return [group for queue in self._queues.values() for group in queue]
 
     def add(self, group: SequenceGroup) -> None:
-        """A new request waits behind those of its key and adapter."""
-        self._prompts.setdefault(group.turn, deque()).append(group)
+        """Append a new request to the queue of its key and adapter."""
+        self._queues.setdefault(group.queue_key, deque()).append(group)
 
-    def again(self, group: SequenceGroup) -> None:
-        """A sequence of a request starts again: it waits before the others of its adapter."""
-        queue = self._prompts.setdefault(group.turn, deque())
+    def requeue(self, group: SequenceGroup) -> None:
+        """Put a request with a preempted sequence in front of its queue."""
+        queue = self._queues.setdefault(group.queue_key, deque())
         if group not in queue:
             queue.appendleft(group)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Nothing of a request waits, if anything did."""
-        queue = self._prompts.get(group.turn)
+        """Remove a request, if it waits."""
+        queue = self._queues.get(group.queue_key)
         if queue is not None and group in queue:
             queue.remove(group)
             if not queue:
-                del self._prompts[group.turn]
+                del self._queues[group.queue_key]
 
-    def firsts(self, base_id: str, *, only: SequenceGroup | None, besides: Container[Sequence]) -> list[Sequence]:
-        """The next sequence of each key and adapter of a base model, in their turns.
+    def next_sequences(
+        self, base_id: str, *, only: SequenceGroup | None, excluded: Container[Sequence]
+    ) -> list[Sequence]:
+        """The next sequence of each queue of a base model, in the order in which they should start.
 
-        Those of keys with less than their part of the rows first, and of them those with fewest; then those that waited
-        long. Of `only` one request, where there is one.
+        Keys below their quota come first, of these the ones that run fewest; then queues that have waited long; then
+        the queue that was served longest ago. With `only`, the sequences of that request alone.
         """
+        keys = sorted((key for key in self._queues if key[0] == base_id), key=self._priority)
+        candidates = (
+            self._next_of([group for group in self._queues[key] if only in (None, group)], excluded) for key in keys
+        )
+        return [sequence for sequence in candidates if sequence is not None]
 
-        def place(turn: QueueKey) -> tuple[float, bool]:
-            below = self._rows.below(turn[2])
-            return self._rows.of(turn[2]) if below else math.inf, not self.long(turn)
+    def _priority(self, key: QueueKey) -> tuple[float, bool]:
+        owner = key[2]
+        running = self.quotas.running(owner) if self.quotas.is_below(owner) else math.inf
+        return running, not self.has_waited_long(key)
 
-        turns = sorted((turn for turn in self._prompts if turn[0] == base_id), key=place)
-        firsts = (self._first([one for one in self._prompts[turn] if only in (None, one)], besides) for turn in turns)
-        return [one for one in firsts if one is not None]
-
-    def _first(self, groups: Iterable[SequenceGroup], besides: Container[Sequence]) -> Sequence | None:
-        """The first of them to start; choices wait for the keys and values of one that has begun."""
+    def _next_of(self, groups: Iterable[SequenceGroup], excluded: Container[Sequence]) -> Sequence | None:
+        """The first sequence that may start; choices wait until the prompt of a running one is computed, to copy it."""
         for group in groups:
-            begun = any(one.done < one.prompt - 1 for one in group.running)
-            if group.waiting and not begun and group.waiting[0] not in besides:
+            in_prefill = any(sequence.computed < sequence.prompt_length - 1 for sequence in group.running)
+            if group.waiting and not in_prefill and group.waiting[0] not in excluded:
                 return group.waiting[0]
         return None
 
-    def of_one_key(self, running: Iterable[Sequence], texts: Collection[SequenceGroup]) -> bool:
-        """Whether all work is prompts and streams of one namespace and one base model."""
-        groups = self.groups() + [one.group for one in running]
-        owners = {
-            (group.key[0], group.request.namespace) for group in groups if isinstance(group.request, GenerateRequest)
-        }
-        scores = texts or any(not isinstance(group.request, GenerateRequest) for group in groups)
-        return not scores and len(owners) == 1 and not any(owner is None for _, owner in owners)
+    def is_single_namespace(self, running: Iterable[Sequence], scoring: Collection[SequenceGroup]) -> bool:
+        """Return True if all requests are generations of one namespace and one base model."""
+        groups = self.groups() + [sequence.group for sequence in running]
+        generations = [group.request for group in groups if isinstance(group.request, GenerateRequest)]
+        namespaces = {(request.base_id, request.namespace) for request in generations}
+        has_scores = scoring or len(generations) < len(groups)
+        return not has_scores and len(namespaces) == 1 and all(namespace is not None for _, namespace in namespaces)
 
-    def had_turn(self, turn: QueueKey) -> None:
-        """A key's adapter is the last in turn now."""
-        self._prompts.move_to_end(turn)
+    def move_to_end(self, key: QueueKey) -> None:
+        """Serve a queue after all others."""
+        self._queues.move_to_end(key)
 
-    # --- how long -------------------------------------------------------------------------------
+    # --- waiting time ---------------------------------------------------------------------------
 
-    def see(self, rows: SequenceQuotas) -> None:
-        """Who has which rows now."""
-        self._rows = rows
-
-    def long(self, turn: QueueKey) -> bool:
-        """Whether a key's adapter has waited long enough to take from others."""
+    def has_waited_long(self, key: QueueKey) -> bool:
+        """Return True if a queue has waited long enough to preempt others."""
         patience = PATIENCE_STEPS
-        if self._rows.below(turn[2]):
-            patience = KEY_PATIENCE_STEPS if self._rows.of(turn[2]) else 1
-        return self._waited.get(turn, 0) >= patience
+        if self.quotas.is_below(key[2]):
+            patience = KEY_PATIENCE_STEPS if self.quotas.running(key[2]) else 1
+        return self._waited.get(key, 0) >= patience
 
-    def any_long(self, base_id: str) -> bool:
-        """Whether one of a base model's has."""
-        return any(turn[0] == base_id and self.long(turn) for turn in self._waited)
+    def any_waited_long(self, base_id: str) -> bool:
+        """Return True if a queue of a base model has waited long enough to preempt others."""
+        return any(key[0] == base_id and self.has_waited_long(key) for key in self._waited)
 
-    def started(self, turn: QueueKey) -> None:
-        """A key's adapter has got something: it waits anew."""
-        self._waited.pop(turn, None)
+    def reset_wait(self, key: QueueKey) -> None:
+        """Count a queue's steps from zero: one of its sequences has started."""
+        self._waited.pop(key, None)
 
-    def count(self, base_id: str, *, served: Iterable[QueueKey], texts: Iterable[QueueKey]) -> None:
-        """A step of a base model is made: those that wait have waited for it.
+    def count_step(self, base_id: str, running: Iterable[Sequence], scoring: Iterable[SequenceGroup]) -> None:
+        """Count a step of a base model for each queue that waits, also those of texts to score.
 
-        Not those that are `served`, unless it is with less than their key's part.
+        A queue with running sequences does not wait, unless its key is below its quota.
         """
-        content = {turn for turn in served if not self._rows.below(turn[2])}
-        waiting = dict.fromkeys([*self._prompts, *texts])
-        for turn in [turn for turn in self._waited if turn in content or turn not in waiting]:
-            del self._waited[turn]
-        for turn in [turn for turn in waiting if turn[0] == base_id and turn not in content]:
-            self._waited[turn] = self._waited.get(turn, 0) + 1
+        served = {sequence.group.queue_key for sequence in running}
+        content = {key for key in served if not self.quotas.is_below(key[2])}
+        waiting = dict.fromkeys([*self._queues, *(group.queue_key for group in scoring)])
+        for key in [key for key in self._waited if key in content or key not in waiting]:
+            del self._waited[key]
+        for key in [key for key in waiting if key[0] == base_id and key not in content]:
+            self._waited[key] = self._waited.get(key, 0) + 1
 
 
 class MemoryReservation:
-    """Refusals by request, and the `one` request that is saved for, if any."""
+    """Counts how often each request was refused memory, and reserves all free memory for one that was refused long."""
 
     def __init__(self) -> None:
-        self._refused: dict[SequenceGroup, int] = {}
-        self.one: SequenceGroup | None = None
+        self._refusals: dict[SequenceGroup, int] = {}
+        self.holder: SequenceGroup | None = None
+        """The request that memory is reserved for."""
 
-    def refused(self, group: SequenceGroup, *, waited: bool) -> None:
-        """There was no memory for a request in this step; `waited` says that it has waited long already."""
-        self._refused[group] = self._refused.get(group, PATIENCE_STEPS if waited else 0) + 1
-        if self.one is None and self._refused[group] > PATIENCE_STEPS:
-            self.one = group
+    def note_refusal(self, group: SequenceGroup, *, waited_long: bool) -> None:
+        """Record that there was no memory for a request in this step."""
+        self._refusals[group] = self._refusals.get(group, PATIENCE_STEPS if waited_long else 0) + 1
+        if self.holder is None and self._refusals[group] > PATIENCE_STEPS:
+            self.holder = group
 
     def allows(self, group: SequenceGroup) -> bool:
-        """Whether a request may take memory now."""
-        return self.one is None or self.one is group
+        """Return True if a request may take memory now."""
+        return self.holder is None or self.holder is group
 
-    def takes(self, group: SequenceGroup) -> bool:
-        """Whether it was saved for so long that a request takes memory from those that came after it."""
-        return self.one is group and self._refused[group] > 2 * PATIENCE_STEPS
+    def may_preempt(self, group: SequenceGroup) -> bool:
+        """Return True if a request has been the holder so long that it takes memory from all later requests."""
+        return self.holder is group and self._refusals[group] > 2 * PATIENCE_STEPS
 
-    def pause(self) -> None:
-        """It cannot start now, so that nobody is to wait for it; its next refusal counts on."""
-        self.one = None
+    def suspend(self) -> None:
+        """Let others take memory while the holder cannot start; its refusals still count."""
+        self.holder = None
 
-    def done(self, group: SequenceGroup) -> None:
-        """A request has got memory, or ended."""
-        self._refused.pop(group, None)
-        if self.one is group:
-            self.one = None
+    def release(self, group: SequenceGroup) -> None:
+        """Forget a request that has got memory or ended."""
+        self._refusals.pop(group, None)
+        if self.holder is group:
+            self.holder = None

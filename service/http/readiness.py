@@ -86,7 +86,7 @@ def _probed_bases(services: Services) -> Iterable[str]:
     """
     if services.settings.memory_bytes is None:
         return services.bases
-    return services.engine.bases_held()
+    return services.engine.loaded_bases()
 
 
 def _database(services: Services, schema: SchemaWatch) -> str:

@@ -95,20 +95,23 @@ class Tracing:
             timeline_observer.set(partial(self._record, get_current()))
             yield
 
-    def _record(self, context: Context, life: RequestTimeline) -> None:
-        """Record a request to the engine when it has ended, with what Life says of it."""
+    def _record(self, context: Context, timeline: RequestTimeline) -> None:
+        """Record the span of an engine request that has ended."""
         behind = time.time_ns() - time.monotonic_ns()
         about = {
-            "soup.base_model": life.base_id, "soup.adapter": life.adapter, "soup.end": life.end,
-            "soup.queue_seconds": life.began and life.began - life.came,
-            "soup.first_token_seconds": life.first and life.first - life.came,
-            "gen_ai.usage.input_tokens": life.read, "gen_ai.usage.output_tokens": life.written,
-        }  # fmt: skip
+            "soup.base_model": timeline.base_id,
+            "soup.adapter": timeline.digest,
+            "soup.end": timeline.status,
+            "soup.queue_seconds": timeline.started_at and timeline.started_at - timeline.arrived_at,
+            "soup.first_token_seconds": timeline.first_token_at and timeline.first_token_at - timeline.arrived_at,
+            "gen_ai.usage.input_tokens": timeline.prompt_tokens,
+            "gen_ai.usage.output_tokens": timeline.generated_tokens,
+        }
         attributes = {name: value for name, value in about.items() if value is not None}
         span = self._tracer.start_span(
-            "engine", context, attributes=attributes, start_time=behind + int(life.came * 1e9)
+            "engine", context, attributes=attributes, start_time=behind + int(timeline.arrived_at * 1e9)
         )
-        span.end(behind + int(life.ended * 1e9))
+        span.end(behind + int(timeline.ended_at * 1e9))
 
     def close(self, seconds: float) -> None:
         """Send what is left; the SDK would wait longer for its collector."""

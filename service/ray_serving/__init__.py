@@ -1,7 +1,7 @@
-"""Inference on Ray Serve: replicas that hold an engine each, and the engine of a server that sends its requests there.
+"""Inference on Ray Serve: replicas with an engine each, and the engine of a server that sends requests to them.
 
-The server keeps everything that concerns people: keys, names, limits, usage, the audit. What it sends is a request of
-its engine with the digest of an adapter, and what comes back are tokens. `plan` is what a replica is built of, `wire`
-what travels, `replica` the part inside of Ray, `deployment` puts it there, `engine` is the server's side. Ray is
-imported in functions, where somebody asked for it. Reasons: docs/decisions/0059-ray-serves-digests.md.
+Keys, names, limits, usage and the audit stay with the server; it sends requests with the digests of adapters, and gets
+tokens back. `plan` configures a replica, `wire` has the messages, `replica` runs inside of Ray, `deployment` deploys
+it, `engine` is the server's side. Ray is imported in functions, only where it is used. Reasons:
+docs/decisions/0059-ray-serves-digests.md.
 """

@@ -1,4 +1,4 @@
-"""What inference replicas are built of, as a value that is sent to Ray with them. It holds no secret."""
+"""Configuration of inference replicas, which is sent to Ray with them. It contains no secret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.settings import Settings
 
 
 class ReplicaPlan(Frozen):
-    """The base models, the blobs and the engine of a replica. Paths are those of the nodes it runs on."""
+    """Base models, blobs and engine limits of a replica. Paths are on the nodes it runs on."""
 
     bases: dict[str, BaseEntry] = Field(min_length=1)
     blobs: BlobPlace
@@ -33,19 +33,19 @@ class ReplicaPlan(Frozen):
 
 
 def plan_of(settings: Settings) -> ReplicaPlan:
-    """What the settings of a server say of its engine, for replicas; raises InvalidParameter without base models."""
+    """The configuration of replicas from a server's settings; raises InvalidParameter without base models."""
     if settings.bases is None:
         raise InvalidParameter(
             "Replicas need base models: name the allowlist with --bases or SOUP_BASES.", param="bases"
         )
     cache, place = settings.cache.resolve(), settings.blob_place
-    own = (
-        {"folder": place.folder.resolve()} if place.url is None
-        else {"folder": cache / "unfinished", "cache": cache / "blobs"}
-    )  # fmt: skip
+    if place.url is None:
+        folders = {"folder": place.folder.resolve()}
+    else:
+        folders = {"folder": cache / "unfinished", "cache": cache / "blobs"}
     return ReplicaPlan(
         bases=read_allowlist(settings.bases),
-        blobs=place.model_copy(update=own),
+        blobs=place.model_copy(update=folders),
         cache=cache,
         threads=settings.threads,
         rows=settings.engine_rows,

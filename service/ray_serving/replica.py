@@ -1,8 +1,8 @@
-"""An inference replica, as it runs inside of Ray Serve: an engine over the blobs of a store, and nothing else.
+"""An inference replica, which runs inside of Ray Serve: an engine over the blobs of a store.
 
-It has no database and knows no key or name: what it is sent says which blob the weights of a digest lie in, and bytes
-of another digest are refused. So a replica that has never heard of an adapter answers the same as any other. Built by
-`deployment`, which adds what Ray Serve wants to know of the adapters it has.
+It has no database and knows no keys or names: each request says which blob has the weights of its digest, and bytes of
+another digest are refused. So any replica can answer any request. Wrapped by `deployment`, which reports the adapters
+that it has used to Ray Serve.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from service.engine.text_support import stop_token_ids
 from service.ray_serving.plan import ReplicaPlan
 from service.ray_serving.wire import ReplicaMessage, ReplicaRequest, ReplicaResult, sent_error
 
-PIECES_A_SECOND = 400
-"""Of all answers together: each takes Ray some hundred microseconds, and the engine's thread waits for its turn."""
-LONGEST_GAP = 0.1
-GIVEN_UP = "The replica stopped before the answer was complete; send the request again."
+MESSAGES_PER_SECOND = 400
+"""Of all answers together: each message takes Ray some hundred microseconds, in which the engine's thread waits."""
+MAX_GAP_SECONDS = 0.1
+STOPPED = "The replica stopped before the answer was complete; send the request again."
 
 
 class Replica:
-    """One engine. Raises Unavailable where a base model cannot be loaded or the blobs are not there."""
+    """An engine and its blobs. Raises Unavailable if a base model cannot be loaded, or without the folder of blobs."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
         use_one_each(plan.threads)
@@ -59,14 +59,14 @@ class Replica:
         self._streams = 0
         self._outbox = _Outbox(asyncio.get_running_loop())
 
-    async def generate(self, asked: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
-        """An answer, piece by piece; what is wrong with a request is its end. Whoever stops listening cancels it."""
-        stream = _Stream(self._gap)
-        submitting = asyncio.create_task(asyncio.to_thread(self._submit, asked, stream))
+    async def generate(self, request: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+        """Generate an answer, message by message; errors are in the last one. Closing the iterator cancels it."""
+        stream = _Stream(self._gap_seconds)
+        submitting = asyncio.create_task(asyncio.to_thread(self._submit, request, stream))
         try:
             ticket = await asyncio.shield(submitting)
-        except asyncio.CancelledError:  # the thread goes on: what it submits is for nobody
-            submitting.add_done_callback(_give_up)
+        except asyncio.CancelledError:  # the thread goes on, and submits a request that nobody waits for
+            submitting.add_done_callback(_cancel_submitted)
             raise
         except SoupError as error:
             yield ReplicaResult(0, 0, error=sent_error(error))
@@ -75,136 +75,145 @@ class Replica:
         self._streams += 1
         try:
             yield []
-            while not stream.told:
-                if pieces := await stream.arrived():
-                    yield pieces
-            yield _ended(ticket, stream)
+            while not stream.is_exhausted:
+                if deltas := await stream.next_deltas():
+                    yield deltas
+            yield _result(ticket, stream)
         finally:
             self._streams -= 1
             ticket.cancel()
 
-    def _gap(self) -> float:
-        """Seconds from one piece of an answer to the next, so that all of them together are not too many."""
-        return min(LONGEST_GAP, self._streams / PIECES_A_SECOND)
+    def _gap_seconds(self) -> float:
+        """Seconds between messages of one answer, so that all answers together send `MESSAGES_PER_SECOND`."""
+        return min(MAX_GAP_SECONDS, self._streams / MESSAGES_PER_SECOND)
 
     def stop(self) -> None:
-        """End what is under way, as Ray takes the replica away."""
+        """End all requests; called when Ray removes the replica."""
         self._engine.stop(drain=0.0, patience=5.0)
 
-    def _submit(self, asked: ReplicaRequest, stream: _Stream) -> Ticket:
-        """Have the engine begin; raises what it raises, and Incompatible for another state of the base model."""
-        base = self._bases.text(asked.base_id)
-        if base.shape.fingerprint != asked.fingerprint:
+    def _submit(self, request: ReplicaRequest, stream: _Stream) -> Ticket:
+        """Submit to the engine; raises its errors, and Incompatible for another fingerprint of the base model."""
+        base = self._bases.text(request.base_id)
+        if base.shape.fingerprint != request.fingerprint:
             raise Incompatible(
-                f"A replica on Ray has another state of base model '{asked.base_id}' "
-                f"({base.shape.fingerprint[:19]} and not {asked.fingerprint[:19]}): deploy the replicas again."
+                f"A replica on Ray has another state of base model '{request.base_id}' "
+                f"({base.shape.fingerprint[:19]} and not {request.fingerprint[:19]}): deploy the replicas again."
             )
-        ends = stop_token_ids(base, asked.params.end_ids)
-        request = GenerateRequest(
-            asked.base_id, asked.prompt, self._adapter(asked), asked.params,
-            on_token=partial(self._outbox.put, stream), on_step=self._outbox.flush, on_end=stream.count,
-            namespace=asked.namespace, owner=asked.owner,
-            grammar=None if asked.schema is None else self._grammars.grammar(base, ends, asked.schema),
-        )  # fmt: skip
-        return self._engine.submit(request)
-
-    def _adapter(self, asked: ReplicaRequest) -> LoadableAdapter | None:
-        if asked.digest is None:
-            return None
-        assert asked.config is not None
-        assert asked.stored is not None
-        return from_store(
-            asked.digest, asked.config, asked.stored, self._blobs, named=asked.digest, size_bytes=asked.size_bytes
+        grammar = None
+        if request.schema is not None:
+            stop_ids = stop_token_ids(base, request.params.end_ids)
+            grammar = self._grammars.compile(base, stop_ids, request.schema)
+        return self._engine.submit(
+            GenerateRequest(
+                request.base_id,
+                request.prompt,
+                self._adapter(request),
+                request.params,
+                on_token=partial(self._outbox.put, stream),
+                on_step=self._outbox.flush,
+                on_end=stream.set_counts,
+                namespace=request.namespace,
+                owner=request.owner,
+                grammar=grammar,
+            )
         )
 
+    def _adapter(self, request: ReplicaRequest) -> LoadableAdapter | None:
+        digest, config, stored = request.digest, request.config, request.stored
+        if digest is None:
+            return None
+        assert config is not None
+        assert stored is not None
+        return from_store(digest, config, stored, self._blobs, named=digest, size_bytes=request.size_bytes)
 
-def _give_up(submitted: asyncio.Task[Ticket]) -> None:
-    """Cancel what was submitted when nobody listens any more."""
+
+def _cancel_submitted(submitted: asyncio.Task[Ticket]) -> None:
     if not submitted.cancelled() and submitted.exception() is None:
         submitted.result().cancel()
 
 
-def _ended(ticket: Ticket, stream: _Stream) -> ReplicaResult:
-    """How a request ended whose ticket is done."""
+def _result(ticket: Ticket, stream: _Stream) -> ReplicaResult:
+    """The last message of a request whose ticket is done."""
     try:
-        return ReplicaResult(*stream.counted, generation=ticket.result(0))
+        return ReplicaResult(*stream.token_counts, generation=ticket.result(0))
     except TicketCancelled:
-        return ReplicaResult(*stream.counted, error=sent_error(Unavailable(GIVEN_UP)))
+        return ReplicaResult(*stream.token_counts, error=sent_error(Unavailable(STOPPED)))
     except SoupError as error:
-        return ReplicaResult(*stream.counted, error=sent_error(error))
+        return ReplicaResult(*stream.token_counts, error=sent_error(error))
 
 
 class _Stream:
-    """What has come for one request and was not sent yet. `count` is called in the engine's thread, before the end."""
+    """Tokens of one request that were not sent yet. Used on the event loop, except for `set_counts`."""
 
-    def __init__(self, gap: Callable[[], float]) -> None:
-        self.counted = (0, 0)
-        self._over = False
-        self._there: list[Delta] = []
-        self._news = asyncio.Event()
-        self._gap = gap
+    def __init__(self, gap_seconds: Callable[[], float]) -> None:
+        self.token_counts = (0, 0)
+        self._has_ended = False
+        self._deltas: list[Delta] = []
+        self._is_due = asyncio.Event()
+        self._gap_seconds = gap_seconds
         self._loop = asyncio.get_running_loop()
-        self._due = 0.0
-        """When the next piece may be sent; the end, and what came before it, is sent at once."""
+        self._due_at = 0.0
+        """When the next message may be sent; the last tokens are sent at once."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def told(self) -> bool:
-        """Whether it is over, and all of it was given."""
-        return self._over and not self._there
+    def is_exhausted(self) -> bool:
+        """True if it has ended and all tokens were returned."""
+        return self._has_ended and not self._deltas
 
-    def count(self, read: int, written: int) -> None:
-        self.counted = read, written
+    def set_counts(self, prompt_tokens: int, generated_tokens: int) -> None:
+        """Set the token counts of the request; called in the engine's thread, before the end."""
+        self.token_counts = prompt_tokens, generated_tokens
 
-    def take(self, delta: Delta | None) -> None:
-        """A token, or None at the end."""
+    def add(self, delta: Delta | None) -> None:
+        """Add a token, or None at the end."""
         if delta is None:
-            self._over = True
+            self._has_ended = True
         else:
-            self._there.append(delta)
-        if self._over or self._loop.time() >= self._due:
-            self._news.set()
+            self._deltas.append(delta)
+        if self._has_ended or self._loop.time() >= self._due_at:
+            self._is_due.set()
         elif self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._news.set)
+            self._timer = self._loop.call_at(self._due_at, self._is_due.set)
 
-    async def arrived(self) -> list[Delta]:
-        """What has come since the last call; nothing where the end came alone."""
-        await self._news.wait()
-        self._news.clear()
+    async def next_deltas(self) -> list[Delta]:
+        """Wait until a message is due; return the tokens since the last one, possibly none at the end."""
+        await self._is_due.wait()
+        self._is_due.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = self._loop.time() + self._gap()
-        found, self._there = self._there, []
-        return found
+        self._due_at = self._loop.time() + self._gap_seconds()
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
 
 class _Outbox:
-    """What the engine's thread has for all streams, until the event loop is woken up for it, once a step."""
+    """Tokens of all streams on their way from the engine's thread to the event loop, which is woken once a step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._things: deque[tuple[_Stream, Delta | None]] = deque()
-        self._woken = False
+        self._deltas: deque[tuple[_Stream, Delta | None]] = deque()
+        self._is_scheduled = False
 
     def put(self, stream: _Stream, delta: Delta | None) -> None:
-        """A token of a stream, or None at its end. From any thread."""
-        self._things.append((stream, delta))
+        """Add a token of a stream, or None at its end. Thread-safe."""
+        self._deltas.append((stream, delta))
 
     def end(self, stream: _Stream) -> None:
-        """A stream has ended. From any thread."""
+        """End a stream. Thread-safe."""
         self.put(stream, None)
         self.flush()
 
     def flush(self) -> None:
-        """Have everything delivered soon. From any thread."""
-        if self._woken or not self._things:
+        """Schedule the delivery of all tokens. Thread-safe."""
+        if self._is_scheduled or not self._deltas:
             return
-        self._woken = True
+        self._is_scheduled = True
         self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # before the last look: what comes after it is flushed again
-        while self._things:
-            stream, delta = self._things.popleft()
-            stream.take(delta)
+        self._is_scheduled = False  # first, so that tokens added after the loop schedule it again
+        while self._deltas:
+            stream, delta = self._deltas.popleft()
+            stream.add(delta)

@@ -1,7 +1,7 @@
-"""What a server and a replica say to each other: one request, then tokens as they come, then how it ended.
+"""Messages between a server and a replica: a request, then tokens as they are generated, then the result.
 
-Everything that names an adapter is a digest. Errors travel as values, so that a request is refused with the same words
-and status whether the server's own engine refuses it or a replica's.
+Adapters are named by digest only. Errors are sent as values, so that a request is refused with the same message and
+status by the server's own engine and by a replica's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from service.engine import Delta, GenerateRequest, Generation, SamplingParams
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """A GenerateRequest without what stays at the server: its callbacks, and how its adapter is read there."""
+    """A GenerateRequest as it is sent: without callbacks, with its adapter as a digest and a stored file."""
 
     base_id: str
     fingerprint: str
-    """Of the base model, so that a replica with another state of it refuses."""
+    """Of the base model: a replica refuses requests for another one."""
     prompt: tuple[int, ...]
     params: SamplingParams
     namespace: str | None
@@ -31,39 +31,44 @@ class ReplicaRequest:
     stored: Stored | None = None
     size_bytes: int = 0
     schema: str | None = None
-    """Of the JSON that is to be answered."""
+    """JSON schema of the answer."""
 
 
 @dataclass(frozen=True)
 class ReplicaResult:
-    """The last of an answer: what came of it or the error, and the tokens that were read and written."""
+    """The last message of an answer: its result or error, and its tokens."""
 
-    read: int
-    written: int
+    prompt_tokens: int
+    generated_tokens: int
     generation: Generation | None = None
     error: dict[str, Any] | None = None
 
 
 ReplicaMessage = list[Delta] | ReplicaResult
-"""What a replica sends: an empty list once it has taken the request, then the tokens of some steps, then the end."""
+"""Message of a replica: an empty list once the request is admitted, then new tokens, then the result."""
 
 
 def replica_request(request: GenerateRequest, fingerprint: str) -> ReplicaRequest:
-    """What is sent of a request; its adapter, where it has one, is stored."""
+    """Return a request as it is sent; its adapter, if any, must be stored."""
     adapter = request.adapter
-    found = ReplicaRequest(
-        request.base_id, fingerprint, request.prompt, request.params, request.namespace, request.owner,
+    sent = ReplicaRequest(
+        request.base_id,
+        fingerprint,
+        request.prompt,
+        request.params,
+        request.namespace,
+        request.owner,
         schema=None if request.grammar is None else request.grammar.schema,
-    )  # fmt: skip
+    )
     if adapter is None:
-        return found
+        return sent
     return replace(
-        found, digest=adapter.digest, config=adapter.config, stored=adapter.stored, size_bytes=adapter.size_bytes
+        sent, digest=adapter.digest, config=adapter.config, stored=adapter.stored, size_bytes=adapter.size_bytes
     )
 
 
 def can_send(request: object) -> bool:
-    """Whether a replica can do this: it generates, with an adapter that lies in the store or with none."""
+    """Return True for a generation without an adapter or with a stored one."""
     if not isinstance(request, GenerateRequest):
         return False
     adapter: LoadableAdapter | None = request.adapter
@@ -71,20 +76,20 @@ def can_send(request: object) -> bool:
 
 
 def sent_error(error: SoupError) -> dict[str, Any]:
-    """An error as it travels."""
+    """Return an error as it is sent."""
     return {**as_dict(error), "retry_after": getattr(error, "retry_after", None)}
 
 
 def received_error(sent: dict[str, Any]) -> SoupError:
-    """The error that was sent."""
+    """Rebuild an error that was sent."""
     error = rebuild(sent["code"], sent["message"], param=sent["param"], problems=sent["problems"])
     if sent["retry_after"] is not None:
         error.retry_after = sent["retry_after"]  # type: ignore[attr-defined]
     return error
 
 
-def result_or_error(ended: ReplicaResult) -> Generation | SoupError:
-    """What came of a request that was answered to its end."""
-    if ended.error is not None:
-        return received_error(ended.error)
-    return ended.generation or Internal("A replica on Ray ended an answer with nothing in it.")
+def result_or_error(result: ReplicaResult) -> Generation | SoupError:
+    """The generation or error in the last message of an answer."""
+    if result.error is not None:
+        return received_error(result.error)
+    return result.generation or Internal("A replica on Ray ended an answer with nothing in it.")

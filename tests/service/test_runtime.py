@@ -142,7 +142,7 @@ class TestStart:
         try:
             request = GenerateRequest("tiny", (1, 2), params=SamplingParams(max_tokens=3, temperature=0))
             assert other.engine.generate(request) == runtime.engine.generate(request)
-            assert other.engine.bases_held() == runtime.engine.bases_held() == ("tiny",)
+            assert other.engine.loaded_bases() == runtime.engine.loaded_bases() == ("tiny",)
         finally:
             other.stop()
         assert runtime.engine.score("tiny", ["still here"])
@@ -314,7 +314,7 @@ class TestBases:
                 texts = list(pool.map(lambda base_id: runtime.bases[base_id].text, ["tiny"] * 16))
             assert all(text is texts[0] for text in texts)
             assert texts[0].shape == runtime.bases["tiny"].shape
-            assert runtime.engine.bases_held() == ()
+            assert runtime.engine.loaded_bases() == ()
             with ThreadPoolExecutor(8) as pool:
                 scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
             assert all(score == scores[0] for score in scores)

@@ -134,11 +134,11 @@ def _deploy(settings: Settings, scaling: Scaling) -> None:
     from service.ray_serving.plan import plan_of
 
     scale = deployment.Scale(
-        least=scaling.replicas,
-        most=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
-        wanted=scaling.target or float(settings.engine_rows),
-        held=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
-        queued=settings.engine_queue,
+        min_replicas=scaling.replicas,
+        max_replicas=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
+        target_requests=scaling.target or float(settings.engine_rows),
+        max_requests=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
+        max_queued=settings.engine_queue,
     )
     resources = deployment.Resources(scaling.cpus, scaling.gpus)
     deployment.deploy(settings.ray_app, plan_of(settings), scale, resources, seconds=scaling.seconds)

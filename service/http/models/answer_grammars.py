@@ -42,7 +42,7 @@ def with_grammar(
     if schema is None:
         return list(admitted)
     try:
-        grammar = services.grammars.grammar(model.base, stop_token_ids(model.base, ends), schema)
+        grammar = services.grammars.compile(model.base, stop_token_ids(model.base, ends), schema)
     except BaseException:
         for request in admitted:
             if request.on_end is not None:

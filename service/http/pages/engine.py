@@ -58,13 +58,13 @@ def engine(services: AppServices, principal: Admin) -> EngineState:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
     figures = {
         label: figures
-        for label, figures in services.engine.by_adapter().items()
+        for label, figures in services.engine.adapter_totals().items()
         if figures.answers or figures.generated_tokens or figures.scored_tokens
     }
     names = GROUPS | _newest_refs(services, principal, [label for label in figures if label not in GROUPS])
     times = [_adapter_times(names[label], totals) for label, totals in figures.items()]
     times.sort(key=lambda row: (-row.generated_tokens - row.scored_tokens, row.model))
-    return EngineState(bases=list(services.engine.bases_held()), counters=services.engine.counters(), adapters=times)
+    return EngineState(bases=list(services.engine.loaded_bases()), counters=services.engine.counters(), adapters=times)
 
 
 @pages.get(paths.ENGINE_CSV)

@@ -51,7 +51,7 @@ def _prepare(
     check_sampling(services.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
         check_text(message.text, services.settings, param="messages")
-    services.engine.check_place(principal.key_id)  # what is refused costs nobody else's time
+    services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
     model = model_for(
         services, principal, body.model, [message.text for message in body.messages if message.role == "user"]
     )

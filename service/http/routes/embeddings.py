@@ -55,7 +55,7 @@ def _prepare(
     if not inputs:
         raise InvalidParameter("'input' holds no text.", param="input")
     check_texts(inputs, services.settings, param="input")
-    services.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
     model = resolve_model(services, principal, body.model)
     if model.row is not None:
         raise InvalidParameter(

@@ -81,7 +81,7 @@ def _base_card(services: Services, base: ServedBaseModel) -> ModelCard:
         base_model=base.entry.id,
         digest=None,
         max_model_len=shape.context,
-        packed=services.engine.packed(base.entry.id),
+        packed=services.engine.is_packed(base.entry.id),
         fingerprint=shape.fingerprint,
         architecture=_architecture(shape),
         encoders=[

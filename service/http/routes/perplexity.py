@@ -76,7 +76,7 @@ def _prepare(
     request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[ModelInput], list[ScoreRequest]]:
     check_texts(texts, services.settings, param="texts")
-    services.engine.check_place(principal.key_id, here=True)  # what is refused costs nobody else's time
+    services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
     models = [language_model(services, principal, name) for name in names]
     if len({model.base_id for model in models}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in models))

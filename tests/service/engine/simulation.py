@@ -40,16 +40,15 @@ def scheduler_of(
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
     space = KVBudget(kv, lambda _base_id: 1)
     found = Scheduler(
-        queue=AdmissionControl(max_queue),
+        admission=AdmissionControl(max_queue),
         max_step_tokens=tokens,
-        max_rows=rows,
-        space=space,
-        kept=PrefixCache(space, "namespace"),
+        max_running=rows,
+        prefixes=PrefixCache(space, "namespace"),
     )
     if pace is not None:
-        found.pace.beside("b", tokens)
-        found.pace.took("b", float(pace), newest=1, others=0)
-        found.pace.took("b", 1.0, newest=0, others=1)
+        found.token_budget.beside_decodes("b", tokens)
+        found.token_budget.record("b", float(pace), decodes=1, prefills=0)
+        found.token_budget.record("b", 1.0, decodes=0, prefills=1)
     return found
 
 
@@ -73,32 +72,32 @@ class Simulation:
     def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
         self.change()
-        step = self.scheduler.next(adapter_bytes=self.adapter_bytes, loaded=self.loaded)
+        step = self.scheduler.next_step(adapter_bytes=self.adapter_bytes, adapter_is_loaded=self.loaded)
         self.change()
         if step is not None:
             self.check(step)
-            self.scheduler.computed(step)
+            self.scheduler.mark_computed(step)
             done = [segment.sequence for segment in step.segments if self.is_done(segment)]
             self.ended += self.scheduler.finish(done)
         return step
 
     def change(self) -> None:
         """Copy and forget kept texts as the runner does."""
-        fresh, gone = self.scheduler.kept.changes()
+        fresh, gone = self.scheduler.prefixes.take_changes()
         assert all(self.kept[text.source] >= len(text.ids) for text in fresh if text.source is not None)
         self.texts = (self.texts | set(fresh)) - set(gone)
-        assert self.scheduler.kept.bytes == sum(text.positions for text in self.texts)
+        assert self.scheduler.prefixes.bytes == sum(text.positions for text in self.texts)
 
     def is_done(self, segment: Segment) -> bool:
         """What the engine does with a segment: keep, score, or draw a token."""
         sequence, end = segment.sequence, segment.start + segment.length
         request = sequence.group.request
-        if segment.kept:
+        if segment.keeps_kv:
             self.kept[sequence] = end
         if isinstance(request, ScoreRequest):
             self.scored[sequence] = self.scored.get(sequence, 0) * (segment.start > 0) + segment.length
             return end == len(sequence.ids)
-        if segment.wants != "next":
+        if segment.output != "next":
             return False
         if not request.params.max_tokens:
             self.made[sequence] = 0
@@ -112,28 +111,29 @@ class Simulation:
         sequences = [segment.sequence for segment in step.segments]
         assert sequences
         assert len(set(sequences)) == len(sequences)
-        assert {one.group.key[0] for one in sequences} == {step.base_id}
+        assert {one.group.base_id for one in sequences} == {step.base_id}
         assert all(one.group.state is State.RUNNING for one in sequences)
-        assert scheduler.generating <= scheduler.max_rows
-        if len(step.segments) > 1 and not any(one.newest for one in sequences):
-            beside = MIN_TOKENS if scheduler._sent_away else 0  # of streams that have given way since
+        assert scheduler.generating <= scheduler.max_running
+        if len(step.segments) > 1 and not any(one.is_decoding for one in sequences):
+            beside = MIN_TOKENS if scheduler._preempted else 0  # of streams that have given way since
             assert step.tokens <= max(scheduler.max_step_tokens, beside)
-        space = scheduler._space
+        space = scheduler._kv_budget
         assert space.limit is None or space.bytes <= space.limit
-        sizes = {one.group.key[1]: 1 for one in sequences if one.group.key[1]}
+        sizes = {one.group.digest: 1 for one in sequences if one.group.digest}
         assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
         for segment in step.segments:
             assert segment.length >= 1
-            if isinstance(segment.copied, CachedPrefix):
-                assert segment.copied in self.texts
-                assert segment.copied.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
+            if isinstance(segment.copy_from, CachedPrefix):
+                assert segment.copy_from in self.texts
+                assert segment.copy_from.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
                 request = segment.sequence.group.request
                 assert isinstance(request, GenerateRequest)
-                assert segment.copied.scope == (*segment.sequence.group.key, request.namespace)
+                group = segment.sequence.group
+                assert segment.copy_from.scope == (group.base_id, group.digest, request.namespace)
                 self.reused += segment.start
-            elif segment.copied is not None:
-                assert self.kept[segment.copied] >= segment.start
-                assert segment.copied.group is segment.sequence.group
+            elif segment.copy_from is not None:
+                assert self.kept[segment.copy_from] >= segment.start
+                assert segment.copy_from.group is segment.sequence.group
             elif segment.start:
                 assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
 

@@ -34,11 +34,11 @@ events = st.lists(
 
 def count(tally: AdapterMetrics, digest: str | None, what: str, amount: int) -> None:
     if what == "first":
-        tally.first_token(digest, float(amount))
+        tally.add_first_token(digest, float(amount))
     elif what == "answer":
-        tally.answered(digest, float(amount))
+        tally.add_answer(digest, float(amount))
     else:
-        tally.tokens(digest, **{what: amount})
+        tally.add_tokens(digest, **{what: amount})
 
 
 def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
@@ -51,21 +51,21 @@ def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
 def test_labels_are_few_and_their_sums_never_fall(
     script: list[tuple[str | None, str, int]], labels: int, known: int
 ) -> None:
-    tally, alone = AdapterMetrics(labels=labels, known=known), AdapterMetrics(labels=8)
-    seen = tally.figures()
+    tally, alone = AdapterMetrics(labels=labels, remembered=known), AdapterMetrics(labels=8)
+    seen = tally.totals()
     for event in script:
         count(tally, *event)
         count(alone, *event)
-        now = tally.figures()
+        now = tally.totals()
         assert len(now) <= labels + 2
-        assert len(tally._rest) <= known
+        assert len(tally._unlabelled_tokens) <= known
         for label, one in now.items():
             before = asdict(seen.get(label, AdapterTotals()))
             assert all(value >= before[name] for name, value in asdict(one).items()), label
             assert one is not seen.get(label), "what was read stays as it was"
         seen |= now
-    assert total(seen) == total(alone.figures()), "everything is counted under one label, once"
-    assert seen[BASE] == alone.figures()[BASE]
+    assert total(seen) == total(alone.totals()), "everything is counted under one label, once"
+    assert seen[BASE] == alone.totals()[BASE]
 
 
 @given(events, st.integers(1, 4))
@@ -78,21 +78,21 @@ def test_whoever_has_more_than_twice_the_tokens_has_the_label(
         count(tally, digest, what, amount)
         if digest is not None and what in ("generated", "scored"):
             tokens[digest] = tokens.get(digest, 0) + amount
-    own = tally.figures().keys() - {BASE, OTHER}
+    own = tally.totals().keys() - {BASE, OTHER}
     for digest, amount in tokens.items():
         assert digest in own or all(amount <= 2 * tokens.get(other, 0) for other in own)
 
 
 def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
     tally = AdapterMetrics(labels=1)
-    tally.tokens("a", generated=10)
-    tally.tokens("b", generated=21)  # more than twice as many: counted before b had the label
-    assert {label: one.generated_tokens for label, one in tally.figures().items()} == {"base": 0, "other": 21, "b": 0}
-    tally.tokens("b", generated=4)
-    tally.tokens("a", generated=41)
-    assert {label: one.generated_tokens for label, one in tally.figures().items()} == {"base": 0, "other": 62, "a": 10}
-    tally.tokens("a", generated=1)
-    assert tally.figures()["a"].generated_tokens == 11
+    tally.add_tokens("a", generated=10)
+    tally.add_tokens("b", generated=21)  # more than twice as many: counted before b had the label
+    assert {label: one.generated_tokens for label, one in tally.totals().items()} == {"base": 0, "other": 21, "b": 0}
+    tally.add_tokens("b", generated=4)
+    tally.add_tokens("a", generated=41)
+    assert {label: one.generated_tokens for label, one in tally.totals().items()} == {"base": 0, "other": 62, "a": 10}
+    tally.add_tokens("a", generated=1)
+    assert tally.totals()["a"].generated_tokens == 11
 
 
 def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.Monk
     engine.step()
     gone.cancel()
     run(engine)
-    found = engine.by_adapter()
+    found = engine.adapter_totals()
     counts = {
         label: (figures.generated_tokens, figures.scored_tokens, figures.first_tokens, figures.answers)
         for label, figures in found.items()
@@ -142,8 +142,8 @@ def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: Lo
 def test_as_many_labels_as_the_documentation_says() -> None:
     tally = AdapterMetrics()
     for number in range(MAX_LABELS + 5):
-        tally.answered(str(number), 1.0)
-    figures = tally.figures()
+        tally.add_answer(str(number), 1.0)
+    figures = tally.totals()
     assert len(figures) == MAX_LABELS + 2 == 34
     assert figures[OTHER].answers == 5
 
@@ -152,5 +152,5 @@ def test_labels_do_not_end_often() -> None:
     """However adapters take turns, what is remembered of ended labels stays small."""
     tally = AdapterMetrics(labels=2)
     for number in range(2000):
-        tally.tokens(str(number % 50), generated=1 + number)
-    assert len(tally._ended) <= 2 * 20, "1,999,000 tokens are below 2**21"
+        tally.add_tokens(str(number % 50), generated=1 + number)
+    assert len(tally._replaced) <= 2 * 20, "1,999,000 tokens are below 2**21"

@@ -130,7 +130,7 @@ class TestWithoutABudget:
             engine.submit(request(base_id))
             run(engine)
         assert source.loads == ["a", "b", "c"]
-        assert engine.bases_held() == ("a", "b", "c")
+        assert engine.loaded_bases() == ("a", "b", "c")
         figures = engine.counters()
         assert (figures["bases_held"], figures["base_bytes"], figures["base_loads_total"]) == (3, 30, 3)
 
@@ -155,7 +155,7 @@ class TestTheBudget:
             run(engine)
         engine.submit(request("c"))
         run(engine)
-        assert engine.bases_held() == ("a", "c")
+        assert engine.loaded_bases() == ("a", "c")
         assert source.alive() == 2
         assert engine.counters()["base_bytes"] == 20
 
@@ -227,7 +227,7 @@ class TestTheBudget:
             tickets.append(engine.submit(request(base_id, tokens)))
             for _ in range(steps):
                 engine.step()
-                assert engine.counters()["base_bytes"] == 10 * len(engine.bases_held()) <= budget
+                assert engine.counters()["base_bytes"] == 10 * len(engine.loaded_bases()) <= budget
         run(engine)
         assert all(ticket.result(0) for ticket in tickets)
 
@@ -237,7 +237,7 @@ class TestFreeing:
         """Models alive after another base took the place."""
         engine.submit(request("b"))
         run(engine)
-        assert engine.bases_held() == ("b",)
+        assert engine.loaded_bases() == ("b",)
         return source.alive()
 
     def test_answers_and_drafts_keep_no_model(self, source: Source) -> None:
@@ -289,7 +289,7 @@ class TestAdapters:
         engine.submit(request("b"))
         run(engine)
         assert engine.counters()["adapters_held"] == 1, "the other base took a part of their room"
-        assert engine.bases_held() == ("a", "b")
+        assert engine.loaded_bases() == ("a", "b")
 
     def test_an_idle_base_makes_room_for_an_adapter(self, source: Source) -> None:
         engine = Engine(source, memory_bytes=10 + SIZE)
@@ -297,11 +297,11 @@ class TestAdapters:
         for base_id in "ab":
             engine.submit(request(base_id))
             run(engine)
-        assert engine.bases_held() == ("a", "b")
+        assert engine.loaded_bases() == ("a", "b")
         ticket = engine.submit(request("a", adapter=handle_of(source, "a")))
         run(engine)
         assert ticket.result(0)
-        assert engine.bases_held() == ("a",)
+        assert engine.loaded_bases() == ("a",)
         assert source.alive() == 1
 
     def test_an_adapter_waits_for_its_place_beside_bases_in_use(self, source: Source) -> None:
@@ -420,7 +420,7 @@ class TestLoading:
         source.sizes |= {"a": 10, "b": 15, "c": 5}
         engine = Engine(source, memory_bytes=16)
         engine.preload(["a", "b", "c"])
-        assert (source.loads, engine.bases_held()) == (["a", "c"], ("a", "c"))
+        assert (source.loads, engine.loaded_bases()) == (["a", "c"], ("a", "c"))
 
     def test_preload_raises_what_loading_raises(self, source: Source) -> None:
         source.broken = {"b"}
@@ -444,7 +444,7 @@ class TestLoading:
 
 def wait_until_empty(engine: Engine) -> None:
     while engine.counters()["requests"]:
-        engine.wait_for_place(0.01)
+        engine.wait_for_admission(0.01)
 
 
 class TestSizes:
@@ -488,7 +488,7 @@ def test_memory_of_what_is_dropped_goes_back_to_the_system() -> None:
 import torch
 from pathlib import Path
 from types import SimpleNamespace
-from service.engine.base_cache import Residence
+from service.engine.base_cache import BaseCache
 
 def mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
@@ -499,11 +499,11 @@ class Source:
     def load(self, base_id):
         return SimpleNamespace(weights=[torch.ones(4096) for _ in range(4000 if base_id == "large" else 1)])
 
-residence = Residence(Source(), 10, lambda: None, lambda base: base)
-residence.arrange({"large": 0}, frozenset(), background=False)
+cache = BaseCache(Source(), 10, lambda: None, lambda base: base)
+cache.update({"large": 0}, frozenset(), background=False)
 in_use, before = torch.ones(4096), mib()
-residence.arrange({"small": 0}, frozenset(), background=False)
-print(residence.held, before - mib() > 40)
+cache.update({"small": 0}, frozenset(), background=False)
+print(cache.loaded, before - mib() > 40)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "('small',) True\n"

@@ -143,7 +143,7 @@ def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries:
             for done in [pool.submit(client.send, REQUESTS // CLIENTS) for client in clients]:
                 done.result()
         while engine.counters()["requests"]:  # those that were cancelled
-            engine.wait_for_place(1)
+            engine.wait_for_admission(1)
         figures = engine.counters()
     finally:
         engine.stop()

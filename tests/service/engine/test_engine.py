@@ -731,7 +731,7 @@ class TestTrouble:
 
     def test_a_bug_in_scheduling_is_survived(self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_of(base)
-        monkeypatch.setattr(engine._scheduler, "next", lambda: 1 / 0)
+        monkeypatch.setattr(engine._scheduler, "next_step", lambda: 1 / 0)
         engine.start()
         assert isinstance(engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).exception(30), Internal)
         monkeypatch.undo()

@@ -47,7 +47,7 @@ def grammars() -> Grammars:
 
 
 def compiled(grammars: Grammars, base: BaseText, schema: dict[str, Any]) -> Grammar:
-    return grammars.grammar(base, stop_token_ids(base), validate_schema(schema))
+    return grammars.compile(base, stop_token_ids(base), validate_schema(schema))
 
 
 # --- schemas that can be followed, of everything that is supported -----------------------------------
@@ -142,15 +142,15 @@ def written(base: BaseText, grammar: Grammar, seed: int, *, free: int = 25, most
     """The text of an answer whose tokens are drawn at random from those allowed; after `free` those that end it."""
     draw, walk, ids = random.Random(seed), GrammarState(grammar), list[int]()
     ends = stop_token_ids(base)
-    closing_tokens = [base.tokenize(sign, bos=False)[0] for sign in '"}],:']
+    closing = [base.tokenize(sign, bos=False)[0] for sign in '"}],:']
     while len(ids) < most:
         allowed = walk.allowed.nonzero()[:, 0].tolist()
-        quick = [token for token in (*ends, *closing_tokens) if token in allowed] if len(ids) >= free else []
+        quick = [token for token in (*ends, *closing) if token in allowed] if len(ids) >= free else []
         token = quick[0] if quick else draw.choice(allowed)
         if token in ends:
             break
         ids.append(token)
-        if walk.take(token):
+        if walk.advance(token):
             break
     else:
         raise AssertionError(f"no end after {most} tokens: {base.tokenizer.backend_tokenizer.decode(ids)!r}")
@@ -441,7 +441,7 @@ class TestRefusals:
         try:
             walk, draw = GrammarState(compiled(grammars, base, schema)), random.Random(1)
             for _ in range(60):
-                if walk.take(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
+                if walk.advance(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
                     break
         except SoupError as error:
             assert error.message.startswith("The JSON schema")  # noqa: PT017  # followed is as good
@@ -471,14 +471,14 @@ class TestGrammars:
         grammars, schema = Grammars(), validate_schema({"type": "integer"})
         other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
         one, two, three = (
-            grammars.grammar(base, (0,), schema), grammars.grammar(base, (0, 5), schema),
-            grammars.grammar(other, (0,), schema),
+            grammars.compile(base, (0,), schema), grammars.compile(base, (0, 5), schema),
+            grammars.compile(other, (0,), schema),
         )  # fmt: skip
         assert (len(one.first), len(three.first)) == (300, 290)
         walk, ends = GrammarState(two), GrammarState(one)
         digit = base.tokenize("7", bos=False)[0]
         for one_walk in (walk, ends):
-            one_walk.take(digit)
+            one_walk.advance(digit)
         assert (bool(walk.allowed[5]), bool(ends.allowed[5])) == (True, False)
 
     def test_threads_get_the_same(self, base: LoadedBase) -> None:
@@ -494,7 +494,7 @@ class TestGrammars:
 
     def test_a_base_without_an_end_is_refused(self, base: LoadedBase) -> None:
         with pytest.raises(InvalidParameter, match="no token that ends a text"):
-            Grammars().grammar(base, (), ANY_OBJECT)
+            Grammars().compile(base, (), ANY_OBJECT)
 
 
 class TestTokenizers:

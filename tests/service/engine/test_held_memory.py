@@ -33,12 +33,12 @@ def handle(base: LoadedBase, number: int) -> LoadableAdapter:
 
 
 def runner_of(engine: Engine) -> Runner:
-    return engine._residence.peek("base")
+    return engine._bases.peek("base")
 
 
 def row_bytes(engine: Engine) -> int:
     """Bytes of all tensors of keys and values, counted in them."""
-    slabs = runner_of(engine)._memory._slabs.values()
+    slabs = runner_of(engine)._kv_cache._slabs.values()
     pairs = [pair for slab in slabs for pair in slab.layers.values()]
     return sum(states.numel() * states.element_size() for pair in pairs for states in pair)
 
@@ -57,7 +57,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
         engine.submit(GenerateRequest("base", prompt, params=greedy(tokens), namespace="one"))
         for _ in range(int(draw.integers(0, 6))):
             engine.step()
-            held = row_bytes(engine) + runner_of(engine).kept_bytes
+            held = row_bytes(engine) + runner_of(engine).prefix_bytes
             assert held <= rows * each
             spare = max(spare, runner_of(engine).spare_positions)
     assert (spare > 0) or rows < 40, "what is free is used for rows to come"

@@ -19,7 +19,7 @@ from service.engine.key_quotas import (
 )
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
-from service.engine.steps import SequenceGroup, new_group
+from service.engine.steps import SequenceGroup
 from service.engine.waiting_queue import KEY_PATIENCE_STEPS
 from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
 
@@ -38,13 +38,13 @@ def flooded(*floods: Request) -> Simulation:
 
 
 def rows(scheduler: Scheduler) -> Counter[str | None]:
-    return Counter(one.group.owner for one in scheduler._running if one.generates)
+    return Counter(one.group.owner for one in scheduler._running if one.is_generation)
 
 
 def steps_until_done(simulation: Simulation, group: SequenceGroup, most: int = 200) -> int:
     for number in range(most):
         simulation.step()
-        if group.state.final:
+        if group.state.is_final:
             return number + 1
     raise AssertionError(f"{group} is not done after {most} steps")
 
@@ -100,9 +100,9 @@ def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
 def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[str, ...], step: int) -> None:
     """A request that comes in the middle of a step waits for its end; eight steps of streams are 40 tokens here."""
     scheduler, seconds = scheduler_of(max_queue=10_000, tokens=64), 100.0
-    scheduler.pace.company = RecentKeys(lambda: seconds)
-    scheduler.pace.took("b", 5.0, newest=1, others=0)
-    scheduler.pace.took("b", 10.0, newest=0, others=10)
+    scheduler.token_budget.recent_keys = RecentKeys(lambda: seconds)
+    scheduler.token_budget.record("b", 5.0, decodes=1, prefills=0)
+    scheduler.token_budget.record("b", 10.0, decodes=0, prefills=10)
     scheduler.add([score(*[4] * 200, owner="flood")])
     simulation = Simulation(scheduler)
     for owner in others:
@@ -136,7 +136,7 @@ def test_everybody_is_answered_whoever_asks_for_what(asked: list[tuple[str, int]
     simulation = Simulation(scheduler_of(rows=rows))
     groups = simulation.scheduler.add([generate(tokens=tokens, owner=owner) for owner, tokens in asked])
     drain(simulation)
-    assert all(group.state.final and group.error is None for group in groups)
+    assert all(group.state.is_final and group.error is None for group in groups)
 
 
 # --- the queue ------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_everybody_is_answered_whoever_asks_for_what(asked: list[tuple[str, int]
 
 def live(*requests: Request) -> list[SequenceGroup]:
     ids = iter(range(100_000))
-    return [new_group(request, ids) for request in requests]
+    return [SequenceGroup.of(request, ids) for request in requests]
 
 
 def test_tokens_that_are_left_are_those_of_all_rows() -> None:
@@ -191,7 +191,9 @@ def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it
     simulation = Simulation(scheduler_of(rows=2))
     [group] = simulation.scheduler.add([generate(n=5, tokens=7)])
     choices = [*group.waiting]
-    assert remaining_tokens(group) == sum(one.prompt + 7 - one.done for one in choices) > 0
+    assert remaining_tokens(group) == sum(one.prompt_length + 7 - one.computed for one in choices) > 0
     simulation.step()
     assert group.running
-    assert remaining_tokens(group) == sum(max(1, one.prompt + 7 - one.done) for one in (*group.waiting, *group.running))
+    assert remaining_tokens(group) == sum(
+        max(1, one.prompt_length + 7 - one.computed) for one in (*group.waiting, *group.running)
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.engine import prefix_cache
 from service.engine.kv_budget import MIN_ROW_POSITIONS, KVBudget
-from service.engine.prefix_cache import BLOCK_SIZE, MAX_CANDIDATES, PrefixCache, PrefixSharing, alike
+from service.engine.prefix_cache import BLOCK_SIZE, MAX_CANDIDATES, PrefixCache, PrefixSharing, common_length
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest
 from service.engine.steps import CachedPrefix, Sequence, SequenceGroup, Ticket
 from tests.service.engine.simulation import CONFIG
@@ -25,8 +25,8 @@ def sequence(
     """A sequence that has computed all its tokens but the newest, or `done` of them."""
     handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
     asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
-    group = SequenceGroup(asked, Ticket(1), (base, adapter))
-    return Sequence(0, group, index, list(ids), before, len(ids), done=len(ids) - 1 if done is None else done)
+    group = SequenceGroup(asked, Ticket(1))
+    return Sequence(0, group, index, list(ids), before, len(ids), computed=len(ids) - 1 if done is None else done)
 
 
 def kept_of(limit: int | None = 100 * MIN_ROW_POSITIONS, sharing: PrefixSharing = "namespace") -> PrefixCache:
@@ -40,8 +40,8 @@ def long(length: int, start: int = 0) -> Ids:
 class TestFinding:
     def test_what_begins_alike_is_found_to_the_token(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50)))
-        [text], _ = kept.changes()
+        kept.add(sequence(long(50)))
+        [text], _ = kept.take_changes()
         assert text.ids == long(49)
         for ids, shared in (
             (long(100), 49), (long(49), 48), ((*long(37), 999, *long(9)), 37), (long(BLOCK_SIZE + 1), BLOCK_SIZE),
@@ -53,13 +53,13 @@ class TestFinding:
     def test_the_text_that_has_most_is_taken(self) -> None:
         kept = kept_of()
         for end in (20, 30, 25):
-            kept.keep(sequence((*long(end), 900 + end, *long(9))))
+            kept.add(sequence((*long(end), 900 + end, *long(9))))
         text, shared = kept.find(sequence(long(60)))
         assert (shared, text and text.ids[30]) == (30, 930)
 
     def test_other_scopes_and_requests_that_share_nothing_find_nothing(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50), adapter="d"))
+        kept.add(sequence(long(50), adapter="d"))
         assert kept.find(sequence(long(50), adapter="d"))[1] == 49
         scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
         for other in (
@@ -76,7 +76,7 @@ class TestFinding:
     def test_every_key_shares_where_the_operator_says_so_and_none_where_not(self) -> None:
         kept, off, unbounded = kept_of(sharing="all"), kept_of(sharing="off"), kept_of(None)
         for one in (kept, off, unbounded):
-            one.keep(sequence(long(50)))
+            one.add(sequence(long(50)))
         assert kept.find(sequence(long(50), namespace="b"))[1] == 49
         assert kept.find(sequence(long(50), namespace=None)) == (None, 0)
         assert (len(off), len(unbounded)) == (0, 0)
@@ -85,11 +85,11 @@ class TestFinding:
         def equal(_scope: object, ids: Ids) -> Iterator[int]:
             return iter(range(len(ids) // BLOCK_SIZE))
 
-        monkeypatch.setattr(prefix_cache, "blocks", equal)
+        monkeypatch.setattr(prefix_cache, "block_hashes", equal)
         kept = kept_of()
-        kept.keep(sequence(long(50)))
-        kept.keep(sequence(long(50), namespace="b"))
-        kept.keep(sequence(long(50, start=100)))
+        kept.add(sequence(long(50)))
+        kept.add(sequence(long(50), namespace="b"))
+        kept.add(sequence(long(50, start=100)))
         text, shared = kept.find(sequence(long(40)))
         assert text is not None
         assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
@@ -99,9 +99,11 @@ class TestFinding:
     def test_a_look_compares_few_texts_however_many_begin_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = kept_of(1000 * MIN_ROW_POSITIONS)
         for number in range(100):
-            kept.keep(sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)))
+            kept.add(sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)))
         compared: list[Ids] = []
-        monkeypatch.setattr(prefix_cache, "alike", lambda one, other: compared.append(one) or alike(one, other))
+        monkeypatch.setattr(
+            prefix_cache, "common_length", lambda one, other: compared.append(one) or common_length(one, other)
+        )
         assert kept.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
         assert len(compared) == MAX_CANDIDATES
 
@@ -109,63 +111,63 @@ class TestFinding:
 class TestKeeping:
     def test_the_longer_of_two_that_begin_alike_stays(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(30)))
-        kept.keep(sequence(long(60)))
-        kept.keep(sequence(long(40)))
+        kept.add(sequence(long(30)))
+        kept.add(sequence(long(60)))
+        kept.add(sequence(long(40)))
         assert len(kept) == 1
         assert kept.bytes == 59
 
     def test_what_is_too_short_or_of_a_further_choice_is_not_kept(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50), done=BLOCK_SIZE - 1))
-        kept.keep(sequence(long(50), index=1))
-        kept.keep(sequence(long(50), request=ScoreRequest("b", (long(50),))))
-        assert (len(kept), kept.changes()) == (0, ([], []))
+        kept.add(sequence(long(50), done=BLOCK_SIZE - 1))
+        kept.add(sequence(long(50), index=1))
+        kept.add(sequence(long(50), request=ScoreRequest("b", (long(50),))))
+        assert (len(kept), kept.take_changes()) == (0, ([], []))
 
     def test_a_base_model_that_cannot_keep_any_is_not_asked_to(self) -> None:
         kept = PrefixCache(KVBudget(10**6, lambda _base_id: 1), "namespace", lambda base_id: base_id != "b")
-        kept.keep(sequence(long(50)))
-        kept.keep(sequence(long(50), base="c"))
+        kept.add(sequence(long(50)))
+        kept.add(sequence(long(50), base="c"))
         assert len(kept) == 1
 
     def test_a_prefix_before_a_text_counts(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50), before=8))
-        [text], _ = kept.changes()
+        kept.add(sequence(long(50), before=8))
+        [text], _ = kept.take_changes()
         assert text.positions == kept.bytes == 57
 
     def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays(self) -> None:
         kept = kept_of()
         for number in range(3):
-            kept.keep(sequence(long(41, start=100 * number)))
-        first, second, third = kept.changes()[0]
+            kept.add(sequence(long(41, start=100 * number)))
+        first, second, third = kept.take_changes()[0]
         assert kept.find(sequence(long(41)))[0] is first
-        assert kept.make_room(1)
-        assert kept.changes() == ([], [second])
+        assert kept.evict_bytes(1)
+        assert kept.take_changes() == ([], [second])
         kept.pin(first)
-        assert not kept.make_room(41), "of what is pinned nothing can be had"
+        assert not kept.evict_bytes(41), "of what is pinned nothing can be had"
         assert len(kept) == 2
-        assert kept.make_room(40)
-        assert kept.changes() == ([], [third])
-        kept.pin_only(())
-        assert kept.make_room(40)
-        assert (len(kept), kept.bytes, kept._blocks) == (0, 0, {})
+        assert kept.evict_bytes(40)
+        assert kept.take_changes() == ([], [third])
+        kept.unpin_except(())
+        assert kept.evict_bytes(40)
+        assert (len(kept), kept.bytes, kept._prefixes_by_block) == (0, 0, {})
 
     def test_a_base_model_that_is_dropped_takes_its_texts_along(self) -> None:
         kept = kept_of()
         for base in "bc":
-            kept.keep(sequence(long(50), base=base))
-        kept.changes()
-        kept.forget("b")
-        assert [text.scope[0] for text in kept.changes()[1]] == ["b"]
+            kept.add(sequence(long(50), base=base))
+        kept.take_changes()
+        kept.evict_base("b")
+        assert [text.scope[0] for text in kept.take_changes()[1]] == ["b"]
         assert kept.find(sequence(long(50), base="b")) == (None, 0)
         assert kept.find(sequence(long(50), base="c"))[1] == 49
 
     def test_what_goes_before_it_was_copied_is_never_told_of(self) -> None:
         kept = kept_of()
-        kept.keep(sequence(long(50)))
-        kept.make_room(1)
-        assert kept.changes() == ([], [])
+        kept.add(sequence(long(50)))
+        kept.evict_bytes(1)
+        assert kept.take_changes() == ([], [])
 
 
 words = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(
@@ -192,21 +194,21 @@ def test_what_is_found_is_what_was_kept_and_did_not_go(
     for what, ids, namespace, adapter in script:
         one = sequence(ids, namespace=namespace, adapter=adapter)
         if what == "keep":
-            kept.keep(one)
+            kept.add(one)
         elif what == "room":
-            kept.make_room(len(ids))
+            kept.evict_bytes(len(ids))
         else:
             text, shared = kept.find(one)
             own = [other for other in there if other.scope == ("b", adapter, namespace)]
-            most = max((alike(other.ids, ids[:-1]) for other in own), default=0)
+            most = max((common_length(other.ids, ids[:-1]) for other in own), default=0)
             if text is None:
                 assert most < BLOCK_SIZE
             else:
                 assert text in own
-                assert shared == alike(text.ids, ids[:-1])
+                assert shared == common_length(text.ids, ids[:-1])
                 assert shared // BLOCK_SIZE == most // BLOCK_SIZE
                 assert shared < len(ids)
-        fresh, gone = kept.changes()
+        fresh, gone = kept.take_changes()
         there.update(dict.fromkeys(fresh))
         for text in gone:
             del there[text]

@@ -95,11 +95,11 @@ class Conversations:
 
 def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every pass: what is kept is what is counted, and all of it is within the limit."""
-    real, limit = Runner.run, engine._space.limit
+    real, limit = Runner.run, engine._kv_budget.limit
 
     def checked(runner: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
         if runner.base is engine.base("tiny"):
-            assert runner.kept_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
+            assert runner.prefix_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
             assert limit is None or engine.counters()["kv_bytes"] <= limit
         return real(runner, tasks)
 
@@ -231,7 +231,7 @@ class TestWhatStays:
         engine = Engine(LoadedBases(base, bytes=10), kv_bytes=PLENTY, memory_bytes=15)
         assert ask(engine, self.prompt)[1] == 0
         ask(engine, (1, 2, 3), base="other", namespace=None)
-        assert engine.bases_held() == ("other",)
+        assert engine.loaded_bases() == ("other",)
         assert engine.counters()["kept_bytes"] == 0
         assert ask(engine, self.prompt)[1] == 0
 
@@ -300,11 +300,11 @@ class TestCopies:
 
     def test_a_part_is_copied_out_and_in_and_takes_no_more_than_its_bytes(self) -> None:
         memory = self.filled(self.states)
-        copied = memory.copied_out("a", 7)
+        copied = memory.copy_out("a", 7)
         assert copied is not None
         memory.release("a")
         assert copied.buffer.numel() == 2 * 2 * 2 * 7 * 3
-        memory.copy_in(copied, "b", 5, room=100)
+        memory.copy_in(copied, "b", 5, reserve=100)
         row = memory.reserve("b", 5)
         assert (row.length, row.slab.capacity) == (5, 128)
         for layer in range(2):
@@ -318,10 +318,10 @@ class TestCopies:
         states = self.states.clone()
         states[1, 6, 2] = wrong
         memory = self.filled(states)
-        assert memory.copied_out("a", 7) is None
-        assert memory.copied_out("a", 6) is not None
-        assert memory.copied_out("a", 10) is None
-        assert memory.copied_out("b", 1) is None
+        assert memory.copy_out("a", 7) is None
+        assert memory.copy_out("a", 6) is not None
+        assert memory.copy_out("a", 10) is None
+        assert memory.copy_out("b", 1) is None
 
 
 def test_a_prefix_is_kept_with_the_text_behind_it(base: LoadedBase) -> None:

@@ -403,4 +403,4 @@ class TestRequests:
         GenerateRequest("b", (1,) * 10, params=SamplingParams(max_tokens=0)).check(SHAPE)
 
     def test_final_states(self) -> None:
-        assert {state for state in State if state.final} == {State.FINISHED, State.FAILED, State.CANCELLED}
+        assert {state for state in State if state.is_final} == {State.FINISHED, State.FAILED, State.CANCELLED}

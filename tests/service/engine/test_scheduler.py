@@ -58,7 +58,7 @@ def test_laws_hold_whatever_comes(
     for what, value in script:
         if what == "add":
             full, owner = scheduler.depth >= max_queue, value.owner  # type: ignore[attr-defined]
-            held = [group.owner for group in scheduler.live()]
+            held = [group.owner for group in scheduler.groups()]
             part = max_queue / len({*held, owner})
             try:
                 groups += scheduler.add([value])  # type: ignore[list-item]
@@ -78,11 +78,11 @@ def test_laws_hold_whatever_comes(
         assert scheduler.depth <= MAX_OVERLOAD * max_queue
     drain(simulation)
     assert scheduler.depth == scheduler.generating == 0
-    assert scheduler._space.bytes == scheduler.kept.bytes, "only what is kept of ended ones takes room"
-    assert scheduler.alive() == {}
+    assert scheduler._kv_budget.bytes == scheduler.prefixes.bytes, "only what is kept of ended ones takes room"
+    assert scheduler.sequences_with_rows() == {}
     assert sorted(map(id, simulation.ended)) == sorted(map(id, groups)), "each request ends exactly once"
     for group in groups:
-        assert group.state.final
+        assert group.state.is_final
         assert (group.state is State.FAILED) == (group.error is not None)
         assert not group.waiting
         assert not group.running
@@ -205,7 +205,7 @@ class TestTurns:
 
     def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet(self) -> None:
         scheduler = scheduler_of(rows=4)
-        simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda group: group.key[1] != "b")
+        simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda group: group.digest != "b")
         streams = scheduler.add([generate(adapter="a", tokens=100) for _ in range(4)])
         for _ in range(3):
             simulation.step()
@@ -224,7 +224,7 @@ class TestTurns:
         scheduler.add([generate(adapter="b", tokens=50)])
         for _ in range(PATIENCE_STEPS + 1):
             step = simulation.step()
-        assert sum(group.key[1] is None for group in works_of(step)) == 4
+        assert sum(group.digest is None for group in works_of(step)) == 4
 
     def test_each_base_model_has_its_own_turns_of_prompts_and_texts(self) -> None:
         scheduler = scheduler_of(max_queue=999, tokens=8, rows=99)
@@ -307,8 +307,8 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     """
     scheduler = scheduler_of(tokens=2048, rows=4)
     simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
-    asked = scheduler.pace._in_the_time_of
-    scheduler.pace._in_the_time_of = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    asked = scheduler.token_budget._tokens_per_decode_step
+    scheduler.token_budget._tokens_per_decode_step = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
     streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
     simulation.step()
     windows = ((1,) * length,) * (100_000 // length)
@@ -317,12 +317,12 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     while job.state is not State.FINISHED:
         step = simulation.step()
         assert step is not None
-        newest = sum(segment.wants == "next" for segment in step.segments)
+        newest = sum(segment.output == "next" for segment in step.segments)
         assert (step.base_id == "b") == (newest == len(streams)), "streams are in every step of their base model"
         others.append(step.tokens - newest)
         assert others[-1] <= (allowed[-1] if others[-1] else 0) <= 2048
         seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
-        scheduler.pace.took(step.base_id, seconds, newest=newest, others=others[-1])
+        scheduler.token_budget.record(step.base_id, seconds, decodes=newest, prefills=others[-1])
     assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
     assert max(others[16:]) <= max(MIN_TOKENS, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
@@ -332,7 +332,7 @@ class TestPieces:
         scheduler = scheduler_of(tokens=10)
         scheduler.add([generate(25, tokens=1)])
         segments = [step.segments[0] for step in drain(Simulation(scheduler))]
-        assert [(one.start, one.length, one.wants) for one in segments] == [
+        assert [(one.start, one.length, one.output) for one in segments] == [
             (0, 10, "nothing"), (10, 10, "nothing"), (20, 5, "next"),
         ]  # fmt: skip
 
@@ -343,13 +343,17 @@ class TestPieces:
         simulation.step()
         scheduler.add([score(50)])
         pieces = [
-            segment for _ in range(3) for segment in works_segments(simulation.step()) if segment.wants == "score"
+            segment for _ in range(3) for segment in works_segments(simulation.step()) if segment.output == "score"
         ]
-        assert [(one.start, one.length, one.kept) for one in pieces] == [(0, 20, True), (20, 20, True), (40, 10, True)]
+        assert [(one.start, one.length, one.keeps_kv) for one in pieces] == [
+            (0, 20, True),
+            (20, 20, True),
+            (40, 10, True),
+        ]
         scheduler = scheduler_of(tokens=10)
         scheduler.add([score(50)])
         [step] = drain(Simulation(scheduler))
-        assert (step.segments[0].length, step.segments[0].kept) == (50, False)
+        assert (step.segments[0].length, step.segments[0].keeps_kv) == (50, False)
 
     def test_texts_of_one_request_take_over_nothing_from_each_other(self) -> None:
         scheduler = scheduler_of(tokens=100, pace=40)
@@ -357,13 +361,13 @@ class TestPieces:
         scheduler.add([generate(tokens=9)])
         simulation.step()
         scheduler.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), LoadableAdapter("p", PrefixConfig(length=8), dict))])
-        first, second = [[one for one in works_segments(simulation.step()) if one.wants == "score"] for _ in range(2)]
+        first, second = [[one for one in works_segments(simulation.step()) if one.output == "score"] for _ in range(2)]
         assert [(one.start, one.length) for one in first] == [(0, 40)]
-        assert [(one.start, one.length, one.copied) for one in second] == [(40, 10, None), (0, 20, None)]
+        assert [(one.start, one.length, one.copy_from) for one in second] == [(40, 10, None), (0, 20, None)]
 
     def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
         scheduler = Scheduler(
-            queue=AdmissionControl(9), max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False
+            admission=AdmissionControl(9), max_step_tokens=10, max_running=1, can_chunk=lambda _base_id: False
         )
         scheduler.add([score(50)])
         assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
@@ -380,14 +384,14 @@ class TestPieces:
         scheduler.add([ScoreRequest("b", ((1, 1),) * 2, prefixed)])
         steps = drain(Simulation(scheduler))
         assert [len(step.segments) for step in steps] == [1, 1], "there is memory for one row"
-        assert all(segment.kept for step in steps for segment in step.segments)
+        assert all(segment.keeps_kv for step in steps for segment in step.segments)
 
     def test_choices_take_over_the_prompt_of_the_first(self) -> None:
         scheduler = scheduler_of(rows=9, pace=100)
         scheduler.add([generate(30, n=4, tokens=3)])
         steps = drain(Simulation(scheduler))
         assert [step.tokens for step in steps] == [30, 4, 4, 3]
-        assert [segment.copied is not None for segment in steps[1].segments] == [False, True, True, True]
+        assert [segment.copy_from is not None for segment in steps[1].segments] == [False, True, True, True]
 
 
 class TestMemory:
@@ -435,9 +439,9 @@ class TestMemory:
         [large] = scheduler.add([generate(4 * MIN_ROW_POSITIONS, adapter="a")])
         for _ in range(2 * PATIENCE_STEPS):
             simulation.step()
-        assert scheduler._saving.one is large
+        assert scheduler._reservation.holder is large
         [small] = scheduler.add([generate(tokens=1, base="c")])
-        scheduler.next({"c"})
+        scheduler.next_step({"c"})
         assert small.state is State.RUNNING
         drain(simulation)
 
@@ -449,8 +453,8 @@ class TestMemory:
         )
         for _ in range(5):
             simulation.step()
-        assert scheduler.alive()["b"][0].group is old
-        assert len(scheduler.alive()["b"]) == 1
+        assert scheduler.sequences_with_rows()["b"][0].group is old
+        assert len(scheduler.sequences_with_rows()["b"]) == 1
         drain(simulation)
         assert simulation.ended == [old, young]
 
@@ -459,11 +463,11 @@ class TestMemory:
         kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9, n=2)])
         simulation = Simulation(scheduler)
         simulation.step()
-        assert scheduler._space.bytes == 2 * MIN_ROW_POSITIONS
+        assert scheduler._kv_budget.bytes == 2 * MIN_ROW_POSITIONS
         assert gone.ticket.cancel()
         assert scheduler.drop_cancelled() == [gone]
         assert gone.state is State.CANCELLED
-        assert scheduler._space.bytes == MIN_ROW_POSITIONS
+        assert scheduler._kv_budget.bytes == MIN_ROW_POSITIONS
         assert works_of(simulation.step()) == [kept]
         assert scheduler.drop_cancelled() == []
 
@@ -474,7 +478,7 @@ class TestKeptTexts:
         simulation = Simulation(scheduler_of(**limit))
         simulation.scheduler.add([generate(40, tokens=3, namespace="one")])
         drain(simulation)
-        assert simulation.scheduler.kept.bytes == 42, "the newest token has been drawn and not computed"
+        assert simulation.scheduler.prefixes.bytes == 42, "the newest token has been drawn and not computed"
         return simulation
 
     def first_of(self, simulation: Simulation, request: GenerateRequest) -> Segment:
@@ -484,7 +488,7 @@ class TestKeptTexts:
     def test_a_prompt_that_begins_alike_computes_the_rest(self) -> None:
         simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS)
         segment = self.first_of(simulation, generate(50, namespace="one"))
-        assert (segment.start, segment.length, segment.wants) == (42, 8, "next")
+        assert (segment.start, segment.length, segment.output) == (42, 8, "next")
         drain(simulation)
         segment = self.first_of(simulation, generate(40, namespace="one"))
         assert (segment.start, segment.length) == (39, 1), "one token is always computed"
@@ -497,14 +501,14 @@ class TestKeptTexts:
     @pytest.mark.parametrize("other", [generate(50), generate(50, namespace="two"), generate(50, adapter="a")])
     def test_others_compute_all_of_it(self, other: GenerateRequest) -> None:
         segment = self.first_of(self.after_one(kv=99 * MIN_ROW_POSITIONS), other)
-        assert (segment.start, segment.copied) == (0, None)
+        assert (segment.start, segment.copy_from) == (0, None)
 
     def test_what_is_kept_goes_before_any_sequence_starts_again(self) -> None:
         simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
         simulation.scheduler.add([generate(50, tokens=4, namespace="two"), generate(9, tokens=30, namespace="two")])
         simulation.step()
-        assert len(simulation.scheduler.alive()["b"]) == 2
-        assert (len(simulation.scheduler.kept), simulation.texts) == (0, set())
+        assert len(simulation.scheduler.sequences_with_rows()["b"]) == 2
+        assert (len(simulation.scheduler.prefixes), simulation.texts) == (0, set())
 
     def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
         simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
@@ -522,8 +526,8 @@ class TestKeptTexts:
         drain(simulation)
         simulation.scheduler.add([generate(100, tokens=4), generate(100, tokens=4)])
         simulation.step()
-        assert len(simulation.scheduler.alive()["b"]) == 1
-        assert len(simulation.scheduler.kept) == 1
+        assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
+        assert len(simulation.scheduler.prefixes) == 1
 
     def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing(self) -> None:
         scheduler = scheduler_of(tokens=20, kv=99 * MIN_ROW_POSITIONS)
@@ -542,25 +546,25 @@ class TestKeptTexts:
 class TestPace:
     def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then(self) -> None:
         pace = TokenBudget()
-        assert pace.beside("b", 400) == 0
-        assert [pace.beside("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
-        assert pace.beside("c", 400) == 0, "another base model has another pace"
+        assert pace.beside_decodes("b", 400) == 0
+        assert [pace.beside_decodes("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
+        assert pace.beside_decodes("c", 400) == 0, "another base model has another pace"
 
     def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
         pace = TokenBudget()
-        pace.beside("b", 400)
-        pace.took("b", 0.1, newest=4, others=0)
-        pace.took("b", 0.2, newest=0, others=100)
-        assert pace.beside("b", 400) == 50
-        pace.took("b", 0.2, newest=4, others=50)
-        assert pace.beside("b", 400) == 50
+        pace.beside_decodes("b", 400)
+        pace.record("b", 0.1, decodes=4, prefills=0)
+        pace.record("b", 0.2, decodes=0, prefills=100)
+        assert pace.beside_decodes("b", 400) == 50
+        pace.record("b", 0.2, decodes=4, prefills=50)
+        assert pace.beside_decodes("b", 400) == 50
 
     def test_something_always_goes_on(self) -> None:
         pace = TokenBudget()
-        pace.beside("b", 400)
-        pace.took("b", 0.001, newest=4, others=0)
-        pace.took("b", 10.0, newest=0, others=10)
-        assert pace.beside("b", 400) == MIN_TOKENS
+        pace.beside_decodes("b", 400)
+        pace.record("b", 0.001, decodes=4, prefills=0)
+        pace.record("b", 10.0, decodes=0, prefills=10)
+        assert pace.beside_decodes("b", 400) == MIN_TOKENS
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
@@ -575,13 +579,13 @@ def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
 def test_failing_one_request_of_a_step_leaves_the_others() -> None:
     scheduler = scheduler_of()
     kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9)])
-    step = scheduler.next()
+    step = scheduler.next_step()
     error = Unavailable("no")
     assert scheduler.fail([gone], error) == [gone]
     assert scheduler.fail([gone], Unavailable("again")) == []
     assert gone.error is error
     assert step is not None
-    scheduler.computed(step)
+    scheduler.mark_computed(step)
     assert scheduler.finish([one.sequence for one in step.segments]) == [kept], "those of an ended request are ignored"
 
 
@@ -589,9 +593,9 @@ def test_states_never_go_back() -> None:
     scheduler = scheduler_of()
     [group] = scheduler.add([score(3)])
     assert scheduler.waiting == 1
-    step = scheduler.next()
+    step = scheduler.next_step()
     assert step is not None
     assert scheduler.waiting == 0
     scheduler.finish([one.sequence for one in step.segments])
     with pytest.raises(Internal, match="finished to running"):
-        group.move(State.RUNNING)
+        group.set_state(State.RUNNING)

@@ -54,7 +54,7 @@ class BankOfFew(RuleBasedStateMachine):
         if hasattr(self, "simulation"):
             drain(self.simulation)
             assert self.simulation.scheduler.depth == 0
-            assert all(group.state.final for group in self.groups)
+            assert all(group.state.is_final for group in self.groups)
 
 
 TestBankOfFew = BankOfFew.TestCase

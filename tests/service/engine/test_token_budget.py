@@ -18,9 +18,9 @@ ALONE, TOKEN = 0.02, 0.001
 def streaming(streams: int, *, tokens: int = 2048, alone: float = ALONE) -> tuple[Scheduler, Simulation]:
     """A scheduler with so many streams of one key, whose pace is known."""
     scheduler = scheduler_of(rows=24, tokens=tokens)
-    scheduler.pace.beside("b", tokens)
-    scheduler.pace.took("b", alone, newest=1, others=0)
-    scheduler.pace.took("b", TOKEN, newest=0, others=1)
+    scheduler.token_budget.beside_decodes("b", tokens)
+    scheduler.token_budget.record("b", alone, decodes=1, prefills=0)
+    scheduler.token_budget.record("b", TOKEN, decodes=0, prefills=1)
     simulation = Simulation(scheduler)
     scheduler.add([generate(1, tokens=99, namespace="k") for _ in range(streams)])
     simulation.step()
@@ -71,5 +71,9 @@ def test_where_anybody_else_has_work_streams_keep_their_pace(other: Request, run
 
 def test_before_anything_was_measured_prompts_of_one_key_take_the_same_part_of_a_step() -> None:
     scheduler = scheduler_of(rows=24, tokens=400)
-    assert scheduler.pace.beside("b", 400, among_themselves=True) == 0
-    assert scheduler.pace.beside("b", 400, among_themselves=True) == scheduler.pace.beside("b", 400) == 100
+    assert scheduler.token_budget.beside_decodes("b", 400, single_namespace=True) == 0
+    assert (
+        scheduler.token_budget.beside_decodes("b", 400, single_namespace=True)
+        == scheduler.token_budget.beside_decodes("b", 400)
+        == 100
+    )

@@ -70,7 +70,7 @@ def held(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     found.open()
     for ticket in found.tickets:
         ended(ticket).wait(30)
-    world.runtime.engine.wait_for_place(30)  # a cancelled ticket has ended before its place is free
+    world.runtime.engine.wait_for_admission(30)  # a cancelled ticket has ended before its place is free
 
 
 def ended(ticket: Ticket) -> threading.Event:
@@ -137,7 +137,7 @@ def test_a_client_that_leaves_before_its_answer_stops_its_generation(live: Live,
 def memory_after(world: World, held: Held) -> float:
     """Bytes of keys and values once the pass that was running when the client left has ended."""
     held.step()
-    world.runtime.engine.wait_for_place(30)
+    world.runtime.engine.wait_for_admission(30)
     return world.runtime.engine.counters()["kv_bytes"]
 
 

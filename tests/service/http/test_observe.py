@@ -27,7 +27,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         return {"queue_depth": 3, "tokens_total": 41}
 
-    def by_adapter(self) -> dict[str, AdapterTotals]:
+    def adapter_totals(self) -> dict[str, AdapterTotals]:
         one = AdapterTotals(
             generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
         )
@@ -168,7 +168,7 @@ def test_metrics_count_by_template(client: TestClient, metrics: Metrics) -> None
 
 
 def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
-    metrics.watch_engine(Engine().counters, Engine().by_adapter)
+    metrics.watch_engine(Engine().counters, Engine().adapter_totals)
     text = metrics.render().decode()
     assert "soup_engine_queue_depth 3.0" in text
     assert "soup_engine_tokens_total 41.0" in text

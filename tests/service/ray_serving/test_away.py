@@ -73,7 +73,7 @@ def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[
     found = RayEngine(LoadedBases(base), address="127.0.0.1:1", app="soup", seconds=20.0, **limits)
     handle = Handle(*scripts)
     found._handle = handle
-    found._thread_away.start()
+    found._ray_thread.start()
     Engine.start(found)
     try:
         yield found, handle
@@ -164,7 +164,7 @@ def until_taken(engine: RayEngine) -> None:
     """Wait until replicas have all requests."""
     for _ in range(2000):
         with engine._changed:
-            if all(told.taken for told in engine._away.values()):
+            if all(told.is_admitted for told in engine._remote.values()):
                 return
         time.sleep(0.01)
     pytest.fail("no replica took it")
@@ -173,13 +173,13 @@ def until_taken(engine: RayEngine) -> None:
 def until_over(engine: RayEngine) -> None:
     """Wait until nothing is with replicas."""
     with engine._changed:
-        assert engine._changed.wait_for(lambda: not engine._away, 20)
+        assert engine._changed.wait_for(lambda: not engine._remote, 20)
 
 
 def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: LoadedBase) -> None:
     with served(base, waits_after([]), max_queue=1) as (engine, handle):
         for number in range(5):
-            engine.check_place(None)
+            engine.check_admission(None)
             engine.submit(asked(base))
             until_taken(engine)
             assert len(handle.answers) == number + 1
@@ -190,7 +190,7 @@ def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
     with served(base, takes_nothing, max_queue=1) as (engine, _):
         engine.submit(asked(base))
         with pytest.raises(Busy, match="limit is 1 requests"):
-            engine.check_place(None)
+            engine.check_admission(None)
         ended: list[tuple[int, int]] = []
         with pytest.raises(Busy):
             engine.submit(asked(base, on_end=lambda *of: ended.append(of)))
@@ -200,7 +200,7 @@ def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
 def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedBase) -> None:
     with served(base, takes_nothing, max_queue=1) as (engine, _):
         engine.submit(asked(base))
-        engine.check_place(None, here=True)
+        engine.check_admission(None, local=True)
         assert engine.score(base.entry.id, ["the cat"], patient=True)[0].tokens > 0
 
 
@@ -213,7 +213,7 @@ def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base:
     with served(base, says(full)) as (engine, handle):
         with pytest.raises(Busy, match="Full") as busy:
             engine.submit(asked(base)).result(20)
-        assert (busy.value.retry_after, len(handle.answers)) == (7, away.TRIES)
+        assert (busy.value.retry_after, len(handle.answers)) == (7, away.MAX_ATTEMPTS)
 
 
 @pytest.mark.parametrize(("before", "counted"), [([], (3, 0)), ([TOKEN], (3, 1))])
@@ -241,7 +241,9 @@ def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
         assert ended == [(0, 0)]
 
 
-@pytest.mark.parametrize(("before", "tries"), [(([],), away.TRIES_TAKEN), ((), away.TRIES)], ids=["taken", "not taken"])
+@pytest.mark.parametrize(
+    ("before", "tries"), [(([],), away.MAX_LOST_REPLICAS), ((), away.MAX_ATTEMPTS)], ids=["taken", "not taken"]
+)
 def test_a_request_that_replicas_die_of_ends_after_few(
     base: LoadedBase, before: tuple[ReplicaMessage, ...], tries: int
 ) -> None:
@@ -263,12 +265,12 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     finally:
         timeline_observer.reset(token)
     finished, failed = lives
-    assert (finished.base_id, finished.adapter, finished.end) == (base.entry.id, None, "finished")
-    assert (finished.read, finished.written) == (3, 1)
-    assert finished.began is not None
-    assert finished.first is not None
-    assert finished.came <= finished.began <= finished.first <= finished.ended
-    assert (failed.end, failed.began, failed.first) == ("failed", None, None)
+    assert (finished.base_id, finished.digest, finished.status) == (base.entry.id, None, "finished")
+    assert (finished.prompt_tokens, finished.generated_tokens) == (3, 1)
+    assert finished.started_at is not None
+    assert finished.first_token_at is not None
+    assert finished.arrived_at <= finished.started_at <= finished.first_token_at <= finished.ended_at
+    assert (failed.status, failed.started_at, failed.first_token_at) == ("failed", None, None)
 
 
 def test_a_stop_does_not_wait_for_ray_for_ever(base: LoadedBase) -> None:

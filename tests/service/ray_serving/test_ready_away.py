@@ -28,7 +28,7 @@ def looked(world: World, error: SoupError, **settings: Any) -> tuple[str, dict[s
         raise error
 
     parts = world.runtime.services
-    engine: Any = SimpleNamespace(submit=submit, bases_held=lambda: ("tiny",), preloading=False)
+    engine: Any = SimpleNamespace(submit=submit, loaded_bases=lambda: ("tiny",), preloading=False)
     found = Readiness().of(replace(parts, engine=engine, settings=parts.settings.model_copy(update=settings)))
     return found.status, found.checks
 

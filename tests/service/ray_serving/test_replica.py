@@ -81,7 +81,7 @@ def test_it_generates_what_the_server_does(world: World) -> None:
                 tokens, ended = await said(one, asked(world, ref))
                 assert ended.generation == replace(expected, reused=ended.generation.reused)
                 assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
-                assert (ended.read, ended.written) == (3, len(tokens))
+                assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
 
     asyncio.run(check())
 
@@ -93,7 +93,7 @@ def test_bytes_of_another_digest_are_refused(world: World) -> None:
         async with replica(world) as one:
             mine, others = asked(world, "team/a"), asked(world, "team/b")
             tokens, ended = await said(one, replace(mine, stored=others.stored))
-            assert (tokens, ended.generation, ended.written) == ([], None, 0)
+            assert (tokens, ended.generation, ended.generated_tokens) == ([], None, 0)
             assert ended.error is not None
             assert ended.error["code"] == "internal"
             assert (await said(one, mine))[1].error is None
