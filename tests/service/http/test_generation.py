@@ -216,7 +216,7 @@ def test_a_probe_that_waits_too_long_is_no_fault_where_its_base_model_computes(
 def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [100.0]
     looks = []
-    monkeypatch.setattr(readiness, "_look", lambda *_: looks.append(1) or readiness.Ready(status="ready", checks={}))
+    monkeypatch.setattr(readiness, "_check", lambda *_: looks.append(1) or readiness.Ready(status="ready", checks={}))
     asked = readiness.Readiness(clock=lambda: moment[0])
 
     class Patient:
