@@ -77,6 +77,7 @@ class SessionAuth:
         response = RedirectResponse(location, status_code=303, headers={"cache-control": "no-store"})
         if read_cookie(scope, SESSION, self._settings) is not None:
             secure = is_secure(scope, self._settings)
-            name = cookie_name(SESSION, secure=secure)
-            response.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="strict")
+            response.delete_cookie(
+                cookie_name(SESSION, secure=secure), path="/", secure=secure, httponly=True, samesite="strict"
+            )
         return response

@@ -89,8 +89,11 @@ def losses_table(losses: Losses, *, max_rows: int | None = None) -> Table:
 
 def losses_context(losses: Losses | None) -> dict[str, Any]:
     """The values of the template `losses.html`."""
-    table = None if losses is None else losses_table(losses, max_rows=MAX_ROWS)
-    return {"losses": losses, "loss_table": table, "has_curve": bool(losses_drawings(losses, LIGHT))}
+    return {
+        "losses": losses,
+        "loss_table": None if losses is None else losses_table(losses, max_rows=MAX_ROWS),
+        "has_curve": bool(losses_drawings(losses, LIGHT)),
+    }
 
 
 def losses_drawings(losses: Losses | None, theme: Theme) -> Drawings:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from registry.catalogue.evaluations import EvaluationRow
 from registry.errors import InvalidParameter, SoupError
@@ -65,7 +66,7 @@ class Matrix(Wire):
     """True if there are more evaluations than these, the newest."""
     names: dict[str, int]
     """The number of names with the weights of an adapter, if there are several."""
-    own: dict[str, str]
+    own_samples: dict[str, str] = Field(serialization_alias="own")
     """The digest of the sample of each adapter that has one."""
     missing: int | None
     """Pairs of the pool that are not evaluated yet; null if there is no pool, or it is too large to count."""
@@ -164,7 +165,9 @@ def _load_matrix(
         evaluations=evaluations,
         cut=cut,
         names={item.adapter: item.adapter_names for item in evaluations if item.adapter_names > 1},
-        own={f"{row.adapter}@{row.adapter_version}": row.own_sample for row in rows if row.own_sample is not None},
+        own_samples={
+            f"{row.adapter}@{row.adapter_version}": row.own_sample for row in rows if row.own_sample is not None
+        },
         missing=missing,
         pairs=pairs,
     )
@@ -276,7 +279,7 @@ def heat_map_cells(matrix: Matrix) -> list[list[HeatMapCell | None]]:
         (item.adapter, item.sample_of): HeatMapCell(
             evaluation=item,
             level=colour_level(item.difference, item.standard_error, largest),
-            is_own_sample=matrix.own.get(item.adapter) == item.sample,
+            is_own_sample=matrix.own_samples.get(item.adapter) == item.sample,
         )
         for item in matrix.evaluations
     }

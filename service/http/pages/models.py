@@ -199,7 +199,7 @@ def gains_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[str,
 
 
 def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
-    """Whether a key may call a model, and if not why."""
+    """The answer to whether a key may call a model: "yes", or the reason why not."""
     if row.base_model not in services.bases:
         return "base"
     if why_no_text(services.bases[row.base_model].shape, row.config) is not None:

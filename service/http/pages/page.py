@@ -1,4 +1,4 @@
-"""How a page is answered: its route class, its template with the frame of all pages, and its errors as pages.
+"""The response of a page: its route class, its template with the frame of all pages, and its errors as pages.
 
 Every page is sent with headers that forbid caching, framing and loading anything from another origin.
 """

@@ -48,7 +48,8 @@ class SoupReport(Wire):
     evidence: Evidence
     spent: Spent | None = None
     """The time and passes of the cook; null for a stored soup, which does not record them."""
-    beyond: tuple[Price, ...] = ()
+    more_effort: tuple[Price, ...] = Field(default=(), serialization_alias="beyond")
+    """The price of each effort beyond that of the cook."""
     names: dict[str, tuple[str, str]] = Field(default_factory=dict)
     """Ref and domain, by digest, of the adapters that the key sees."""
 
@@ -79,7 +80,7 @@ def report_of_soup(soup: Soup, cooked_at: datetime | None) -> SoupReport:
         mixing=soup.report,
         evidence=evidence,
         spent=soup.spent,
-        beyond=soup.beyond,
+        more_effort=soup.beyond,
         names=names_by_digest(evidence),
     )
 
@@ -217,7 +218,7 @@ def _excluded_table(report: SoupReport) -> Table:
 
 def _efforts_table(report: SoupReport) -> Table:
     columns = (Column("Effort"), Column("Passes over the sample", "number"), Column("Seconds, about", "number"))
-    rows = tuple((price.effort, price.passes, price.seconds) for price in report.beyond)
+    rows = tuple((price.effort, price.passes, price.seconds) for price in report.more_effort)
     return Table("efforts", "What spending more would take for the same sample", columns, rows)
 
 

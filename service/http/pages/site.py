@@ -55,13 +55,12 @@ async def asset(request: Request, name: str) -> Response:
 
 def install_pages(app: FastAPI, runtime: Runtime) -> SessionAuth | None:
     """Add the pages to `app` and return their authentication; None if the settings disable the pages."""
-    settings = runtime.settings
-    if not settings.pages:
+    if not runtime.settings.pages:
         return None
-    app.state.sessions = Sessions(runtime.database, runtime.key_watch, seconds=settings.pages_session_seconds)
+    app.state.sessions = Sessions(runtime.database, runtime.key_watch, seconds=runtime.settings.pages_session_seconds)
     for router in PAGES:
         app.include_router(router)
-    return SessionAuth(app.state.sessions, settings, app.router.routes)
+    return SessionAuth(app.state.sessions, runtime.settings, app.router.routes)
 
 
 def install_not_found_page(app: FastAPI) -> None:

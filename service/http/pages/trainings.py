@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow, JobRow, JobState
@@ -56,7 +57,7 @@ class TrainingPage(ListedTraining):
     """The content of the page of one training."""
 
     object: Literal["training"] = "training"
-    asked: dict[str, Any] | None
+    request: dict[str, Any] | None = Field(serialization_alias="asked")
     """The request: data by their digests, and the spec."""
     losses: Losses | None
     """Those in the adapter's record, else those of the training so far; null if there are none that this key sees."""
@@ -115,7 +116,7 @@ def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
     live = {name for name, adapter in adapters.items() if adapter.retired_at is None}
     return TrainingPage(
         **fields,
-        asked=row.arguments["request"] if sees_all else None,
+        request=row.arguments["request"] if sees_all else None,
         losses=losses[0] if losses else None,
         gone=fields["adapter"] is not None and "adapter" not in live,
     )

@@ -1,26 +1,26 @@
 "use strict";
 
-// What pages cannot do without a script, each for elements that say so. Without it they work all the same.
+// Optional improvements of the pages, each for elements with a data attribute. Every page works without scripts.
 
-// A job that is followed: its progress as it comes, and the page anew once it has begun, and once it has ended.
-for (const place of document.querySelectorAll("[data-follow]")) {
-  const bar = place.querySelector("progress");
-  const said = place.querySelector("[data-said]");
-  let known = null;
-  const events = new EventSource(place.dataset.follow);
+// A running job: show its progress, and reload the page when the job starts and when it ends.
+for (const container of document.querySelectorAll("[data-follow]")) {
+  const progressBar = container.querySelector("progress");
+  const status = container.querySelector("[data-said]");
+  let lastData = null;
+  const events = new EventSource(container.dataset.follow);
   events.addEventListener("progress", (event) => {
     const { done, total, message } = JSON.parse(event.data);
-    if (known !== null && event.data !== known && place.dataset.state === "queued") {
+    if (lastData !== null && event.data !== lastData && container.dataset.state === "queued") {
       events.close();
-      location.reload(); // it has begun: what the page says of its state is of before
+      location.reload(); // the job has started, and the page shows its old state
       return;
     }
-    known = event.data;
+    lastData = event.data;
     if (total > 0) {
-      bar.max = total;
-      bar.value = done;
+      progressBar.max = total;
+      progressBar.value = done;
     }
-    if (message) said.textContent = message;
+    if (message) status.textContent = message;
   });
   events.addEventListener("done", () => {
     events.close();
@@ -28,40 +28,39 @@ for (const place of document.querySelectorAll("[data-follow]")) {
   });
 }
 
-// A field of text that takes a file: dropped on it, or chosen beside it.
+// A text field: fill it with a file that is dropped on it or chosen in the file input beside it.
 for (const field of document.querySelectorAll("[data-drop]")) {
-  const take = async (file) => {
+  const fill = async (file) => {
     if (file) field.value = await file.text();
   };
   field.addEventListener("dragover", (event) => event.preventDefault());
   field.addEventListener("drop", (event) => {
     if (event.dataTransfer.files.length > 0) {
       event.preventDefault();
-      take(event.dataTransfer.files[0]);
+      fill(event.dataTransfer.files[0]);
     }
   });
-  for (const beside of field.form.querySelectorAll("[data-file]")) {
-    beside.hidden = false;
-    const chosen = beside.querySelector("input");
-    chosen.addEventListener("change", () => take(chosen.files[0]));
+  for (const picker of field.form.querySelectorAll("[data-file]")) {
+    picker.hidden = false;
+    const input = picker.querySelector("input");
+    input.addEventListener("change", () => fill(input.files[0]));
   }
 }
 
-// A page that answers a form, and is not to be had again: loading it anew shows the page of this address, and sends
-// nothing a second time.
+// The answer to a form that must not be sent twice: change the URL, so that a reload does not resend the form.
 for (const answer of document.querySelectorAll("[data-instead]")) history.replaceState(null, "", answer.dataset.instead);
 
-// A form that takes long to fill in: what was sent stays in this tab until it was taken, so that it is there again where
-// the session had ended, for the key that wrote it alone. It is taken, or given up, once another page is seen than its
-// own, or the one to sign in on the way back to it.
-const KEPT = "soup-kept";
-const onTheWayTo = location.pathname === "/sign-in" ? document.querySelector("[name=next]").value : location.pathname;
-if (onTheWayTo.split("?")[0] !== "/cook") sessionStorage.removeItem(KEPT);
+// A form that takes long to fill in: save its fields in this tab when it is sent, and restore them if the session had
+// ended, for the same key only. They are deleted once another page is opened than that of the form, or the sign-in page
+// on the way back to it.
+const STORAGE_KEY = "soup-kept";
+const destination = location.pathname === "/sign-in" ? document.querySelector("[name=next]").value : location.pathname;
+if (destination.split("?")[0] !== "/cook") sessionStorage.removeItem(STORAGE_KEY);
 for (const form of document.querySelectorAll("[data-keep]")) {
-  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-  if (kept && kept.of !== form.dataset.of) sessionStorage.removeItem(KEPT); // somebody else signed in
-  else if (kept && !form.elements[form.dataset.keep].value) {
-    for (const [name, value] of kept.given) {
+  const saved = JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "null");
+  if (saved && saved.of !== form.dataset.of) sessionStorage.removeItem(STORAGE_KEY); // another key has signed in
+  else if (saved && !form.elements[form.dataset.keep].value) {
+    for (const [name, value] of saved.given) {
       const field = form.elements[name];
       if (field?.type === "checkbox") field.checked = true;
       else if (field) field.value = value;
@@ -69,158 +68,158 @@ for (const form of document.querySelectorAll("[data-keep]")) {
     document.querySelector("[data-kept]").hidden = false;
   }
   form.addEventListener("submit", () => {
-    const given = [...new FormData(form)].filter(([name]) => name !== "form");
+    const fields = [...new FormData(form)].filter(([name]) => name !== "form");
     try {
-      sessionStorage.setItem(KEPT, JSON.stringify({ of: form.dataset.of, given }));
+      sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ of: form.dataset.of, given: fields }));
     } catch {
-      sessionStorage.removeItem(KEPT); // more than a browser keeps
+      sessionStorage.removeItem(STORAGE_KEY); // too large for the browser's storage
     }
   });
 }
 
-// The playground: every model is asked by a request of its own, and its answer shown as it is written.
+// The playground: send a request for each model, and show the answers as they are streamed.
 for (const form of document.querySelectorAll("[data-ask]")) {
-  const place = document.querySelector("[data-answers]");
-  const empty = document.querySelector("[data-answer]").content.firstElementChild;
-  const [begin, stop, anew] = ["begin", "stop", "new"].map((name) => form.querySelector(`[data-${name}]`));
-  const said = new Map(); // what was said before, in a conversation, by model
+  const container = document.querySelector("[data-answers]");
+  const template = document.querySelector("[data-answer]").content.firstElementChild;
+  const [begin, stop, restart] = ["begin", "stop", "new"].map((name) => form.querySelector(`[data-${name}]`));
+  const conversations = new Map(); // the messages of a conversation, by model
   let running = null;
 
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
-  const others = (found) => found.map(([text, share]) => `${JSON.stringify(text)} ${percent(share)}`).join(", ");
+  const describe = (alternatives) => alternatives.map(([text, share]) => `${JSON.stringify(text)} ${percent(share)}`).join(", ");
   const element = (name, text, kind) => {
-    const made = document.createElement(name);
-    made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
+    const node = document.createElement(name);
+    node.textContent = text;
+    if (kind) node.className = kind;
+    return node;
   };
 
-  // The tokens of one event, as the API sends those of conversations and of texts.
+  // The tokens of an event of a chat or text completion, as [token, log probability, alternatives].
   const tokens = (logprobs) => {
     if (!logprobs) return [];
     if (logprobs.content) {
-      return logprobs.content.map((one) => [one.token, one.logprob, one.top_logprobs.map((other) => [other.token, other.logprob])]);
+      return logprobs.content.map((item) => [item.token, item.logprob, item.top_logprobs.map(({ token, logprob }) => [token, logprob])]);
     }
-    return logprobs.tokens.map((token, n) => [token, logprobs.token_logprobs[n], Object.entries(logprobs.top_logprobs?.[n] ?? {}).sort((one, other) => other[1] - one[1])]);
+    return logprobs.tokens.map((token, n) => [token, logprobs.token_logprobs[n], Object.entries(logprobs.top_logprobs?.[n] ?? {}).sort(([, first], [, second]) => second - first)]);
   };
 
-  const add = (shown, choice, state) => {
+  const add = (reply, choice, state) => {
     const text = choice.delta ? choice.delta.content ?? "" : choice.text;
-    const found = tokens(choice.logprobs);
-    const probability = found.reduce((product, [, logprob]) => product * Math.exp(logprob), 1);
+    const chosen = tokens(choice.logprobs);
+    const probability = chosen.reduce((product, [, logprob]) => product * Math.exp(logprob), 1);
     const span = element("span", text, "token");
-    for (const [token, logprob, top] of found) {
+    for (const [token, logprob, top] of chosen) {
       state.count += 1;
-      const rest = top.filter(([other]) => other !== token).map(([other, value]) => [other, Math.exp(value)]);
-      const told = `${percent(Math.exp(logprob))}${rest.length ? "; " + others(rest) : ""}`;
-      span.title = span.title ? `${span.title}\n${told}` : told; // a character of several tokens
-      const rows = shown.querySelector("[data-rows]");
+      const alternatives = top.filter(([text]) => text !== token).map(([text, value]) => [text, Math.exp(value)]);
+      const description = `${percent(Math.exp(logprob))}${alternatives.length ? "; " + describe(alternatives) : ""}`;
+      span.title = span.title ? `${span.title}\n${description}` : description; // several tokens are one character
+      const rows = reply.querySelector("[data-rows]");
       if (rows.childElementCount < Number(rows.dataset.most)) {
         const row = element("tr", "");
         const head = element("th", "");
         head.scope = "row";
         head.append(element("code", JSON.stringify(token)));
-        row.append(head, element("td", percent(Math.exp(logprob)), "number"), element("td", others(rest)));
+        row.append(head, element("td", percent(Math.exp(logprob)), "number"), element("td", describe(alternatives)));
         rows.append(row);
       }
     }
-    if (found.length > 0) span.classList.add(`tenth-${Math.min(Math.floor(10 * probability), 9)}`);
-    shown.querySelector("[data-text]").append(span);
+    if (chosen.length > 0) span.classList.add(`tenth-${Math.min(Math.floor(10 * probability), 9)}`);
+    reply.querySelector("[data-text]").append(span);
     state.text += text;
     state.end = choice.finish_reason ?? state.end;
   };
 
-  const fail = (shown, message) => {
-    const problem = shown.querySelector("[data-problem]");
+  const fail = (reply, message) => {
+    const problem = reply.querySelector("[data-problem]");
     problem.textContent = message;
     problem.hidden = false;
   };
 
-  const ended = { stop: "it came to an end", length: "cut at the most it may write" };
-  const end = (shown, state) => {
-    shown.querySelector("[data-end]").textContent = `${state.count} tokens; ${ended[state.end] ?? "stopped"}`;
-    shown.querySelector("[data-table]").hidden = state.count === 0;
+  const endings = { stop: "it came to an end", length: "cut at the most it may write" };
+  const end = (reply, state) => {
+    reply.querySelector("[data-end]").textContent = `${state.count} tokens; ${endings[state.end] ?? "stopped"}`;
+    reply.querySelector("[data-table]").hidden = state.count === 0;
   };
 
-  // The whole text of an answer; nothing where it was refused or broke off.
-  const ask = async (model, fields, shown, state, signal) => {
+  // Show an answer and return its text; undefined if it was refused or broke off.
+  const ask = async (model, fields, reply, state, signal) => {
     const answer = await fetch(form.dataset.ask, { method: "POST", body: fields, signal });
-    if (answer.status === 401) return fail(shown, "Your session has ended: sign in on another page, then ask again.");
-    if (!answer.ok) return fail(shown, (await answer.json()).error.message);
+    if (answer.status === 401) return fail(reply, "Your session has ended: sign in on another page, then ask again.");
+    if (!answer.ok) return fail(reply, (await answer.json()).error.message);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let whole = false;
-    for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
-      const events = (rest + part.value).split("\n\n");
+    let complete = false;
+    for (let rest = "", chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+      const events = (rest + chunk.value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        const data = event.replace(/^data: /, "");
-        whole ||= data === "[DONE]";
-        if (whole || !event.startsWith("data: ")) continue;
-        const found = JSON.parse(data);
-        if (found.error) return fail(shown, found.error.message);
-        if (found.model !== model) shown.querySelector("[data-model]").textContent = `${model}: ${found.model}`;
-        for (const choice of found.choices) add(shown, choice, state);
+        const body = event.replace(/^data: /, "");
+        complete ||= body === "[DONE]";
+        if (complete || !event.startsWith("data: ")) continue;
+        const message = JSON.parse(body);
+        if (message.error) return fail(reply, message.error.message);
+        if (message.model !== model) reply.querySelector("[data-model]").textContent = `${model}: ${message.model}`;
+        for (const choice of message.choices) add(reply, choice, state);
       }
     }
-    if (!whole) return fail(shown, "The answer broke off. Ask again.");
-    end(shown, state);
+    if (!complete) return fail(reply, "The answer broke off. Ask again.");
+    end(reply, state);
     return state.text;
   };
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const given = new FormData(form);
-    const names = [...given.keys()].filter((name) => name.startsWith("model-"));
-    const models = [...new Set(names.map((name) => given.get(name).trim()).filter(Boolean))];
-    const chat = given.get("kind") === "chat";
+    const data = new FormData(form);
+    const names = [...data.keys()].filter((name) => name.startsWith("model-"));
+    const models = [...new Set(names.map((name) => data.get(name).trim()).filter(Boolean))];
+    const chat = data.get("kind") === "chat";
     if (models.length === 0) return form.elements["model-1"].focus();
     running?.abort();
     running = new AbortController();
     const { signal } = running;
-    place.replaceChildren();
-    const asked = String(new URLSearchParams(models.map((model) => ["model", model]))).replaceAll("%2F", "/").replaceAll("%40", "@");
-    history.replaceState(null, "", `${form.getAttribute("action")}?${asked}`);
-    for (const link of document.querySelectorAll("[data-compare]")) link.href = `${link.dataset.compare}?${asked}`;
-    [begin.disabled, stop.hidden, anew.hidden] = [true, false, !chat];
+    container.replaceChildren();
+    const query = String(new URLSearchParams(models.map((model) => ["model", model]))).replaceAll("%2F", "/").replaceAll("%40", "@");
+    history.replaceState(null, "", `${form.getAttribute("action")}?${query}`);
+    for (const link of document.querySelectorAll("[data-compare]")) link.href = `${link.dataset.compare}?${query}`;
+    [begin.disabled, stop.hidden, restart.hidden] = [true, false, !chat];
     await Promise.all(models.map(async (model) => {
-      const shown = empty.cloneNode(true);
-      shown.setAttribute("aria-label", model);
-      shown.querySelector("[data-model]").textContent = model;
-      const before = chat ? said.get(model) ?? [] : [];
-      for (const one of before) shown.querySelector("[data-turns]").append(element("p", one.content, `turn ${one.role}`));
-      if (chat) shown.querySelector("[data-turns]").append(element("p", given.get("prompt"), "turn user"));
-      place.append(shown);
-      const fields = new URLSearchParams([...given].filter(([name]) => !names.includes(name)));
+      const reply = template.cloneNode(true);
+      reply.setAttribute("aria-label", model);
+      reply.querySelector("[data-model]").textContent = model;
+      const earlier = chat ? conversations.get(model) ?? [] : [];
+      for (const { role, content } of earlier) reply.querySelector("[data-turns]").append(element("p", content, `turn ${role}`));
+      if (chat) reply.querySelector("[data-turns]").append(element("p", data.get("prompt"), "turn user"));
+      container.append(reply);
+      const fields = new URLSearchParams([...data].filter(([name]) => !names.includes(name)));
       fields.set("model-1", model);
-      fields.set("before", JSON.stringify(before));
+      fields.set("before", JSON.stringify(earlier));
       const state = { text: "", end: null, count: 0 };
       try {
-        const text = await ask(model, fields, shown, state, signal);
+        const text = await ask(model, fields, reply, state, signal);
         if (chat && text !== undefined) {
-          said.set(model, [...before, { role: "user", content: given.get("prompt") }, { role: "assistant", content: text }]);
+          conversations.set(model, [...earlier, { role: "user", content: data.get("prompt") }, { role: "assistant", content: text }]);
         }
       } catch (error) {
-        if (signal.aborted) end(shown, state);
-        else fail(shown, "The connection broke. Ask again.");
+        if (signal.aborted) end(reply, state);
+        else fail(reply, "The connection broke. Ask again.");
       }
     }));
     [begin.disabled, stop.hidden] = [false, true];
     if (chat) form.elements.prompt.select();
   });
   stop.addEventListener("click", () => running?.abort());
-  anew.addEventListener("click", () => {
+  restart.addEventListener("click", () => {
     running?.abort();
-    said.clear();
-    place.replaceChildren();
-    anew.hidden = true;
+    conversations.clear();
+    container.replaceChildren();
+    restart.hidden = true;
     form.elements.prompt.focus();
   });
 }
 
-// Sliders that write a recipe: each moves its number, and a number its slider. What is cooked is asked at once, beside
-// the adapters that it was mixed from, and the prompt stays where it is.
+// The sliders of a recipe: keep each slider and its number equal. Cooking replaces the models of the playground by the
+// soup and its ingredients, keeps the prompt, and sends it at once.
 for (const form of document.querySelectorAll("[data-mix]")) {
-  const [cook, said, problem] = ["cook", "said", "problem"].map((name) => form.querySelector(`[data-${name}]`));
+  const [cook, status, problem] = ["cook", "said", "problem"].map((name) => form.querySelector(`[data-${name}]`));
   const prompt = document.querySelector("[data-ask]");
   for (const slider of form.querySelectorAll("[data-slider]")) {
     const number = form.elements[slider.dataset.slider];
@@ -229,28 +228,28 @@ for (const form of document.querySelectorAll("[data-mix]")) {
     number.addEventListener("input", () => (slider.value = number.value));
   }
   const fail = (message) => {
-    said.textContent = "";
+    status.textContent = "";
     problem.textContent = message;
     problem.hidden = false;
   };
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    [cook.disabled, problem.hidden, said.textContent] = [true, true, "It is cooked."];
+    [cook.disabled, problem.hidden, status.textContent] = [true, true, "It is cooked."];
     try {
       const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
-      const place = new URL(answer.url);
-      if (answer.ok && place.pathname === prompt.getAttribute("action")) {
-        const models = place.searchParams.getAll("model");
+      const destination = new URL(answer.url);
+      if (answer.ok && destination.pathname === prompt.getAttribute("action")) {
+        const models = destination.searchParams.getAll("model");
         for (const field of prompt.querySelectorAll("[name^=model-]")) field.value = models.shift() ?? "";
-        history.replaceState(null, "", place.pathname + place.search);
-        said.textContent = `Cooked: ${prompt.elements["model-1"].value}`;
+        history.replaceState(null, "", destination.pathname + destination.search);
+        status.textContent = `Cooked: ${prompt.elements["model-1"].value}`;
         if (prompt.elements.prompt.value.trim()) prompt.requestSubmit();
         else prompt.elements.prompt.focus();
       } else if (answer.ok) {
-        location.assign(place); // its job goes on, or the session has ended
+        location.assign(destination); // the job is still running, or the session has ended
       } else {
-        const told = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what + .lead");
-        fail(told?.textContent ?? "It could not be cooked.");
+        const message = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what + .lead");
+        fail(message?.textContent ?? "It could not be cooked.");
       }
     } catch {
       fail("The connection broke. Cook it again.");
