@@ -1,4 +1,4 @@
-"""Everything there is at the last release."""
+"""The whole schema of the last release."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ POSTGRESQL_INDEX = "CREATE INDEX adapter_words_index ON adapter_words USING gin 
 
 
 def upgrade() -> None:
-    """Create every table, and the index of words that each database has in its own way."""
+    """Create every table, and the index of words of each kind of database."""
     TABLES.create_all(op.get_bind())
     for statement in SQLITE_INDEX if op.get_bind().dialect.name == "sqlite" else (POSTGRESQL_INDEX,):
         op.execute(statement)

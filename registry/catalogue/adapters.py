@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Unpack
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select
 
 from registry.catalogue.listing import CONFIG, NEWER, Listing, adapter_of, has_learnt_from, superseded, unreadable
 from registry.catalogue.removals import Removals
@@ -70,7 +70,8 @@ class Adapters(Repository[AdapterRow]):
 
     def attach_sample(self, id: int, sample: SampleReport) -> AdapterRow:
         """Add a sample to an adapter that has none; its state is `pending` until it is embedded."""
-        self._change(id, sample=sample.model_dump(mode="json"), sample_digest=sample.digest, sample_state="pending")
+        values = {"sample": sample.model_dump(mode="json"), "sample_digest": sample.digest, "sample_state": "pending"}
+        self._update(adapters, adapters.c.id == id, **values)
         return self.get(id)
 
     def set_sample_state(
@@ -80,7 +81,8 @@ class Adapters(Repository[AdapterRow]):
         sample = self.get(id).sample
         if sample is not None and truncated is not None:
             sample = sample.model_copy(update={"truncated": dict(truncated)})
-        self._change(id, sample=None if sample is None else sample.model_dump(mode="json"), sample_state=state)
+        values = {"sample": None if sample is None else sample.model_dump(mode="json"), "sample_state": state}
+        self._update(adapters, adapters.c.id == id, **values)
         return self.get(id)
 
     def update_card(
@@ -89,17 +91,11 @@ class Adapters(Repository[AdapterRow]):
         """Change the card or the domain of an adapter; raises PreconditionFailed if `if_match` is not its etag."""
         row = self.get(id)
         card, domain = card or row.card, domain or row.domain
-        changed = self._connection.execute(
-            update(adapters)
-            .where(adapters.c.id == id, _is_unchanged(row, if_match))
-            .values(card=card.model_dump(mode="json"), domain=domain, revision=adapters.c.revision + 1)
-        )
-        if changed.rowcount == 0:
+        values = {"card": card.model_dump(mode="json"), "domain": domain, "revision": adapters.c.revision + 1}
+        if self._update(adapters, adapters.c.id == id, _is_unchanged(row, if_match), **values) == 0:
             raise _changed_since_read(row, self.get(id).etag)
         row = self.get(id)
-        self._connection.execute(
-            update(adapter_words).where(adapter_words.c.adapter_id == id).values(words=indexed(row))
-        )
+        self._update(adapter_words, adapter_words.c.adapter_id == id, words=indexed(row))
         self._set_tags(row)
         return row
 
@@ -108,11 +104,8 @@ class Adapters(Repository[AdapterRow]):
 
         Revisions do not change: an etag that was read before still allows a change of the card.
         """
-        self._connection.execute(
-            update(adapters)
-            .where(_has_name(row.namespace, row.name), adapters.c.owner.is_distinct_from(owner))
-            .values(owner=owner)
-        )
+        is_other = adapters.c.owner.is_distinct_from(owner)
+        self._update(adapters, _has_name(row.namespace, row.name), is_other, owner=owner)
         return self.get(row.id)
 
     def owner_of(self, namespace: str, name: str) -> str | None:
@@ -122,11 +115,7 @@ class Adapters(Repository[AdapterRow]):
 
     def retire(self, id: int, *, at: datetime | None = None) -> AdapterRow:
         """Retire a version, now or `at` a moment: names no longer resolve to it. A retired one stays as it is."""
-        self._connection.execute(
-            update(adapters)
-            .where(adapters.c.id == id, adapters.c.retired_at.is_(None))
-            .values(retired_at=at or now(), revision=adapters.c.revision + 1)
-        )
+        self._update(adapters, adapters.c.id == id, LIVE, retired_at=at or now(), revision=adapters.c.revision + 1)
         return self.get(id)
 
     def restore(self, id: int, *, if_match: str | None = None) -> AdapterRow:
@@ -135,21 +124,15 @@ class Adapters(Repository[AdapterRow]):
         Raises PreconditionFailed if it is retired and `if_match` is not its etag.
         """
         row = self.get(id)
-        changed = self._connection.execute(
-            update(adapters)
-            .where(adapters.c.id == id, adapters.c.retired_at.is_not(None), _is_unchanged(row, if_match))
-            .values(retired_at=None, revision=adapters.c.revision + 1)
-        )
+        is_restorable = and_(adapters.c.id == id, adapters.c.retired_at.is_not(None), _is_unchanged(row, if_match))
+        changed = self._update(adapters, is_restorable, retired_at=None, revision=adapters.c.revision + 1)
         restored = self.get(id)
-        if changed.rowcount == 0 and restored.retired_at is not None:
+        if changed == 0 and restored.retired_at is not None:
             raise _changed_since_read(row, restored.etag)
         return restored
 
-    def _change(self, id: int, **values: Any) -> None:
-        self._connection.execute(update(adapters).where(adapters.c.id == id).values(**values))
-
     def _set_tags(self, row: AdapterRow) -> None:
-        self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == row.id))
+        self._delete(adapter_tags, adapter_tags.c.adapter_id == row.id)
         for tag in dict.fromkeys(row.card.tags):
             self._insert(adapter_tags, adapter_id=row.id, tag=tag)
 
@@ -224,9 +207,6 @@ class Adapters(Repository[AdapterRow]):
     def has_sample(self, digest: str, sample: str) -> bool:
         """Return True if any version, live or retired, has this adapter digest and this sample digest."""
         return self._exists(adapters.c.digest == digest, adapters.c.sample_digest == sample)
-
-    def _exists(self, *conditions: ColumnElement[bool]) -> bool:
-        return bool(self._connection.execute(select(exists().where(*conditions))).scalar_one())
 
     def live_versions(self, namespace: str, name: str, *, limit: int | None = None) -> builtins.list[AdapterRow]:
         """Live versions of a name, newest first, at most `limit`."""

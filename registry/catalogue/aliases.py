@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, select, tuple_
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import AliasRow
@@ -47,10 +47,8 @@ class Aliases(Repository[AliasRow]):
         if present is None:
             self._insert(aliases, namespace=namespace, name=name, alias=alias, version=version, revision=1)
         else:
-            changed = self._connection.execute(
-                update(aliases).where(_is_unchanged(present)).values(version=version, revision=aliases.c.revision + 1)
-            )
-            self._check_changed(present, changed.rowcount)
+            values = {"version": version, "revision": aliases.c.revision + 1}
+            self._check_changed(present, self._update(aliases, _is_unchanged(present), **values))
         row = self.get(namespace, name, alias)
         assert row is not None
         return row
@@ -61,7 +59,7 @@ class Aliases(Repository[AliasRow]):
         if present is None:
             raise NotFound(f"{namespace}/{name} has no alias {alias!r}.", param="alias")
         _check(present, if_match)
-        self._check_changed(present, self._connection.execute(delete(aliases).where(_is_unchanged(present))).rowcount)
+        self._check_changed(present, self._delete(aliases, _is_unchanged(present)))
 
     def _check_changed(self, previous: AliasRow, rows: int) -> None:
         if rows == 0:

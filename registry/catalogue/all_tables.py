@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Table, delete, func, insert, select
+from sqlalchemy import Table, func, insert, select
 
+from registry.catalogue.repository import TableGateway
 from registry.catalogue.tables import metadata
 from registry.progress import Progress, silent
 
@@ -11,11 +12,8 @@ ROWS = 500
 """Rows that are read and written at a time."""
 
 
-class AllTables:
+class AllTables(TableGateway):
     """All tables of this version's schema, without the revision of the schema."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def is_empty(self) -> bool:
         """Return True if no table has a row."""
@@ -25,7 +23,7 @@ class AllTables:
         """Replace all rows by those of `source`; ids of later rows continue after them."""
         tables = metadata.sorted_tables
         for table in reversed(tables):
-            self._connection.execute(delete(table))
+            self._delete(table)
         for number, table in enumerate(tables):
             progress(number, len(tables), f"rows of {table.name}")
             self._copy(table, source)

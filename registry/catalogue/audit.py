@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import TypeAdapter
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
-from registry.catalogue.rows import AuditRow, Namespaces, Page
+from registry.catalogue.rows import AuditFilters, AuditRow, Namespaces, Page
 from registry.catalogue.tables import audit
 
 
@@ -46,30 +45,26 @@ class Audit(Repository[AuditRow]):
         )
 
     def list(
-        self,
-        visible: Namespaces,
-        *,
-        action: str | None = None,
-        subject: str | None = None,
-        namespace: str | None = None,
-        key_id: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int,
-        cursor: str | None = None,
+        self, visible: Namespaces, *, limit: int, cursor: str | None = None, **filters: Unpack[AuditFilters]
     ) -> Page[AuditRow]:
-        """Entries of the visible namespaces that match every filter, newest first.
-
-        An `action` that ends with a dot is a prefix (`key.`). `since` is included, `until` is not.
-        """
-        conditions = matching(audit, subject=subject, namespace=namespace, key_id=key_id)
-        query = select(audit).where(seen_by(visible, audit.c.namespace), *conditions)
-        if action is not None:
-            # not LIKE, which ignores case on SQLite
-            compared = func.substr(audit.c.action, 1, len(action)) if action.endswith(".") else audit.c.action
-            query = query.where(compared == action)
-        if since is not None:
-            query = query.where(audit.c.at >= since)
-        if until is not None:
-            query = query.where(audit.c.at < until)
+        """Entries of the visible namespaces that match every filter, newest first."""
+        query = select(audit).where(seen_by(visible, audit.c.namespace), *_conditions(filters))
         return self._page(query, audit.c.id, limit=limit, cursor=cursor)
+
+
+def _conditions(filters: AuditFilters) -> list[ColumnElement[bool]]:
+    conditions = matching(
+        audit,
+        subject=filters.get("subject"),
+        namespace=filters.get("namespace"),
+        key_id=filters.get("key_id"),
+    )
+    if (action := filters.get("action")) is not None:
+        # not LIKE, which ignores case on SQLite
+        compared = func.substr(audit.c.action, 1, len(action)) if action.endswith(".") else audit.c.action
+        conditions.append(compared == action)
+    if (since := filters.get("since")) is not None:
+        conditions.append(audit.c.at >= since)
+    if (until := filters.get("until")) is not None:
+        conditions.append(audit.c.at < until)
+    return conditions

@@ -1,12 +1,12 @@
-"""Which blobs are stored, and which namespaces may see them; the bytes are in the blob store."""
+"""Rows of stored blobs, and of the namespaces that may see them; the bytes are in the blob store."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import and_, exists, func, literal, or_, select
 
-from registry.catalogue.repository import now
+from registry.catalogue.repository import TableGateway, now
 from registry.catalogue.rows import Namespaces
 from registry.catalogue.tables import (
     adapters,
@@ -21,18 +21,14 @@ from registry.catalogue.tables import (
 )
 
 
-class Blobs:
+class Blobs(TableGateway):
     """Rows of blobs, of the namespaces that see them, and of the keys that uploaded them."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def record(self, digest: str, size: int) -> None:
         """Record that a blob is stored and in use now, in the transaction that refers to it; cancels its removal."""
-        self._connection.execute(delete(blob_removals).where(blob_removals.c.digest == digest))
-        changed = self._connection.execute(update(blobs).where(blobs.c.digest == digest).values(seen_at=now()))
-        if changed.rowcount == 0:
-            self._connection.execute(insert(blobs).values(digest=digest, size=size, seen_at=now()))
+        self._delete(blob_removals, blob_removals.c.digest == digest)
+        if self._update(blobs, blobs.c.digest == digest, seen_at=now()) == 0:
+            self._insert(blobs, digest=digest, size=size, seen_at=now())
 
     def seen_at(self, digest: str) -> datetime | None:
         """When a blob was last stored or requested; None if it has no row."""
@@ -86,15 +82,13 @@ class Blobs:
 
     def grant(self, namespace: str, digest: str) -> None:
         """Let a namespace see a blob that it uploaded."""
-        grants = select(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
-        if self._connection.execute(grants).first() is None:
-            self._connection.execute(insert(blob_grants).values(namespace=namespace, digest=digest))
+        if not self._exists(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest):
+            self._insert(blob_grants, namespace=namespace, digest=digest)
 
     def record_upload(self, key_id: str, digest: str) -> None:
         """Record that a key uploaded a blob, which counts for the key's quota."""
-        uploads = select(blob_uploads).where(blob_uploads.c.key_id == key_id, blob_uploads.c.digest == digest)
-        if self._connection.execute(uploads).first() is None:
-            self._connection.execute(insert(blob_uploads).values(key_id=key_id, digest=digest))
+        if not self._exists(blob_uploads.c.key_id == key_id, blob_uploads.c.digest == digest):
+            self._insert(blob_uploads, key_id=key_id, digest=digest)
 
     def is_visible(self, visible: Namespaces, digest: str) -> bool:
         """Return True if a visible namespace uploaded the blob, or has an adapter whose weights or sample it is.
@@ -103,7 +97,7 @@ class Blobs:
         them.
         """
         if visible is None:
-            return self._connection.execute(select(blobs.c.digest).where(blobs.c.digest == digest)).first() is not None
+            return self._exists(blobs.c.digest == digest)
         granted = exists().where(blob_grants.c.digest == digest, blob_grants.c.namespace.in_(visible))
         owned = exists().where(
             or_(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import JSON, Column, Connection, ForeignKey, String, Table, delete, insert, select, update
+from sqlalchemy import JSON, Column, ForeignKey, String, Table, select
 
+from registry.catalogue.repository import TableGateway
 from registry.catalogue.tables import metadata
 
 job_curves = Table(  # deleted by the database with their job: the previous release removes jobs and has no curves
@@ -17,18 +18,13 @@ job_curves = Table(  # deleted by the database with their job: the previous rele
 )
 
 
-class Curves:
+class Curves(TableGateway):
     """Curve rows; a curve has `train_history`, `valid_history` and `best_step`, like a training's record."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def put(self, job: str, curve: Mapping[str, Any]) -> None:
         """Store or replace the curve of a job."""
-        values = {"curve": dict(curve)}
-        changed = self._connection.execute(update(job_curves).where(job_curves.c.job == job).values(values))
-        if not changed.rowcount:
-            self._connection.execute(insert(job_curves).values(job=job, **values))
+        if self._update(job_curves, job_curves.c.job == job, curve=dict(curve)) == 0:
+            self._insert(job_curves, job=job, curve=dict(curve))
 
     def of(self, job: str) -> dict[str, Any] | None:
         """The curve of a job, None if it has none."""
@@ -37,4 +33,4 @@ class Curves:
 
     def remove(self, job: str) -> None:
         """Delete the curve of a job."""
-        self._connection.execute(delete(job_curves).where(job_curves.c.job == job))
+        self._delete(job_curves, job_curves.c.job == job)

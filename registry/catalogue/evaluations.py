@@ -20,7 +20,6 @@ from sqlalchemy import (
     Subquery,
     Table,
     UniqueConstraint,
-    delete,
     func,
     select,
 )
@@ -100,10 +99,8 @@ class Evaluations(Repository[EvaluationRow]):
 
     def put(self, new: NewEvaluation) -> None:
         """Store or replace the evaluation of an adapter on a sample."""
-        previous = delete(evaluations).where(
-            evaluations.c.adapter_digest == new.adapter_digest, evaluations.c.sample_digest == new.sample_digest
-        )
-        self._connection.execute(previous)
+        has_sample = evaluations.c.sample_digest == new.sample_digest
+        self._delete(evaluations, evaluations.c.adapter_digest == new.adapter_digest, has_sample)
         self._insert(evaluations, **asdict(new))
 
     def list(

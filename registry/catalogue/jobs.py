@@ -106,9 +106,8 @@ class Jobs(Repository[JobRow]):
         if claimed is None:
             return None
         row = self.get(None, claimed)
-        turn = select(job_turns.c.at).where(job_turns.c.lane == lane, job_turns.c.namespace == row.namespace)
         # inserted here and not by `charge_lane`: an insert may fail, and a claim is retried
-        if self._connection.execute(turn).first() is None:
+        if not self._exists(job_turns.c.lane == lane, job_turns.c.namespace == row.namespace):
             self._insert(job_turns, lane=lane, namespace=row.namespace, at=moment - TURN_WINDOW)
         return row
 
@@ -122,16 +121,12 @@ class Jobs(Repository[JobRow]):
         if at is None or row.started_at is None:
             return False
         used = min(max(at, moment - TURN_WINDOW) + max(moment - row.started_at, timedelta()), moment)
-        return self._connection.execute(update(job_turns).where(is_turn).values(at=used)).rowcount == 1
+        return self._update(job_turns, is_turn, at=used) == 1
 
     def heartbeat(self, id: str, worker: str, lease_seconds: float, moment: datetime) -> bool:
         """Extend the lease; returns False if the job is no longer this worker's to run."""
-        changed = self._connection.execute(
-            update(jobs)
-            .where(jobs.c.id == id, jobs.c.state == "running", jobs.c.worker == worker)
-            .values(lease_until=moment + timedelta(seconds=lease_seconds))
-        )
-        return changed.rowcount == 1
+        is_claimed = and_(jobs.c.id == id, jobs.c.state == "running", jobs.c.worker == worker)
+        return self._update(jobs, is_claimed, lease_until=moment + timedelta(seconds=lease_seconds)) == 1
 
     def progress(self, id: str, *, done: int, total: int, message: str, worker: str | None = None) -> bool:
         """Record the progress of a running job; returns False if it is not running, or another worker's."""
@@ -161,21 +156,15 @@ class Jobs(Repository[JobRow]):
 
     def cancel(self, id: str) -> JobRow:
         """Cancel a queued or running job; an ended one stays as it is."""
-        self._connection.execute(
-            update(jobs)
-            .where(jobs.c.id == id, jobs.c.state.in_(ACTIVE))
-            .values(state="cancelled", lease_until=None, updated_at=now(), finished_at=now())
-        )
+        cancelled = {"state": "cancelled", "lease_until": None, "updated_at": now(), "finished_at": now()}
+        self._update(jobs, jobs.c.id == id, jobs.c.state.in_(ACTIVE), **cancelled)
         return self.get(None, id)
 
     def requeue_expired(self, moment: datetime) -> int:
         """Queue jobs again whose lease expired before `moment`, so their process is gone; returns their number."""
-        changed = self._connection.execute(
-            update(jobs)
-            .where(jobs.c.state == "running", jobs.c.lease_until < moment)
-            .values(state="queued", lease_until=None, worker=None, crashes=jobs.c.crashes + 1, updated_at=now())
-        )
-        return changed.rowcount
+        queued = {"state": "queued", "lease_until": None, "worker": None, "updated_at": now()}
+        is_expired = and_(jobs.c.state == "running", jobs.c.lease_until < moment)
+        return self._update(jobs, is_expired, crashes=jobs.c.crashes + 1, **queued)
 
     def active(self, kind: str) -> builtins.list[JobRow]:
         """Queued and running jobs of a kind, oldest first."""
@@ -199,9 +188,7 @@ class Jobs(Repository[JobRow]):
 
     def count_active(self, kind: str, *, created_by: str | None = None) -> int:
         """The number of queued and running jobs of a kind, of one key if `created_by` names it."""
-        conditions = matching(jobs, kind=kind, created_by=created_by)
-        query = select(func.count()).select_from(jobs).where(*conditions, jobs.c.state.in_(ACTIVE))
-        return int(self._connection.execute(query).scalar_one())
+        return self._count(jobs, *matching(jobs, kind=kind, created_by=created_by), jobs.c.state.in_(ACTIVE))
 
     def count_waiting_namespaces(self, kind: str) -> int:
         """The number of namespaces with a queued job of a kind."""
@@ -219,9 +206,8 @@ class Jobs(Repository[JobRow]):
 
     def add_requester(self, id: str, key_id: str, *, request_id: str | None = None) -> None:
         """Record that this key requested the job too."""
-        requested = select(job_askers.c.job).where(job_askers.c.job == id, job_askers.c.key_id == key_id)
-        created = select(jobs.c.id).where(jobs.c.id == id, jobs.c.created_by == key_id)
-        if all(self._connection.execute(query).first() is None for query in (requested, created)):
+        has_requested = self._exists(job_askers.c.job == id, job_askers.c.key_id == key_id)
+        if not has_requested and not self._exists(jobs.c.id == id, jobs.c.created_by == key_id):
             self._insert(job_askers, job=id, key_id=key_id, request_id=request_id, asked_at=now())
 
     def next_requester(self, row: JobRow) -> Requester | None:
@@ -276,10 +262,8 @@ class Jobs(Repository[JobRow]):
 
     def _change(self, id: str, state: str, /, *conditions: ColumnElement[bool], **values: Any) -> bool:
         """Update a job that is in `state` and meets `conditions`; returns False if it is not."""
-        changed = self._connection.execute(
-            update(jobs).where(jobs.c.id == id, jobs.c.state == state, *conditions).values(**values, updated_at=now())
-        )
-        return changed.rowcount == 1
+        is_in_state = and_(jobs.c.id == id, jobs.c.state == state)
+        return self._update(jobs, is_in_state, *conditions, **values, updated_at=now()) == 1
 
     def _oldest(self, *conditions: ColumnElement[bool]) -> JobRow | None:
         return self._first(ROWS.where(*conditions).order_by(jobs.c.sequence).limit(1))

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, select, tuple_
 
 from registry.catalogue.repository import Repository, no_cursor, now, read_cursor, write_cursor
 from registry.catalogue.rows import KeyRow, Namespaces, Page
@@ -87,8 +87,7 @@ class Keys(Repository[KeyRow]):
 
     def count_identities(self) -> int:
         """The number of identities, revoked ones included."""
-        query = select(func.count()).select_from(keys).where(keys.c.issuer.is_not(None))
-        return int(self._connection.execute(query).scalar_one())
+        return self._count(keys, keys.c.issuer.is_not(None))
 
     def by_secret(self, secret_sha256: str) -> KeyRow | None:
         """The key with this secret, also a revoked or expired one."""
@@ -151,32 +150,28 @@ class Keys(Repository[KeyRow]):
 
     def revoke(self, id: str) -> KeyRow:
         """Revoke a key, which has no effect on a revoked one; raises NotFound."""
-        live = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))
-        self._connection.execute(live.values(revoked_at=now()))
+        self._update(keys, keys.c.id == id, keys.c.revoked_at.is_(None), revoked_at=now())
         return self.get(id)
 
     def rotate(self, id: str, secret_sha256: str, *, prefix: str, ends_at: datetime) -> KeyRow:
         """Replace the secret of a key; its previous secrets expire at `ends_at`, or earlier if they already do."""
         previous = self.secret_of(id)
-        self._connection.execute(
-            update(former_secrets)
-            .where(former_secrets.c.key_id == id, former_secrets.c.ends_at > ends_at)
-            .values(ends_at=ends_at)
-        )
+        is_later = former_secrets.c.ends_at > ends_at
+        self._update(former_secrets, former_secrets.c.key_id == id, is_later, ends_at=ends_at)
         self._insert(former_secrets, secret_sha256=previous, key_id=id, ends_at=ends_at)
         self.change(id, secret_sha256=secret_sha256, prefix=prefix)
         return self.get(id)
 
     def change(self, id: str, **values: Any) -> KeyRow:
         """Change columns of a key; raises NotFound."""
-        self._connection.execute(update(keys).where(keys.c.id == id).values(**values))
+        self._update(keys, keys.c.id == id, **values)
         return self.get(id)
 
     def record_use(self, moments: Mapping[str, datetime]) -> None:
         """Record when keys were last used, by id; an earlier moment than the recorded one has no effect."""
         for id, moment in moments.items():
             earlier = keys.c.last_used_at.is_(None) | (keys.c.last_used_at < moment)
-            self._connection.execute(update(keys).where(keys.c.id == id, earlier).values(last_used_at=moment))
+            self._update(keys, keys.c.id == id, earlier, last_used_at=moment)
 
     def find(self, id: str) -> KeyRow | None:
         """The key with this id, None if there is none."""

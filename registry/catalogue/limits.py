@@ -6,20 +6,18 @@ sees the rows of the previous ones.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, func, insert, or_, select, union, update
+from sqlalchemy import and_, func, or_, select, union
 
 from registry.catalogue.jobs import ACTIVE
+from registry.catalogue.repository import TableGateway
 from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits, statistics
 from registry.spec.limits import LimitKind, UseLimits
 
 NUMBERS = tuple(UseLimits.model_fields)
 
 
-class UseLimitRows:
+class UseLimitRows(TableGateway):
     """Limit rows. The server's defaults hold for a key or namespace without a row."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def get(self, kind: LimitKind, subject: str) -> UseLimits:
         """The limits that were set for a key or namespace; all None if there are none."""
@@ -30,9 +28,9 @@ class UseLimitRows:
 
     def set(self, kind: LimitKind, subject: str, values: UseLimits) -> None:
         """Set all limits of a key or namespace."""
-        query = update(limits).where(limits.c.kind == kind, limits.c.subject == subject)
-        if self._connection.execute(query.values(values.model_dump())).rowcount == 0:
-            self._connection.execute(insert(limits).values(kind=kind, subject=subject, **values.model_dump()))
+        columns = values.model_dump()
+        if self._update(limits, limits.c.kind == kind, limits.c.subject == subject, **columns) == 0:
+            self._insert(limits, kind=kind, subject=subject, **columns)
 
     # --- present use ----------------------------------------------------------------------------
 
@@ -63,12 +61,10 @@ class UseLimitRows:
     def adapters(self, kind: LimitKind, subject: str) -> int:
         """The number of live versions of adapters and soups."""
         owner = adapters.c.created_by if kind == "key" else adapters.c.namespace
-        query = select(func.count()).select_from(adapters).where(owner == subject, adapters.c.retired_at.is_(None))
-        return int(self._connection.execute(query).scalar_one())
+        return self._count(adapters, owner == subject, adapters.c.retired_at.is_(None))
 
     def jobs(self, kind: LimitKind, subject: str) -> int:
         """The number of queued and running jobs that were requested; pushes enqueue jobs that do not count."""
         owner = jobs.c.created_by if kind == "key" else jobs.c.namespace
         is_requested = or_(jobs.c.kind.not_in(("embed", "fit")), jobs.c.arguments["asked"].as_boolean())
-        query = select(func.count()).select_from(jobs).where(owner == subject, jobs.c.state.in_(ACTIVE), is_requested)
-        return int(self._connection.execute(query).scalar_one())
+        return self._count(jobs, owner == subject, jobs.c.state.in_(ACTIVE), is_requested)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import select, update
+from sqlalchemy import and_, select
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import NamespaceRow
@@ -43,12 +43,8 @@ class NamespaceSettings(Repository[NamespaceRow]):
         if revision == 0:
             self._insert(namespaces, **{**DEFAULTS, **changes}, namespace=namespace, revision=1)
         else:
-            changed = self._connection.execute(
-                update(namespaces)
-                .where(namespaces.c.namespace == namespace, namespaces.c.revision == revision)
-                .values(**changes, revision=revision + 1)
-            )
-            if changed.rowcount == 0:
+            is_unchanged = and_(namespaces.c.namespace == namespace, namespaces.c.revision == revision)
+            if self._update(namespaces, is_unchanged, **changes, revision=revision + 1) == 0:
                 _check(self.get(namespace), present.etag)
         return self.get(namespace)
 

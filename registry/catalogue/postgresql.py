@@ -77,7 +77,7 @@ class Postgresql:
         event.listen(engine, "before_cursor_execute", _check_autocommit)
 
     def check_unchanged(self) -> None:
-        """Nothing to check: another server does not know our connections."""
+        """Do nothing: connections do not survive the replacement of a server."""
 
     def translate_error(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
         """The error to raise for one that passes, or for values no column takes; None for any other."""

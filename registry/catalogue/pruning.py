@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, literal, select, tuple_
+from sqlalchemy import and_, literal, select, tuple_
 
 from registry.catalogue.rate_buckets import rate_buckets
-from registry.catalogue.repository import database_clock
+from registry.catalogue.repository import TableGateway, database_clock
 from registry.catalogue.tables import audit, job_askers, jobs, usage
 
 DAY_MICROSECONDS = 86_400_000_000
@@ -18,18 +18,15 @@ USAGE_KEY = tuple(usage.primary_key.columns)
 """The day comes first in it, so that its order is by age."""
 
 
-class Pruning:
+class Pruning(TableGateway):
     """Each method removes at most `limit` old rows, oldest first, and returns their number."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def jobs(self, cutoff: datetime, limit: int) -> int:
         """Remove jobs that ended before `cutoff`."""
         old = select(jobs.c.id).where(jobs.c.finished_at < cutoff).order_by(jobs.c.finished_at).limit(limit)
         ids = list(self._connection.scalars(old))
-        self._connection.execute(delete(job_askers).where(job_askers.c.job.in_(ids)))
-        return self._connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
+        self._delete(job_askers, job_askers.c.job.in_(ids))
+        return self._delete(jobs, jobs.c.id.in_(ids))
 
     def usage(self, cutoff: datetime, limit: int) -> int:
         """Remove usage of days (UTC) before that of `cutoff`."""
@@ -37,13 +34,13 @@ class Pruning:
         query = select(*USAGE_KEY).where(is_old).order_by(*USAGE_KEY).offset(limit - 1).limit(1)
         last = self._connection.execute(query).first()
         removed = is_old if last is None else and_(is_old, tuple_(*USAGE_KEY) <= tuple_(*map(literal, last)))
-        return self._connection.execute(delete(usage).where(removed)).rowcount
+        return self._delete(usage, removed)
 
     def audit(self, cutoff: datetime, limit: int) -> int:
         """Remove entries of the audit log from before `cutoff`."""
         old = select(audit.c.id).where(audit.c.at < cutoff).order_by(audit.c.at).limit(limit)
         ids = list(self._connection.scalars(old))
-        return self._connection.execute(delete(audit).where(audit.c.id.in_(ids))).rowcount
+        return self._delete(audit, audit.c.id.in_(ids))
 
     def rate_buckets(self, limit: int) -> int:
         """Remove rate buckets unused for a day by the database's clock, except locked ones; a minute empties each."""
@@ -51,4 +48,4 @@ class Pruning:
         is_old = rate_buckets.c.at < database_clock(self._connection) - DAY_MICROSECONDS
         query = select(*key).where(is_old).order_by(*key).limit(limit).with_for_update(skip_locked=True)
         names = [tuple(row) for row in self._connection.execute(query)]
-        return self._connection.execute(delete(rate_buckets).where(tuple_(*key).in_(names))).rowcount
+        return self._delete(rate_buckets, tuple_(*key).in_(names))

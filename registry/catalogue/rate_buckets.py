@@ -13,7 +13,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Connection,
     Float,
     String,
     Table,
@@ -24,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from registry.catalogue.repository import database_clock
+from registry.catalogue.repository import TableGateway, database_clock
 from registry.catalogue.tables import metadata
 
 rate_buckets = Table(
@@ -51,11 +50,8 @@ class LockedBucket:
     moment: int
 
 
-class RateBuckets:
+class RateBuckets(TableGateway):
     """Rows of rate buckets."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def lock(self, names: Collection[BucketName]) -> dict[BucketName, LockedBucket]:
         """Lock the buckets of these names until the transaction ends; missing ones are inserted empty.

@@ -12,13 +12,11 @@ from datetime import datetime
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Select,
     String,
     Table,
     and_,
     cast,
-    delete,
     exists,
     func,
     insert,
@@ -27,7 +25,7 @@ from sqlalchemy import (
 )
 
 from registry.catalogue.evaluations import evaluations
-from registry.catalogue.repository import now, seen_by
+from registry.catalogue.repository import TableGateway, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.catalogue.tables import (
     adapter_tags,
@@ -52,11 +50,8 @@ from registry.catalogue.words import adapter_words
 from registry.names import DigestRef, NameRef, like_temporary
 
 
-class Removals:
+class Removals(TableGateway):
     """Removes rows; blobs of removed rows are left to `release` and `unreferenced`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     # --- versions of adapters -------------------------------------------------------------------
 
@@ -82,7 +77,7 @@ class Removals:
 
     def count_purged(self) -> int:
         """The number of versions ever purged; it grows when another is purged."""
-        return int(self._connection.execute(select(func.count()).select_from(purged_adapters)).scalar_one())
+        return self._count(purged_adapters)
 
     def aliases_of(self, row: AdapterRow) -> list[str]:
         """Aliases that point at a version, in alphabetical order."""
@@ -97,13 +92,10 @@ class Removals:
         evidence_recipes = select(evidence.c.recipe_digest).where(evidence.c.adapter_id == row.id)
         recipe_digests = {row.recipe_digest, *self._connection.scalars(evidence_recipes)} - {None}
         for table in (evidence, adapter_tags, adapter_words):
-            self._connection.execute(delete(table).where(table.c.adapter_id == row.id))
-        self._connection.execute(delete(adapters).where(adapters.c.id == row.id))
-        self._connection.execute(
-            insert(purged_adapters).values(
-                namespace=row.namespace, name=row.name, version=row.version, digest=row.digest, purged_at=now()
-            )
-        )
+            self._delete(table, table.c.adapter_id == row.id)
+        self._delete(adapters, adapters.c.id == row.id)
+        purged = {"namespace": row.namespace, "name": row.name, "version": row.version, "digest": row.digest}
+        self._insert(purged_adapters, **purged, purged_at=now())
         blob_digests = [row.weights_blob, *(blob for digest in recipe_digests for blob in self._drop_recipe(digest))]
         if row.sample is not None:
             blob_digests += [row.sample.digest, *self._drop_embeddings(embeddings.c.sample_digest == row.sample.digest)]
@@ -114,14 +106,11 @@ class Removals:
 
     def _drop_recipe(self, digest: str | None) -> list[str]:
         """Remove a recipe that no soup has; returns the blob of its weights."""
-        is_used = exists().where(adapters.c.recipe_digest == digest) | exists().where(
-            evidence.c.recipe_digest == digest
-        )
-        if self._connection.execute(select(is_used)).scalar_one():
+        if self._exists(adapters.c.recipe_digest == digest) or self._exists(evidence.c.recipe_digest == digest):
             return []
         weights = list(self._connection.scalars(select(recipes.c.weights_blob).where(recipes.c.digest == digest)))
-        self._connection.execute(delete(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == digest))
-        self._connection.execute(delete(recipes).where(recipes.c.digest == digest))
+        self._delete(recipe_ingredients, recipe_ingredients.c.recipe_digest == digest)
+        self._delete(recipes, recipes.c.digest == digest)
         return weights
 
     def _drop_embeddings(self, condition: ColumnElement[bool]) -> list[str]:
@@ -139,14 +128,14 @@ class Removals:
     def _drop_orphans(self, table: Table, condition: ColumnElement[bool], is_used: ColumnElement[bool]) -> list[str]:
         orphaned = and_(condition, ~is_used)
         orphans = list(self._connection.scalars(select(table.c.blob_digest).where(orphaned)))
-        self._connection.execute(delete(table).where(orphaned))
+        self._delete(table, orphaned)
         return orphans
 
     def _drop_evaluations(self, condition: ColumnElement[bool]) -> None:
         """Remove evaluations that meet `condition` and whose weights or sample no version has."""
         orphaned = ~exists().where(adapters.c.digest == evaluations.c.adapter_digest)
         orphaned |= ~exists().where(adapters.c.sample_digest == evaluations.c.sample_digest)
-        self._connection.execute(delete(evaluations).where(condition, orphaned))
+        self._delete(evaluations, condition, orphaned)
 
     # --- unused soups and selectors -------------------------------------------------------------
 
@@ -189,8 +178,8 @@ class Removals:
         )
         sequences = list(self._connection.scalars(query))
         for batch in _batches(sequences):
-            self._connection.execute(delete(selector_namespaces).where(selector_namespaces.c.selector.in_(batch)))
-            self._connection.execute(delete(selectors).where(selectors.c.sequence.in_(batch)))
+            self._delete(selector_namespaces, selector_namespaces.c.selector.in_(batch))
+            self._delete(selectors, selectors.c.sequence.in_(batch))
         return len(sequences)
 
     def drop_embeddings(self) -> None:
@@ -208,9 +197,7 @@ class Removals:
         for digest in digests:
             referring = _referring_versions(digest).where(adapters.c.namespace == namespace)
             if self._connection.execute(referring.limit(1)).first() is None:
-                self._connection.execute(
-                    delete(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
-                )
+                self._delete(blob_grants, blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
 
     def unreferenced(self, digests: Collection[str]) -> list[str]:
         """The given blobs that no row refers to and no namespace has uploaded."""
@@ -230,7 +217,7 @@ class Removals:
             query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(batch))
             size += int(self._connection.execute(query).scalar_one())
             for table in (blob_grants, blob_uploads, blobs):
-                self._connection.execute(delete(table).where(table.c.digest.in_(batch)))
+                self._delete(table, table.c.digest.in_(batch))
         if digests:
             self._connection.execute(
                 insert(blob_removals), [{"digest": digest, "due_at": due_at} for digest in digests]
@@ -243,12 +230,11 @@ class Removals:
 
     def count_pending(self) -> int:
         """The number of blobs whose files are scheduled for removal."""
-        return int(self._connection.execute(select(func.count()).select_from(blob_removals)).scalar_one())
+        return self._count(blob_removals)
 
     def count_due(self, moment: datetime) -> int:
         """The number of blobs whose files are due for removal by `moment`."""
-        query = select(func.count()).select_from(blob_removals).where(blob_removals.c.due_at <= moment)
-        return int(self._connection.execute(query).scalar_one())
+        return self._count(blob_removals, blob_removals.c.due_at <= moment)
 
     def due(self, moment: datetime, *, limit: int) -> list[str]:
         """Blobs whose files are due for removal by `moment`, at most `limit`."""
@@ -257,7 +243,7 @@ class Removals:
 
     def record_removed(self, digests: Sequence[str]) -> None:
         """Record that the files of these blobs are removed."""
-        self._connection.execute(delete(blob_removals).where(blob_removals.c.digest.in_(digests)))
+        self._delete(blob_removals, blob_removals.c.digest.in_(digests))
 
 
 def _unnamed() -> ColumnElement[bool]:

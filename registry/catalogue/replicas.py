@@ -20,16 +20,12 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
-    delete,
-    func,
-    insert,
     inspect,
     or_,
     select,
-    update,
 )
 
-from registry.catalogue.repository import database_clock
+from registry.catalogue.repository import TableGateway, database_clock
 from registry.catalogue.tables import metadata
 from registry.errors import Incompatible
 
@@ -57,11 +53,11 @@ MISSED = 2.5
 """Heartbeats after which a silent server is dead."""
 
 
-class Replicas:
+class Replicas(TableGateway):
     """Rows of servers; `bases` are fingerprints by base model id."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._now = database_clock(connection)
 
     @property
@@ -87,25 +83,23 @@ class Replicas:
         Called in a write transaction, so that of two servers that start at once one sees the other.
         """
         self.check(bases)
-        self._connection.execute(delete(replicas).where(or_(~self._alive, replicas.c.id == id)))
-        values = {"id": id, "bases": dict(bases), "beat": beat // timedelta(microseconds=1), "seen_at": self._now}
-        self._connection.execute(insert(replicas).values(values))
+        self._delete(replicas, or_(~self._alive, replicas.c.id == id))
+        self._insert(replicas, id=id, bases=dict(bases), beat=beat // timedelta(microseconds=1), seen_at=self._now)
 
     def beat(self, id: str) -> bool:
         """Renew a server's row; returns False if it is dead or deleted, so that the server has to join again."""
-        row = update(replicas).where(replicas.c.id == id, self._alive)
-        return self._connection.execute(row.values(seen_at=self._now)).rowcount == 1
+        return self._update(replicas, replicas.c.id == id, self._alive, seen_at=self._now) == 1
 
     def leave(self, id: str) -> None:
         """Delete a server's row."""
-        self._connection.execute(delete(replicas).where(replicas.c.id == id))
+        self._delete(replicas, replicas.c.id == id)
 
     def running(self) -> int:
         """The number of live servers; 0 in a schema older than the table."""
         if not inspect(self._connection).has_table(replicas.name):
             return 0
-        return self._connection.scalar(select(func.count()).select_from(replicas).where(self._alive)) or 0
+        return self._count(replicas, self._alive)
 
     def remove_all(self) -> None:
         """Delete every server's row."""
-        self._connection.execute(delete(replicas))
+        self._delete(replicas)

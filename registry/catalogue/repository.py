@@ -11,7 +11,22 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Select, Table, insert, literal_column, true
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    true,
+    update,
+)
 
 from registry.catalogue.rows import Namespaces, Page
 from registry.errors import InvalidParameter
@@ -43,19 +58,40 @@ def matching(table: Table, **values: str | None) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in values.items() if value is not None]
 
 
-class Repository(Generic[Row]):
-    """Reads and writes the rows of one noun within a transaction; `values` validates a row by its column names."""
-
-    values: TypeAdapter[Row]
+class TableGateway:
+    """Base of classes that read and write tables within a transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def _row(self, row: Any) -> Row:
-        return self.values.validate_python(dict(row))
-
     def _insert(self, table: Table, **values: Any) -> None:
         self._connection.execute(insert(table).values(**values))
+
+    def _update(self, table: Table, *conditions: ColumnElement[bool], **values: Any) -> int:
+        """Update the rows that meet all conditions; returns their number."""
+        return self._connection.execute(update(table).where(*conditions).values(**values)).rowcount
+
+    def _delete(self, table: Table, *conditions: ColumnElement[bool]) -> int:
+        """Delete the rows that meet all conditions; returns their number."""
+        return self._connection.execute(delete(table).where(*conditions)).rowcount
+
+    def _count(self, table: Table, *conditions: ColumnElement[bool]) -> int:
+        """The number of rows that meet all conditions."""
+        query = select(func.count()).select_from(table).where(*conditions)
+        return int(self._connection.execute(query).scalar_one())
+
+    def _exists(self, *conditions: ColumnElement[bool]) -> bool:
+        """Return True if a row of the conditions' tables meets all of them."""
+        return bool(self._connection.execute(select(exists().where(*conditions))).scalar_one())
+
+
+class Repository(TableGateway, Generic[Row]):
+    """Reads and writes the rows of one noun; `values` validates a row by its column names."""
+
+    values: TypeAdapter[Row]
+
+    def _row(self, row: Any) -> Row:
+        return self.values.validate_python(dict(row))
 
     def _first(self, query: Select[Any]) -> Row | None:
         row = self._connection.execute(query).mappings().first()

@@ -360,6 +360,20 @@ class AuditRow:
     detail: Mapping[str, Any]
 
 
+class AuditFilters(TypedDict, total=False):
+    """Filters of the audit log, which must all match; None, like an absent filter, matches everything."""
+
+    action: str | None
+    """An action, or a prefix that ends with a dot (`key.`)."""
+    subject: str | None
+    namespace: str | None
+    key_id: str | None
+    since: datetime | None
+    """Included."""
+    until: datetime | None
+    """Not included."""
+
+
 @dataclass(frozen=True)
 class UsageKey:
     """The key of a usage row: UTC day (2030-01-31), API key, namespace and model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
-from sqlalchemy import delete, select
+from sqlalchemy import select
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import EmbeddingRow
@@ -24,8 +24,8 @@ class Samples(Repository[EmbeddingRow]):
 
     def forget_embedding(self, sample_digest: str, encoder_digest: str) -> None:
         """Delete the row of an embedding, so that it is computed again."""
-        query = delete(embeddings).where(embeddings.c.sample_digest == sample_digest)
-        self._connection.execute(query.where(embeddings.c.encoder_digest == encoder_digest))
+        is_by_encoder = embeddings.c.encoder_digest == encoder_digest
+        self._delete(embeddings, embeddings.c.sample_digest == sample_digest, is_by_encoder)
 
     def embedding(self, sample_digest: str, encoder_digest: str) -> EmbeddingRow | None:
         """The embedding of a sample by an encoder, None if there is none."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, delete, exists, insert, select, true, update
+from sqlalchemy import ColumnElement, exists, insert, select, true
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import FittedRow, Namespaces, Page, SelectorRow
@@ -44,9 +44,7 @@ class Selectors(Repository[SelectorRow]):
 
     def _serve(self, id: str, pool_id: str, spec_digest: str) -> None:
         sequence = select(selectors.c.sequence).where(selectors.c.id == id).scalar_subquery()
-        target = update(selector_targets).where(*_target(pool_id, spec_digest))
-        changed = self._connection.execute(target.values(selector=sequence))
-        if changed.rowcount == 0:
+        if self._update(selector_targets, *_target(pool_id, spec_digest), selector=sequence) == 0:
             self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=sequence, asked_at=now())
 
     def get(self, visible: Namespaces, id: str) -> SelectorRow:
@@ -90,8 +88,7 @@ class Selectors(Repository[SelectorRow]):
 
     def record_request(self, pool_id: str, spec_digest: str, moment: datetime) -> None:
         """Record when a pool and spec was last requested."""
-        target = update(selector_targets).where(*_target(pool_id, spec_digest))
-        self._connection.execute(target.values(asked_at=moment))
+        self._update(selector_targets, *_target(pool_id, spec_digest), asked_at=moment)
 
     def idle(self, since: datetime) -> builtins.list[SelectorRow]:
         """The selectors that serve a pool and were not requested since then."""
@@ -99,8 +96,8 @@ class Selectors(Repository[SelectorRow]):
 
     def stop_serving(self, row: SelectorRow, *, unless_asked_since: datetime) -> None:
         """Have a selector serve its pool no longer, unless it was requested meanwhile; the next request refits it."""
-        query = delete(selector_targets).where(*_target(row.pool_id, row.spec_digest))
-        self._connection.execute(query.where(selector_targets.c.asked_at < unless_asked_since))
+        is_idle = selector_targets.c.asked_at < unless_asked_since
+        self._delete(selector_targets, *_target(row.pool_id, row.spec_digest), is_idle)
 
     def asked_at(self, ids: Sequence[str]) -> dict[str, datetime]:
         """The moment of the last request by selector id, of those that serve a pool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import delete, select
+from sqlalchemy import select
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import SessionRow
@@ -19,14 +19,14 @@ class Sessions(Repository[SessionRow]):
 
     def add(self, token_sha256: str, *, secret_sha256: str, key_id: str, expires_at: datetime, most: int) -> None:
         """Store a session; deletes expired sessions, and the oldest of the key so that it has at most `most`."""
-        self._connection.execute(delete(sessions).where(sessions.c.expires_at <= now()))
+        self._delete(sessions, sessions.c.expires_at <= now())
         newest_first = (
             select(sessions.c.token_sha256)
             .where(sessions.c.key_id == key_id)
             .order_by(sessions.c.created_at.desc(), sessions.c.token_sha256)
         )
         excess = list(self._connection.scalars(newest_first.offset(most - 1)))
-        self._connection.execute(delete(sessions).where(sessions.c.token_sha256.in_(excess)))
+        self._delete(sessions, sessions.c.token_sha256.in_(excess))
         self._insert(
             sessions,
             token_sha256=token_sha256,
@@ -43,8 +43,8 @@ class Sessions(Repository[SessionRow]):
 
     def remove(self, token_sha256: str) -> None:
         """Delete a session, if it exists."""
-        self._connection.execute(delete(sessions).where(sessions.c.token_sha256 == token_sha256))
+        self._delete(sessions, sessions.c.token_sha256 == token_sha256)
 
     def remove_all(self) -> None:
         """Delete all sessions."""
-        self._connection.execute(delete(sessions))
+        self._delete(sessions)

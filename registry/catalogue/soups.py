@@ -39,7 +39,7 @@ class Soups(Repository[RecipeRow]):
         }
         if existing is not None:
             if existing.adapter_digest == replaces:
-                self._connection.execute(recipes.update().where(recipes.c.digest == recipe.digest).values(result))
+                self._update(recipes, recipes.c.digest == recipe.digest, **result)
             return
         self._insert(recipes, digest=recipe.digest, recipe=recipe.model_dump(mode="json"), **result, created_at=now())
         for ingredient in recipe.ingredients:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy import ColumnElement, exists, select
 
 from registry.catalogue.repository import Repository, seen_by
 from registry.catalogue.rows import Namespaces, StatisticRow
@@ -25,8 +25,7 @@ class Statistics(Repository[StatisticRow]):
 
     def put(self, row: StatisticRow) -> None:
         """Store or replace the statistic of an adapter on a sample."""
-        has_key = _has_key(row.adapter_digest, row.sample_digest, row.kind)
-        self._connection.execute(delete(statistics).where(*has_key))
+        self._delete(statistics, *_has_key(row.adapter_digest, row.sample_digest, row.kind))
         self._insert(statistics, **asdict(row))
 
     def named(self, visible: Namespaces, adapter_digest: str, blob: str) -> StatisticRow | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import select
 
+from registry.catalogue.repository import TableGateway
 from registry.catalogue.tables import stores
 from registry.spec import StoreMark
 
 
-class Stores:
+class Stores(TableGateway):
     """The row of the store's mark."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def mark(self) -> StoreMark | None:
         """The mark of this database, None before the first start."""
@@ -27,8 +25,8 @@ class Stores:
         present = self.mark()
         if present is None:
             mark = StoreMark(store=store, generation=after + 1)
-            self._connection.execute(insert(stores).values(id=1, **mark.model_dump()))
+            self._insert(stores, id=1, **mark.model_dump())
             return mark
         mark = StoreMark(store=present.store, generation=max(present.generation, after) + 1)
-        self._connection.execute(update(stores).values(generation=mark.generation))
+        self._update(stores, generation=mark.generation)
         return mark

@@ -1,6 +1,6 @@
-"""The tables. Migrations import this module and nothing else of ours.
+"""The tables. Migrations import this module and no other of the registry.
 
-Times are UTC microseconds since 1970 in integers, so that both databases order and compare them alike.
+Moments are integers, microseconds since 1970 in UTC, so that both databases order and compare them alike.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Microseconds(TypeDecorator[datetime]):
 
 
 metadata = MetaData(naming_convention=NAMING)
-Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only INTEGER PRIMARY KEY
+Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite generates ids only for INTEGER PRIMARY KEY
 DIGEST = String(71)
 PART = String(64)
-EVERY = "*"  # no namespace can be called this
+EVERY = "*"  # not a valid name of a namespace
 
 
 blobs = Table(
@@ -93,7 +93,7 @@ adapters = Table(
     Column("method", String(32), nullable=False),
     Column("config", JSON, nullable=False),
     Column("domain", String(200), nullable=False),
-    Column("owner", String(200)),  # who answers for the name: every version has the same
+    Column("owner", String(200)),  # the same for all versions of a name
     Column("card", JSON, nullable=False),
     Column("provenance", JSON, nullable=False),
     Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
@@ -105,7 +105,7 @@ adapters = Table(
     Column("sample_state", String(16), nullable=False),
     Column("recipe_digest", DIGEST, index=True),
     Column("tuned_on", DIGEST, index=True),
-    Column("learnt_from", Text),  # digests of samples, one blank between two; NULL where there is none
+    Column("learnt_from", Text),  # digests of samples, separated by blanks; NULL if there are none
     Column("created_by", String(64), nullable=False, index=True),
     Column("created_at", Microseconds, nullable=False),
     Column("retired_at", Microseconds),
@@ -140,7 +140,7 @@ aliases = Table(
     Column("version", Integer, nullable=False),
     Column("revision", Integer, nullable=False),
 )
-purged_adapters = Table(  # versions that were removed for good: their numbers are not given again
+purged_adapters = Table(  # permanently removed versions, whose numbers are not used again
     "purged_adapters",
     metadata,
     Column("namespace", PART, primary_key=True),
@@ -149,13 +149,13 @@ purged_adapters = Table(  # versions that were removed for good: their numbers a
     Column("digest", DIGEST, nullable=False, index=True),
     Column("purged_at", Microseconds, nullable=False),
 )
-blob_removals = Table(  # blobs that nothing names any more, and when their files go; named again, they stay
+blob_removals = Table(  # unreferenced blobs whose files are to be removed; a new reference cancels it
     "blob_removals",
     metadata,
     Column("digest", DIGEST, primary_key=True),
     Column("due_at", Microseconds, nullable=False),
 )
-stores = Table(  # the mark of the store that this database is part of: one row
+stores = Table(  # the mark of the store that this database belongs to: one row
     "stores",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
@@ -169,7 +169,7 @@ namespaces = Table(
     Column("namespace", PART, primary_key=True),
     Column("tuning", String(16), nullable=False),
     Column("protected_aliases", JSON(none_as_null=True)),
-    Column("unnamed_soup_days", Integer),  # NULL leaves it to the server's setting, 0 keeps them for ever
+    Column("unnamed_soup_days", Integer),  # NULL is the server's setting, 0 is never
     Column("revision", Integer, nullable=False),
     CheckConstraint("tuning IN ('forbid', 'allow', 'default')", name="tuning"),
 )
@@ -207,7 +207,7 @@ selector_namespaces = Table(  # the namespaces of a selector's pool; EVERY for a
     Column("selector", Id, ForeignKey("selectors.sequence"), primary_key=True),
     Column("namespace", PART, primary_key=True),
 )
-selector_targets = Table(  # which selector serves a pool and spec: the one fitted or confirmed last
+selector_targets = Table(  # the selector that serves a pool and spec: the one fitted or confirmed last
     "selector_targets",
     metadata,
     Column("pool_id", DIGEST, primary_key=True),
@@ -231,10 +231,10 @@ recipe_ingredients = Table(
     Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), primary_key=True),
     Column("adapter_digest", DIGEST, primary_key=True),
     Column("weight", String(16), nullable=False),
-    Column("statistic", DIGEST, index=True),  # the blob of what it was mixed by, where a method needs that
+    Column("statistic", DIGEST, index=True),  # the blob of the statistic it was mixed with, if any
     Index("ix_recipe_ingredients_adapter_digest", "adapter_digest"),
 )
-statistics = Table(  # what was computed of an adapter on its sample
+statistics = Table(  # statistics of adapters on their samples, such as Fisher information
     "statistics",
     metadata,
     Column("adapter_digest", DIGEST, primary_key=True),
@@ -267,10 +267,10 @@ jobs = Table(
     Column("result", JSON(none_as_null=True)),
     Column("error", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
-    Column("failures", Integer, nullable=False, server_default=text("0")),  # of its own, that were tried again
-    Column("crashes", Integer, nullable=False, server_default=text("0")),  # under it, since it last came further
-    Column("reached", Integer, nullable=False, server_default=text("0")),  # what was saved when it was begun after one
-    Column("traceparent", String(55)),  # where it was asked for, in traces
+    Column("failures", Integer, nullable=False, server_default=text("0")),  # attempts that ended with an error
+    Column("crashes", Integer, nullable=False, server_default=text("0")),  # since its last checkpoint
+    Column("reached", Integer, nullable=False, server_default=text("0")),  # its last checkpoint
+    Column("traceparent", String(55)),  # the span that it was enqueued in
     Column("dedupe_key", String(300)),
     Column("run_after", Microseconds, nullable=False),
     Column("worker", String(64)),
@@ -285,7 +285,7 @@ jobs = Table(
     Index("ix_jobs_kind_state", "kind", "state"),
     Index("ix_jobs_finished_at", "finished_at"),
 )
-job_askers = Table(  # keys that asked for a job besides the one it is of: it goes on for them where that is revoked
+job_askers = Table(  # further keys that requested a job, which continues for them if its key is revoked
     "job_askers",
     metadata,
     Column("job", String(32), ForeignKey("jobs.id"), primary_key=True),
@@ -293,7 +293,7 @@ job_askers = Table(  # keys that asked for a job besides the one it is of: it go
     Column("request_id", String(128)),
     Column("asked_at", Microseconds, nullable=False),
 )
-job_turns = Table(  # of namespaces in a lane: the earliest `at` is next, and it moves on by the time that jobs take
+job_turns = Table(  # turns of namespaces in a lane: the earliest `at` is next, and jobs advance it by their duration
     "job_turns",
     metadata,
     Column("lane", String(16), primary_key=True),
@@ -313,18 +313,18 @@ keys = Table(
     Column("revoked_at", Microseconds),
     Column("expires_at", Microseconds),
     Column("last_used_at", Microseconds),
-    Column("issuer", String(255)),  # of an identity, which has no secret: the issuer's keys say whose a token is
+    Column("issuer", String(255)),  # of an identity, which has no secret
     Column("subject", String(255)),
     Index("ix_keys_created_at", "created_at", "id"),
 )
-former_secrets = Table(  # secrets that a key had before: one never comes back to life, in whatever file it still is
+former_secrets = Table(  # previous secrets of keys, kept so that none is accepted again after its end
     "former_secrets",
     metadata,
     Column("secret_sha256", String(64), primary_key=True),
     Column("key_id", String(32), ForeignKey("keys.id"), nullable=False, index=True),
     Column("ends_at", Microseconds, nullable=False),
 )
-sessions = Table(  # of browsers: neither what the browser holds nor the key's secret can be told from a row
+sessions = Table(  # sessions of browsers, with hashes only of the session token and of the key's secret
     "sessions",
     metadata,
     Column("token_sha256", String(64), primary_key=True),
@@ -350,7 +350,7 @@ audit = Table(
     Index("ix_audit_key_id", "key_id", "id"),
     Index("ix_audit_at", "at"),
 )
-limits = Table(  # of a key or a namespace; NULL leaves one to the server's default
+limits = Table(  # limits of a key or a namespace; NULL is the server's default
     "limits",
     metadata,
     Column("kind", String(16), primary_key=True),
@@ -362,7 +362,7 @@ limits = Table(  # of a key or a namespace; NULL leaves one to the server's defa
     Column("jobs", BigInteger),
     CheckConstraint("kind IN ('key', 'namespace')", name="kind"),
 )
-blob_uploads = Table(  # which key uploaded it, for its quota; a blob that is gone counts nothing
+blob_uploads = Table(  # the keys that uploaded a blob, for their quota; removed blobs do not count
     "blob_uploads",
     metadata,
     Column("key_id", String(64), primary_key=True),

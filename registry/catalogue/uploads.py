@@ -11,7 +11,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import BigInteger, Column, ForeignKey, String, Table, and_, delete, func, select, update
+from sqlalchemy import BigInteger, Column, ForeignKey, String, Table, and_, func, select
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import PartRow, UploadRow
@@ -97,20 +97,17 @@ class Uploads(Repository[UploadRow]):
 
     def reserve(self, id: str, up_to: int, *, expires_at: datetime) -> None:
         """Reserve the bytes up to `up_to` for a part that is being sent."""
-        query = update(upload_sessions).where(upload_sessions.c.id == id)
-        self._connection.execute(query.values(reserved=up_to, expires_at=expires_at))
+        self._update(upload_sessions, upload_sessions.c.id == id, reserved=up_to, expires_at=expires_at)
 
     def release(self, id: str, received: int, up_to: int) -> None:
         """Cancel the reservation of a failed part, unless the upload has advanced or another part has reserved more."""
         is_unchanged = and_(upload_sessions.c.received == received, upload_sessions.c.reserved == up_to)
-        query = update(upload_sessions).where(upload_sessions.c.id == id, is_unchanged)
-        self._connection.execute(query.values(reserved=upload_sessions.c.received))
+        self._update(upload_sessions, upload_sessions.c.id == id, is_unchanged, reserved=upload_sessions.c.received)
 
     def receive(self, id: str, received: int, *, expires_at: datetime) -> bool:
         """Record that `received` bytes are durable; returns False if the upload is gone."""
-        query = update(upload_sessions).where(upload_sessions.c.id == id)
-        changed = self._connection.execute(query.values(received=received, reserved=received, expires_at=expires_at))
-        return changed.rowcount == 1
+        values = {"received": received, "reserved": received, "expires_at": expires_at}
+        return self._update(upload_sessions, upload_sessions.c.id == id, **values) == 1
 
     def list_parts(self, id: str) -> builtins.list[PartRow]:
         """The parts of an upload that are stored as objects, from byte 0 on."""
@@ -123,14 +120,12 @@ class Uploads(Repository[UploadRow]):
 
     def truncate(self, id: str, start: int) -> None:
         """Forget the bytes of an upload from `start` on, which has to be the beginning of a part."""
-        removed = delete(upload_parts).where(upload_parts.c.upload_id == id, upload_parts.c.start >= start)
-        self._connection.execute(removed)
-        query = update(upload_sessions).where(upload_sessions.c.id == id)
-        self._connection.execute(query.values(received=start, reserved=start))
+        self._delete(upload_parts, upload_parts.c.upload_id == id, upload_parts.c.start >= start)
+        self._update(upload_sessions, upload_sessions.c.id == id, received=start, reserved=start)
 
     def remove(self, id: str) -> None:
         """Delete the row of an upload, and of its parts."""
-        self._connection.execute(delete(upload_sessions).where(upload_sessions.c.id == id))
+        self._delete(upload_sessions, upload_sessions.c.id == id)
 
     def expired(self, moment: datetime) -> builtins.list[str]:
         """Ids of uploads that have expired by `moment`."""
@@ -143,7 +138,7 @@ class Uploads(Repository[UploadRow]):
             upload_sessions.c.id.in_(ids), upload_sessions.c.expires_at <= moment
         )
         expired = list(self._connection.execute(query).scalars())
-        self._connection.execute(delete(upload_sessions).where(upload_sessions.c.id.in_(expired)))
+        self._delete(upload_sessions, upload_sessions.c.id.in_(expired))
         return expired
 
     def all_ids(self) -> set[str]:

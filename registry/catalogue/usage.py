@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, func, literal, or_, select, tuple_
 
-from registry.catalogue.repository import matching
+from registry.catalogue.repository import TableGateway, matching
 from registry.catalogue.rows import Namespaces, Page, UsageKey, UsageRow, UsageSum
 from registry.catalogue.tables import usage
 from registry.errors import InvalidParameter
@@ -48,19 +48,16 @@ class UsageFilter:
         return conditions
 
 
-class Usage:
+class Usage(TableGateway):
     """Usage rows."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def add(self, counted: Mapping[UsageKey, UsageSum]) -> None:
         """Add counted usage to the rows with its keys."""
         for key, counts in counted.items():
             has_key = and_(*(usage.c[name] == getattr(key, name) for name in GROUPS))
             sums = {name: usage.c[name] + getattr(counts, name) for name in NUMBERS}
-            if self._connection.execute(update(usage).where(has_key).values(sums)).rowcount == 0:
-                self._connection.execute(insert(usage).values(**vars(key), **vars(counts)))
+            if self._update(usage, has_key, **sums) == 0:
+                self._insert(usage, **vars(key), **vars(counts))
 
     def list(
         self, filter: UsageFilter, *, by: Sequence[str] = GROUPS, limit: int, cursor: str | None = None
