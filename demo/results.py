@@ -82,7 +82,7 @@ def _now() -> dict[str, Any]:
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
-    replace_file(path, data, beside=path.with_name(f".{path.name}.new"))
+    replace_file(path, data, temporary=path.with_name(f".{path.name}.new"))
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:

@@ -71,7 +71,7 @@ class Scores:
             rows = score()["texts"]
             nll, tokens = (tuple(row[name] for row in rows) for name in ("nll", "tokens"))
             found = Score(nll, tokens, sum(row["bytes"] for row in rows))
-            replace_file(path, json.dumps(asdict(found)).encode(), beside=path.with_suffix(".new"))
+            replace_file(path, json.dumps(asdict(found)).encode(), temporary=path.with_suffix(".new"))
         value = json.loads(path.read_bytes())
         return Score(tuple(value["nll"]), tuple(value["tokens"]), value["bytes"])
 

@@ -24,20 +24,20 @@ LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", 
 """Types of file systems that are on this machine's disks; others may be remote."""
 
 
-def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) -> None:
+def replace_file(path: Path, data: bytes, *, temporary: Path, mode: int = 0o666) -> None:
     """Replace a file atomically and durably: after any crash `path` is the old file or the whole new one.
 
-    The bytes are written to `beside` first, a path in the same folder that no other process writes to, where a crash
+    The bytes are written to `temporary` first, a path in the same folder that no other process writes to, where a crash
     may have left a file. The file is created with `mode`, less the umask. Raises OSError, and `path` is unchanged
     unless only the sync of its folder failed.
     """
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
     sync_directory(path.parent)
 
 

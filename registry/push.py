@@ -48,7 +48,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     checked = _check(registry, caller, manifest)
     new, sample = checked.new, checked.sample
     with registry.database.read() as catalogue:
-        exists = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
+        exists = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest) is not None
         check_additions(
             catalogue,
             registry.quotas,
@@ -63,7 +63,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             caller.audit(catalogue, "blob.repair", digest)
         record_bytes(registry, catalogue, new.weights_blob, checked.weights)
         catalogue.blobs.grant(new.namespace, new.weights_blob)
-        existing = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
+        existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
         takes_sample = sample is not None and (existing is None or existing.sample_state in ("none", "failed"))
         warnings = () if existing is None else _ignored_fields(existing, new, manifest, takes_sample)
         owner = catalogue.adapters.owner_of(new.namespace, new.name)

@@ -167,7 +167,7 @@ class Checkpoint:
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         try:
             data = safetensors.torch.save(copies, metadata=about)
-            replace_file(self.folder / FILE, data, beside=self.folder / f"{FILE}.new")
+            replace_file(self.folder / FILE, data, temporary=self.folder / f"{FILE}.new")
         except OSError as error:
             raise _unusable(self.folder, error) from error
         self._last = (step, time.monotonic())

@@ -128,7 +128,7 @@ class Runner:
         files = {**ran.adapter, self._place.file(cell).name: json.dumps(value, allow_nan=False).encode()}
         for name, data in files.items():
             path = self._place.cells / name
-            replace_file(path, data, beside=path.with_suffix(".new"))
+            replace_file(path, data, temporary=path.with_suffix(".new"))
         return ran.record
 
 

@@ -172,4 +172,4 @@ def adapter_file(key: str) -> str:
 
 def _keep(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> None:
     path = folder / adapter_file(key)
-    replace_file(path, save_tensors(tensors), beside=path.with_suffix(".new"))
+    replace_file(path, save_tensors(tensors), temporary=path.with_suffix(".new"))

@@ -135,7 +135,7 @@ class Answers:
         if cell not in self.known:
             self.known[cell] = asked(setting, cell)
             path = self._folder / f"{digest_of(asdict(cell))[7:]}.json"
-            replace_file(path, json.dumps(asdict(self.known[cell])).encode(), beside=path.with_suffix(".new"))
+            replace_file(path, json.dumps(asdict(self.known[cell])).encode(), temporary=path.with_suffix(".new"))
         return self.known[cell]
 
 

@@ -78,7 +78,7 @@ class BlobCache:
         return file
 
     @contextmanager
-    def fetching(self, digest: str) -> Iterator[tuple[Path, BinaryIO]]:
+    def temporary_file(self, digest: str) -> Iterator[tuple[Path, BinaryIO]]:
         """A new file in the folder to write a blob to; it is deleted at the end, unless it was kept."""
         path = self.folder / f"{hex_of(digest)}.{secrets.token_hex(8)}{PARTIAL}"
         try:

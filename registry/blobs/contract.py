@@ -122,7 +122,7 @@ class ServerBlobs(BlobStore, Protocol):
         """The folder or URL of the blobs, for messages."""
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True if servers with other data folders may use it."""
 
     @property

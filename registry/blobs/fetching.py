@@ -28,7 +28,7 @@ def fetch(bucket: Bucket, cache: BlobCache, digest: str, key: str) -> tuple[Bina
         if stamp is None:
             raise missing(digest)
         size = stamp.size
-        with cache.fetching(digest) as (path, file):
+        with cache.temporary_file(digest) as (path, file):
             sha256 = hashlib.sha256()
             for chunk in _read_chunks(bucket, digest, key, size):
                 sha256.update(chunk)

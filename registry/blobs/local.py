@@ -38,7 +38,7 @@ CHUNK = 1024 * 1024
 class LocalBlobs:
     """A ServerBlobs over a folder, which is created unless `make` is False, for a folder of another process."""
 
-    shared = False
+    is_shared = False
 
     def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
@@ -231,7 +231,7 @@ class LocalBlobs:
             raise unreadable(digest, error) from error
 
 
-class BlobFolderOwner(Protocol):
+class WriterTarget(Protocol):
     """The store that a LocalWriter writes for."""
 
     @property
@@ -245,7 +245,7 @@ class BlobFolderOwner(Protocol):
 class LocalWriter:
     """A BlobWriter into a temporary file, which `commit` has the store adopt as the blob."""
 
-    def __init__(self, blobs: BlobFolderOwner, digest: str, check: ContentCheck) -> None:
+    def __init__(self, blobs: WriterTarget, digest: str, check: ContentCheck) -> None:
         self._blobs = blobs
         self._digest = digest
         self._folder = blobs.state.incoming

@@ -34,7 +34,7 @@ from registry.spec import StoreMark
 class ObjectBlobs:
     """A ServerBlobs over a bucket; `staging` is a local folder for unfinished uploads and files being written."""
 
-    shared = True
+    is_shared = True
 
     def __init__(self, bucket: Bucket, *, cache: BlobCache, staging: LocalBlobs) -> None:
         self._bucket = bucket

@@ -82,6 +82,6 @@ class SetAsideFiles:
     def set_mark(self, mark: StoreMark) -> None:
         """Replace the mark, which later checks expect; durable when this returns."""
         path = self._state.path / MARK
-        beside = path.with_name(f"{MARK}.{secrets.token_hex(8)}")  # containers share process numbers
-        replace_file(path, mark.model_dump_json().encode() + b"\n", beside=beside)
+        temporary = path.with_name(f"{MARK}.{secrets.token_hex(8)}")  # containers share process numbers
+        replace_file(path, mark.model_dump_json().encode() + b"\n", temporary=temporary)
         self._state.store = mark.store

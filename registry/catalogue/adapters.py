@@ -149,7 +149,7 @@ class Adapters(Repository[AdapterRow]):
         """The row with this id, live or retired, of any namespace; None if it was purged."""
         return self._first(select(adapters).where(adapters.c.id == id))
 
-    def find_same(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
+    def find_by_digest(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
         """The newest live version of a name with this adapter digest."""
         query = select(adapters).where(_has_name(namespace, name), LIVE, adapters.c.digest == digest)
         return self._first(_newest_first(query).limit(1))
@@ -226,9 +226,9 @@ class Adapters(Repository[AdapterRow]):
         """Live adapters of the visible namespaces that match every filter, newest first."""
         return Listing(self._connection).page(visible, filters, limit=limit, cursor=cursor)
 
-    def listed(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
-        """The visible live adapters of these ids, by id."""
-        return Listing(self._connection).of(visible, ids)
+    def list_by_ids(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
+        """The visible live adapters with these ids, by id."""
+        return Listing(self._connection).by_ids(visible, ids)
 
     def pool(self, pool: PoolSpec, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """The newest live version of each name of a pool whose sample is ready, and embedded by this encoder.

@@ -32,7 +32,7 @@ class Aliases(Repository[AliasRow]):
         query = select(aliases).where(aliases.c.namespace == namespace, aliases.c.name == name)
         return sorted(self._all(query), key=lambda row: row.alias)  # not in SQL: collations of databases differ
 
-    def of(self, names: Sequence[tuple[str, str]]) -> builtins.list[AliasRow]:
+    def by_names(self, names: Sequence[tuple[str, str]]) -> builtins.list[AliasRow]:
         """Every alias of these (namespace, name) pairs, in alphabetical order."""
         query = select(aliases).where(tuple_(aliases.c.namespace, aliases.c.name).in_(names))
         return sorted(self._all(query), key=lambda row: (row.namespace, row.name, row.alias))

@@ -26,7 +26,7 @@ class Curves(TableGateway):
         if self._update(job_curves, job_curves.c.job == job, curve=dict(curve)) == 0:
             self._insert(job_curves, job=job, curve=dict(curve))
 
-    def of(self, job: str) -> dict[str, Any] | None:
+    def get(self, job: str) -> dict[str, Any] | None:
         """The curve of a job, None if it has none."""
         curve = self._connection.scalars(select(job_curves.c.curve).where(job_curves.c.job == job)).one_or_none()
         return None if curve is None else dict(curve)

@@ -60,7 +60,7 @@ class Listing(Repository[ListedRow]):
         query = select(*LISTED, adapters.c.id.label("page_key")).where(is_on_page)
         return self._page_of(query.order_by(adapters.c.id.desc()), limit=limit)
 
-    def of(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
+    def by_ids(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
         """The visible live adapters of these ids, by id."""
         query = select(*LISTED).where(adapters.c.id.in_(ids), LIVE, seen_by(visible, adapters.c.namespace))
         return {row.id: row for row in self._all(query)}

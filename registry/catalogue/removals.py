@@ -68,12 +68,12 @@ class Removals(TableGateway):
         query = select(purged_adapters.c.purged_at).where(condition, seen_by(visible, purged_adapters.c.namespace))
         return self._connection.scalars(query.order_by(purged_adapters.c.purged_at.desc()).limit(1)).first()
 
-    def gone(self, ids: Collection[int]) -> set[int]:
+    def missing_ids(self, ids: Collection[int]) -> set[int]:
         """The given ids whose versions were purged or collected."""
-        gone = set(ids)
-        for batch in _batches(sorted(gone)):
-            gone -= set(self._connection.scalars(select(adapters.c.id).where(adapters.c.id.in_(batch))))
-        return gone
+        missing = set(ids)
+        for batch in _batches(sorted(missing)):
+            missing -= set(self._connection.scalars(select(adapters.c.id).where(adapters.c.id.in_(batch))))
+        return missing
 
     def count_purged(self) -> int:
         """The number of versions ever purged; it grows when another is purged."""

@@ -99,7 +99,7 @@ class Soups(Repository[RecipeRow]):
             for row in rows
         ]
 
-    def missing(self, recipe_digest: str) -> set[str]:
+    def missing_ingredients(self, recipe_digest: str) -> set[str]:
         """Digests of a recipe's ingredients that are no longer stored."""
         query = select(recipe_ingredients.c.adapter_digest).where(
             recipe_ingredients.c.recipe_digest == recipe_digest,

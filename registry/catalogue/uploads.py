@@ -88,7 +88,7 @@ class Uploads(Repository[UploadRow]):
             query = query.where(upload_sessions.c.digest == digest)
         return self._all(query.order_by(upload_sessions.c.created_at.desc(), upload_sessions.c.id))
 
-    def reserved_beside(self, key_id: str, id: str) -> int:
+    def reserved_by_others(self, key_id: str, id: str) -> int:
         """Bytes reserved by the key's uploads other than `id`."""
         query = select(func.coalesce(func.sum(upload_sessions.c.reserved), 0)).where(
             upload_sessions.c.key_id == key_id, upload_sessions.c.expires_at > now(), upload_sessions.c.id != id

@@ -94,7 +94,7 @@ def _count_purged(job: CookJob) -> int:
 def _check_present(job: CookJob) -> None:
     """Raises Retired where an ingredient of the recipe was purged."""
     with job.registry.database.read() as catalogue:
-        purged = catalogue.removals.gone([ingredient.adapter_id for ingredient in job.ingredients])
+        purged = catalogue.removals.missing_ids([ingredient.adapter_id for ingredient in job.ingredients])
     for ingredient in job.ingredients:
         if ingredient.adapter_id in purged:
             raise purged_while_cooking(ingredient)

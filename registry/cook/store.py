@@ -37,7 +37,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
     sample = evidence.sample if vectors and not soup.is_merge else None  # a merge keeps its bank's
     with registry.database.read() as catalogue:
         new = _new_row(job, soup, sample, learnt=_learnt_from(catalogue, soup))
-        is_known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
+        is_known = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest) is not None
         files = [soup.data, *(encoded.data for encoded in vectors)]
         check_additions(
             catalogue,
@@ -110,7 +110,7 @@ def _insert(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple
     as a newer version of its name would take it out of pools. A merge that is known takes its bank's sample where the
     bank has got one since.
     """
-    existing = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
+    existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
     relabelled = (
         existing is not None and keep is not None and (existing.kind, existing.domain) != (new.kind, new.domain)
     )

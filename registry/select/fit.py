@@ -189,7 +189,7 @@ class _PoolFit:
         )
         with self.registry.database.write() as catalogue:
             record_bytes(self.registry, catalogue, state_blob, data)
-            if not catalogue.removals.gone([member.adapter_id for member in members]):
+            if not catalogue.removals.missing_ids([member.adapter_id for member in members]):
                 return catalogue.selectors.add(row)
             # nothing that was computed from a purged sample may stay
             catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))

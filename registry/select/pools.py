@@ -127,7 +127,7 @@ def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
     tagged = live if pool.tag is None else catalogue.adapters.live_ids(pool)
     gone = {}
     dead = [member.adapter_id for member in selector.members if member.adapter_id not in live]
-    purged = catalogue.removals.gone(dead) if dead else set()
+    purged = catalogue.removals.missing_ids(dead) if dead else set()
     for member in selector.members:
         if member.adapter_id in purged:
             gone[member.digest] = "purged since the fit"

@@ -215,7 +215,7 @@ class UploadSessions:
         stop = row.size if stop is None else stop
         up_to = self.limits.blob_bytes if stop is None else stop
         with self._database.write() as catalogue:
-            reserved = catalogue.uploads.reserved_beside(row.key_id, row.id)
+            reserved = catalogue.uploads.reserved_by_others(row.key_id, row.id)
             if reserved and up_to > row.received and reserved + up_to > self.limits.reserved_bytes:
                 raise Busy(
                     f"The unfinished uploads of this key would hold {reserved + up_to} bytes, of "

@@ -96,7 +96,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a folder the backup that the manifest says; other databases in it are then removed."""
     path = folder / MANIFEST
     beside = folder / f"{MANIFEST}.new"
-    replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", beside=beside, mode=0o600)
+    replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", temporary=beside, mode=0o600)
     for found in folder.glob("soup-*.db"):
         if re.fullmatch(DATABASE, found.name) and found.name != manifest.database:
             found.unlink()
@@ -142,4 +142,4 @@ def copy_key(source: Path, target: Path) -> None:
     """Copy the file of an admin key, durable, mode 0600."""
     with open_regular(source) as file:
         text = file.read()
-    replace_file(target, text, beside=target.with_name(f"{target.name}.{secrets.token_hex(4)}"), mode=0o600)
+    replace_file(target, text, temporary=target.with_name(f"{target.name}.{secrets.token_hex(4)}"), mode=0o600)

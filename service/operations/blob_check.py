@@ -84,7 +84,7 @@ def _check_belongs(
 ) -> None:
     if known is not None and marked is not None and known.store != marked.store:
         raise _another(blobs)
-    if known is None and marked is not None and (blobs.shared or (named and not named & there)):
+    if known is None and marked is not None and (blobs.is_shared or (named and not named & there)):
         raise _another(blobs)
     if known is not None and marked is None and named and not named & there:
         raise Unavailable(

@@ -89,12 +89,12 @@ def test_soups_of_it_are_named_and_go_on(verbs: ToyRegistry, copied: bool) -> No
         verbs.push("beta/copy")
     soup = verbs.row(verbs.cook(recipe=RECIPE, name="acme/mixed").soup_id)
     with verbs.database.read() as catalogue:
-        assert catalogue.soups.missing(soup.recipe_digest) == set()
+        assert catalogue.soups.missing_ingredients(soup.recipe_digest) == set()
     done = purged(verbs, law)
     assert [row.ref for row in done.not_rebuildable] == ([] if copied else [soup.ref])
     assert verbs.blobs.is_whole(soup.weights_blob)
     with verbs.database.read() as catalogue:
-        assert catalogue.soups.missing(soup.recipe_digest) == (set() if copied else {law.digest})
+        assert catalogue.soups.missing_ingredients(soup.recipe_digest) == (set() if copied else {law.digest})
 
 
 def test_a_soup_goes_with_its_recipe_and_evidence(verbs: ToyRegistry) -> None:

@@ -19,7 +19,7 @@ def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Line
     """Return the lineage of an adapter, for a key that reads the `visible` namespaces (None: all)."""
     with services.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
-        missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
+        missing = set() if row.recipe_digest is None else catalogue.soups.missing_ingredients(row.recipe_digest)
         lost = set() if row.recipe_digest is None else catalogue.soups.lost_statistics(row.recipe_digest)
         parents = [
             Parent(

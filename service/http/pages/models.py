@@ -179,7 +179,7 @@ def aliases_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[st
             namespace: catalogue.namespaces.get(namespace).protected_aliases
             for namespace in {row.namespace for row in rows}
         }
-        for row in catalogue.aliases.of(names):
+        for row in catalogue.aliases.by_names(names):
             chip = AliasChip(alias=row.alias, protected=row.alias in protected[row.namespace])
             chips.setdefault(f"{row.namespace}/{row.name}@{row.version}", []).append(chip)
     return chips

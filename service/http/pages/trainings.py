@@ -111,7 +111,7 @@ def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
     records: list[Mapping[str, Any]] = [adapter.provenance.training for adapter in adapters.values()]
     if not adapters and sees_all:
         with services.registry.database.read() as catalogue:
-            records = [catalogue.curves.of(row.id) or {}]
+            records = [catalogue.curves.get(row.id) or {}]
     losses = list(filter(None, map(training_losses, records)))
     live = {name for name, adapter in adapters.items() if adapter.retired_at is None}
     return TrainingPage(

@@ -229,7 +229,7 @@ def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body:
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = [(candidate.score, ids[candidate.member.digest]) for candidate in chosen.ranking.ranked[: body.limit]]
     with services.registry.database.read() as catalogue:
-        rows = catalogue.adapters.listed(caller.namespaces, [adapter_id for _, adapter_id in best])
+        rows = catalogue.adapters.list_by_ids(caller.namespaces, [adapter_id for _, adapter_id in best])
     return Nearest(
         data=[Near(similarity=score, adapter=listed_body(rows[id])) for score, id in best if id in rows],
         encoder=body.encoder,

@@ -154,7 +154,7 @@ VERIFIED_DIGEST = sha256_digest(VERIFIED)
 
 def kept(cache: BlobCache) -> bytes:
     """What is given of a file that the cache takes in."""
-    with cache.fetching(VERIFIED_DIGEST) as (path, file):
+    with cache.temporary_file(VERIFIED_DIGEST) as (path, file):
         file.write(VERIFIED)
         file.flush()
         found = cache.keep(path, VERIFIED_DIGEST)

@@ -64,11 +64,11 @@ class TestVersions:
     def test_the_same_bytes_are_found_under_their_name_only(self, catalogue):
         first = add(catalogue, digest="d")
         add(catalogue, digest="e")
-        assert catalogue.adapters.find_same("acme", "law", first.digest) == first
-        assert catalogue.adapters.find_same("acme", "lay", first.digest) is None
-        assert catalogue.adapters.find_same("other", "law", first.digest) is None
+        assert catalogue.adapters.find_by_digest("acme", "law", first.digest) == first
+        assert catalogue.adapters.find_by_digest("acme", "lay", first.digest) is None
+        assert catalogue.adapters.find_by_digest("other", "law", first.digest) is None
         catalogue.adapters.retire(first.id)
-        assert catalogue.adapters.find_same("acme", "law", first.digest) is None
+        assert catalogue.adapters.find_by_digest("acme", "law", first.digest) is None
 
     def test_live_versions(self, catalogue):
         rows = [add(catalogue) for _ in range(3)]
@@ -168,11 +168,11 @@ class TestAliases:
         for name in ("acme/law", "acme/food", "other/law"):
             for alias in ("prod", "best"):
                 catalogue.aliases.put(*name.split("/"), alias, 1)
-        rows = catalogue.aliases.of([("acme", "law"), ("other", "law"), ("other", "food")])
+        rows = catalogue.aliases.by_names([("acme", "law"), ("other", "law"), ("other", "food")])
         assert [(row.namespace, row.name, row.alias, row.version) for row in rows] == [
             (namespace, "law", alias, 1) for namespace in ("acme", "other") for alias in ("best", "prod")
         ]
-        assert catalogue.aliases.of([]) == []
+        assert catalogue.aliases.by_names([]) == []
 
     def test_compare_and_set(self, catalogue):
         row = catalogue.aliases.put("acme", "law", "stable", 1)

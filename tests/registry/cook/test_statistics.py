@@ -342,7 +342,7 @@ def test_it_goes_with_its_text_and_soups_of_it_are_named(two: ToyRegistry) -> No
     assert not two.blobs.has(blob)
     with two.database.read() as catalogue:
         assert catalogue.soups.lost_statistics(soup.recipe_digest) == {blob}
-        assert catalogue.soups.missing(soup.recipe_digest) == set()
+        assert catalogue.soups.missing_ingredients(soup.recipe_digest) == set()
         assert catalogue.soups.lost_statistics(plain.recipe_digest) == set()
         assert catalogue.statistics.lost([blob]) == {blob}
     assert two.blobs.is_whole(soup.weights_blob)

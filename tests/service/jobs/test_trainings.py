@@ -214,7 +214,7 @@ def test_after_a_signal_it_is_saved_and_given_back_and_the_next_server_goes_on(
 
 def curve_of(world: World, job: dict[str, Any]) -> dict[str, Any] | None:
     with world.registry.database.read() as catalogue:
-        return catalogue.curves.of(job["id"])
+        return catalogue.curves.get(job["id"])
 
 
 def test_one_that_fails_keeps_the_losses_that_led_there(world: World, beside: InChild) -> None:
