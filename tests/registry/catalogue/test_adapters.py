@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from registry.catalogue.tables import adapters
 from registry.errors import Incompatible, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
 from registry.spec import BottleneckConfig, Card, Provenance
@@ -327,7 +328,7 @@ class TestPools:
 
     def test_a_config_of_a_later_version_is_refused_by_name(self, catalogue):
         row = add_ready(catalogue, "acme/law")
-        catalogue.adapters._change(row.id, config={"method": "of tomorrow"})
+        catalogue.adapters._update(adapters, adapters.c.id == row.id, config={"method": "of tomorrow"})
         with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
             self.pooled(catalogue)
         with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
