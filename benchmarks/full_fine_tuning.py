@@ -58,12 +58,15 @@ def fine_tune(
             param="block",
         )
     train = task.encode(base, data.train, block=block)
-    valid = task.encode(base, data.valid, block=block, what="validation", at_least=MIN_VALID_TEXTS)
+    valid = task.encode(base, data.valid, block=block, purpose="validation", at_least=MIN_VALID_TEXTS)
     tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
     state = TrainingState(
-        tuned.model, Objective(loss_of(tuned, task=task), above=task.noise, unit=task.unit), train=train.rows,
-        valid=valid.rows, hyperparameters=hyperparameters,
-    )  # fmt: skip
+        tuned.model,
+        Objective(loss_of(tuned, task=task), margin=task.divergence_margin, unit=task.unit),
+        train=train.rows,
+        valid=valid.rows,
+        hyperparameters=hyperparameters,
+    )
     outcome = optimise(state)
     tuned.model.requires_grad_(False)
     return Tuned(tuned, outcome)

@@ -1,7 +1,7 @@
-"""From a spec, a base model and data to the inputs of a training: configuration, start, numbers and task.
+"""Build the inputs of a training (configuration, start, hyperparameters, task) from a spec, a base model and data.
 
-Called by `training.train`, by a grid that looks what is there, and by a server that refuses before it queues. Refuses
-what a spec and a base model cannot be together. Data are files of JSON lines; what a line holds is the task's affair.
+Called by `training.train`, by a grid that compares existing directories, and by a server that checks a request before
+it queues it. Data are files of JSON lines; the task parses the lines.
 """
 
 from __future__ import annotations
@@ -59,24 +59,30 @@ class Member:
 
 
 def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequence[Member] = ()) -> TrainingInputs:
-    """All that decides what a spec becomes on a base model and data; `members` are those of a fusion.
+    """Build the inputs of a training; `members` are the adapters of a fusion.
 
     Raises as `config_of` does, and InvalidParameter for data that make no task.
     """
     task = TASKS[spec.task]
     config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
     start = None
-    if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
+    if isinstance(config, FusionConfig):  # the only kind that starts from trained adapters
         start = fusion_start(config, [member.tensors for member in members])
     return TrainingInputs(
-        config, data, hyperparameters_on(spec, base.shape, config), task, init=spec.start, init_seed=spec.init_seed,
-        start=start, pruning=None if spec.pruning is None else spec.pruning.options(),
+        config,
+        data,
+        hyperparameters_on(spec, base.shape, config),
+        task,
+        init=spec.start,
+        init_seed=spec.init_seed,
+        start=start,
+        pruning=None if spec.pruning is None else spec.pruning.options(),
         consistency=None if spec.adamix is None else spec.adamix.consistency,
-    )  # fmt: skip
+    )
 
 
 def read_items(spec: TrainingSpec, path: Path, *, where: str | None = None) -> list[Any]:
-    """The task's items of a file of JSON lines, which messages call `where`.
+    """Read the task's items from a file of JSON lines, which messages call `where`.
 
     Raises NotFound, or InvalidParameter with the line that is wrong.
     """
@@ -85,13 +91,13 @@ def read_items(spec: TrainingSpec, path: Path, *, where: str | None = None) -> l
 
 
 def not_fused(config: AdapterConfig) -> str:
-    """Why an adapter that is no bottleneck is no member of a fusion: the end of a sentence."""
+    """The end of a sentence that says why this adapter, which is no bottleneck, cannot be a member of a fusion."""
     merge = ": name its merge instead" if config.merged is not None else ""
     return f"the method {config.method}, and a fusion is over bottleneck adapters{merge}."
 
 
 def read_member(path: Path, shape: BaseShape) -> Member:
-    """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
+    """Read a trained bottleneck adapter from its directory; raises Incompatible if no fusion can hold it."""
     folder = read_directory(path)
     config = FusionConfig.member_of(folder.config)
     if config is None:
@@ -107,28 +113,28 @@ def read_member(path: Path, shape: BaseShape) -> Member:
 def config_of(
     spec: TrainingSpec, shape: BaseShape, *, head: HeadConfig | None = None, members: Sequence[BottleneckConfig] = ()
 ) -> AdapterConfig:
-    """The configuration of what a spec makes on a base model; `members` are the frozen adapters of a fusion.
+    """Build the configuration of a spec's adapter on a base model; `members` are the frozen adapters of a fusion.
 
-    Raises InvalidParameter for what is no configuration, Incompatible for what the base model or the task cannot take.
+    Raises InvalidParameter for an invalid configuration, Incompatible if it does not fit the base model or the task.
     """
     try:
         config = _plain(spec.adapter, shape, head, members)
         if spec.pruning is not None and spec.pruning.widen > 1:
             config = widened(config, spec.pruning.widen)
         if spec.adamix is not None:
-            made = {"expert": config.model_dump(), "experts": spec.adamix.experts, "share": spec.adamix.share}
-            config = BankConfig.model_validate(made)
+            bank = {"expert": config.model_dump(), "experts": spec.adamix.experts, "share": spec.adamix.share}
+            config = BankConfig.model_validate(bank)
         return with_head(config, head)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        name = str(found["loc"][-1]) if found["loc"] else "adapter"
-        raise InvalidParameter(f"{name}: {describe_error(found)}.", param=name) from None
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][-1]) if problem["loc"] else "adapter"
+        raise InvalidParameter(f"{name}: {describe_error(problem)}.", param=name) from None
 
 
 def _plain(
     request: AdapterRequest, shape: BaseShape, head: HeadConfig | None, members: Sequence[BottleneckConfig]
 ) -> AdapterConfig:
-    """What is asked for, before it is widened, multiplied or given a head."""
+    """The requested configuration before it is widened, made a bank or given a head."""
     match request:
         case BottleneckRequest():
             return _bottleneck(request, shape)
@@ -149,23 +155,23 @@ def _plain(
 
 
 def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfig:
-    """The structure with its paper's values where nothing else is asked for; on BERT Pfeiffer's reads the residual."""
+    """The structure with its paper's values for omitted fields; on an encoder Pfeiffer's reads the residual."""
     paper = paper_config(request.structure, bottleneck=request.bottleneck)
     if request.structure == "pfeiffer" and shape.kind == "encoder":
         paper = paper.model_copy(update={"input": "residual"})
-    asked = request.model_dump(include={"activation", "scale", "input", "trained_norms"}, exclude_none=True)
+    requested = request.model_dump(include={"activation", "scale", "input", "trained_norms"}, exclude_none=True)
     if request.structure != "houlsby" and request.trained_norms:
-        del asked["trained_norms"]
-    return BottleneckConfig.model_validate({**paper.model_dump(), **asked})
+        del requested["trained_norms"]
+    return BottleneckConfig.model_validate({**paper.model_dump(), **requested})
 
 
 def hyperparameters_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> Hyperparameters:
-    """A spec's numbers on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
-    room = shape.context - config.prefix_length
-    if room < SHORTEST_BLOCK:
+    """A spec's hyperparameters on a base model; raises InvalidParameter if the prefix leaves no block."""
+    available = shape.context - config.prefix_length
+    if available < SHORTEST_BLOCK:
         raise InvalidParameter(
-            f"A prefix of {config.prefix_length} tokens leaves {max(room, 0)} of the base model's context of "
+            f"A prefix of {config.prefix_length} tokens leaves {max(available, 0)} of the base model's context of "
             f"{shape.context}, and a block has at least {SHORTEST_BLOCK}: choose a shorter one.",
             param="length",
         )
-    return spec.recipe.on(room)
+    return spec.recipe.on(available)

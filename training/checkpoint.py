@@ -1,8 +1,8 @@
-"""The state of a training on disk, so that a killed one goes on to the same result.
+"""The state of a training on disk, so that a killed training resumes to the same result.
 
-Called by the loop. One file, `checkpoint.safetensors`: tensors, and the rest as JSON in its metadata, written beside
-and renamed, so that a crash at any moment leaves a whole one. It says of which training it is: another recipe, other
-data or another base model is refused, naming what differs. Nothing is ever unpickled.
+Called by the loop. One file, `checkpoint.safetensors`, holds tensors, and the rest as JSON in its metadata. It is
+replaced atomically, so a crash at any moment leaves a valid one. It identifies its training: another recipe, other data
+or another base model is refused with the differences. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FILE = "checkpoint.safetensors"
 FORMAT = "1"
 SHOWN = 8
 LOCKING_TRIES = 100
-"""Each but the last ended by another process that removed the folder: none but a broken link takes so many."""
+"""Attempts to lock a folder that other processes keep removing; only a broken link takes so many."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Where a training is saved, and how often: after so many steps or seconds, whichever comes first.
+    """Where a training is saved and how often: after so many steps or seconds, whichever comes first, None for neither.
 
-    None for either leaves it out; a training that is stopped by its caller, and one that ends, is saved in any case.
+    A training that its caller stops or that ends is always saved.
     """
 
     folder: Path
@@ -47,35 +47,35 @@ class Saving:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds: tensors on the CPU by name, and JSON."""
+    """The content of a checkpoint: tensors on the CPU by name, and JSON."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
 @contextmanager
-def held(folder: Path, taken: str) -> Iterator[None]:
-    """Own a folder while open, which is made if need be; raises Conflict, saying `taken`, where another process does.
+def locked(folder: Path, conflict: str) -> Iterator[None]:
+    """Lock a folder while open, creating it if needed; raises Conflict(`conflict`) if another process has it.
 
-    The lock is the operating system's and on the folder itself: it is gone with the process, however that ends. Whoever
-    removes the folder does so while it is held, and whoever gets the lock looks whether it is of the folder that is
-    there: so two never own it. A folder that was made for nothing is removed.
+    The lock is the operating system's, on the folder itself, and ends with the process. The folder is removed only
+    under its lock, and a new lock is checked to be on the folder at that path, so two processes never own it. A created
+    folder that stays empty is removed.
     """
-    handle, made = _locked(folder, taken)
+    handle, created = _lock(folder, conflict)
     try:
         yield
     finally:
-        if made and _is_there(handle, folder):
+        if created and _is_current(handle, folder):
             with suppress(OSError):  # something was saved
                 folder.rmdir()
         os.close(handle)
 
 
-def _locked(folder: Path, taken: str) -> tuple[int, bool]:
-    """The folder, open and locked, and whether it was made here; once more where another removed it meanwhile."""
+def _lock(folder: Path, conflict: str) -> tuple[int, bool]:
+    """Open and lock the folder, retrying if it is removed meanwhile; returns its handle, and True if created here."""
     for _ in range(LOCKING_TRIES):
         try:
-            made = _make(folder)
+            created = _create(folder)
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
@@ -85,15 +85,15 @@ def _locked(folder: Path, taken: str) -> tuple[int, bool]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise Conflict(taken, param="out") from None
-        if _is_there(handle, folder):
-            return handle, made
+            raise Conflict(conflict, param="out") from None
+        if _is_current(handle, folder):
+            return handle, created
         os.close(handle)
     raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
 
-def _make(folder: Path) -> bool:
-    """Make a folder; False where it was there."""
+def _create(folder: Path) -> bool:
+    """Create a folder; returns False if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -101,8 +101,8 @@ def _make(folder: Path) -> bool:
     return True
 
 
-def _is_there(handle: int, folder: Path) -> bool:
-    """Whether an open folder is the one that has this path now."""
+def _is_current(handle: int, folder: Path) -> bool:
+    """Return True if an open folder is the one at this path now."""
     try:
         return os.path.samestat(os.fstat(handle), folder.stat())
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _is_there(handle: int, folder: Path) -> bool:
 
 
 class Checkpoint:
-    """The checkpoint of the training that `identity` (JSON) describes in full. To be used while `held`."""
+    """The checkpoint of the training that `identity` (JSON) describes in full. Use it while `locked`."""
 
     def __init__(self, saving: Saving, identity: Mapping[str, Any]) -> None:
         self.folder = saving.folder
@@ -118,15 +118,15 @@ class Checkpoint:
         self._identity = json.loads(json.dumps(identity, allow_nan=False))
         self._last = (0, time.monotonic())
 
-    def held(self) -> AbstractContextManager[None]:
-        """Own the folder while open; raises Conflict where another process does."""
-        return held(self.folder, f"Another training is saving in {self.folder}: choose another folder.")
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder while open; raises Conflict if another process has it."""
+        return locked(self.folder, f"Another training is saving in {self.folder}: choose another folder.")
 
     def read(self) -> Saved | None:
-        """What is saved, None where nothing is.
+        """Read the checkpoint; None if there is none.
 
-        Raises Conflict, with every difference, where it is of another training, and InvalidParameter for a file that
-        is no checkpoint.
+        Raises Conflict, with each difference, for the checkpoint of another training, and InvalidParameter for a file
+        that is no checkpoint.
         """
         path = self.folder / FILE
         if not path.exists():
@@ -144,25 +144,25 @@ class Checkpoint:
         return Saved(tensors, state)
 
     def _refuse_another(self, identity: object) -> None:
-        found = differences(identity, self._identity)
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        changes = differences(identity, self._identity)
+        if changes:
+            more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
             raise Conflict(
-                f"The checkpoint in {self.folder} is of another training: {found[0]}{more}. Choose another folder, or "
-                f"delete {self.folder / FILE} to start anew.",
+                f"The checkpoint in {self.folder} is of another training: {changes[0]}{more}. Choose another folder, "
+                f"or delete {self.folder / FILE} to start anew.",
                 param="checkpoint",
-                problems=[f"It differs in {one}." for one in found[:SHOWN]],
+                problems=[f"It differs in {change}." for change in changes[:SHOWN]],
             )
 
     def due(self, step: int) -> bool:
-        """Whether it is time to save after `step`."""
+        """Return True if it is time to save after `step`."""
         steps, seconds = self._saving.every_steps, self._saving.every_seconds
         return (steps is not None and step - self._last[0] >= steps) or (
             seconds is not None and time.monotonic() - self._last[1] >= seconds
         )
 
     def write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Put the state after `step` in the place of the one before; raises Unavailable where it cannot be written."""
+        """Replace the checkpoint by the state after `step`; raises Unavailable if it cannot be written."""
         about = {"format": FORMAT, "identity": _json(self._identity), "state": _json(state)}
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         try:
@@ -174,7 +174,7 @@ class Checkpoint:
 
 
 def saved_step(folder: Path) -> int:
-    """The step after which the checkpoint in `folder` was written; 0 where there is none that can be read."""
+    """The step after which the checkpoint in `folder` was written; 0 if none can be read."""
     try:
         with safetensors.safe_open(folder / FILE, framework="pt") as file:
             return int(loads_strict((file.metadata() or {})["state"])["step"])
@@ -183,26 +183,24 @@ def saved_step(folder: Path) -> int:
 
 
 def discard(folder: Path) -> None:
-    """Remove the checkpoint in `folder`, and the folder where nothing else is in it: what it was for is done.
+    """Remove the checkpoint in `folder`, and the folder if it is then empty.
 
-    Where another process owns the folder by now, what is in it is that one's, and left to it.
+    If another process has locked the folder by now, nothing is removed.
     """
-    with suppress(Conflict), held(folder, f"Another training is saving in {folder}."):
+    with suppress(Conflict), locked(folder, f"Another training is saving in {folder}."):
         (folder / FILE).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
 
 
-def differences(saved: object, now: object, *, at: str = "") -> list[str]:
-    """`name: value there, value here` for everything in which two JSON values differ."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        names = [*now, *(name for name in saved if name not in now)]
-        return [
-            one
-            for name in names
-            for one in differences(saved.get(name), now.get(name), at=f"{at}.{name}" if at else str(name))
-        ]
-    return [] if saved == now else [f"{at} ({_short(saved)} there, {_short(now)} here)"]
+def differences(saved: object, current: object, *, at: str = "") -> list[str]:
+    """List `name (value there, value here)` for each difference between two JSON values; `at` is their own name."""
+    if not (isinstance(saved, dict) and isinstance(current, dict)):
+        return [] if saved == current else [f"{at} ({_short(saved)} there, {_short(current)} here)"]
+    changes: list[str] = []
+    for name in [*current, *(name for name in saved if name not in current)]:
+        changes += differences(saved.get(name), current.get(name), at=f"{at}.{name}" if at else str(name))
+    return changes
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Training data: read from JSON lines, split, packed into blocks of equal length, and the order in which these come.
+"""Training data: reading JSON lines, splitting, packing into blocks of equal length, and the order of blocks.
 
 Called by the tasks, the trainer, and the demo, which trains its base model in the same way.
 """
@@ -20,14 +20,14 @@ from registry.errors import InvalidParameter, NotFound
 from registry.files import parse_lines
 
 MIN_TEXTS = 20
-"""Fewer texts than this are no domain to train on (a sample needs as many)."""
+"""The fewest texts to train on, as many as a sample needs."""
 MIN_VALID_TEXTS = 5
-"""Fewer texts than this say nothing about which state is best."""
+"""The fewest texts to validate on."""
 HELD_OUT_SEED = 0
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a .jsonl or .jsonl.gz file of {"text"} in their order, empty ones left out.
+    """Read the texts of a .jsonl or .jsonl.gz file of {"text"} in their order, skipping empty ones.
 
     Raises NotFound, or InvalidParameter with the line that is wrong.
     """
@@ -36,7 +36,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def read_lines(path: Path, *, where: str | None = None) -> list[tuple[int, Any]]:
-    """(line number, JSON value) of each line of a .jsonl or .jsonl.gz file that is not blank.
+    """Read (line number, JSON value) of each line of a .jsonl or .jsonl.gz file that is not blank.
 
     Raises NotFound, or InvalidParameter with the line that is no JSON; messages call the file `where`, or by its path.
     """
@@ -52,30 +52,30 @@ def read_lines(path: Path, *, where: str | None = None) -> list[tuple[int, Any]]
         raise NotFound(f"{where} cannot be read: {problem.strerror or problem}.", param="texts") from None
     error = partial(InvalidParameter, param="texts")
     lines = parse_lines(text, name=lambda number: f"{where}, line {number},", error=error)
-    if "\\ud" not in text.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
+    if "\\ud" not in text.lower():  # the only way a lone surrogate gets into valid UTF-8
         return list(lines)
-    found = []
+    checked = []
     for number, value in lines:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            said = "is not valid Unicode: it holds a surrogate without its other half"
-            raise wrong_line(where, number, said) from None
-        found.append((number, value))
-    return found
+            message = "is not valid Unicode: it holds a surrogate without its other half"
+            raise wrong_line(where, number, message) from None
+        checked.append((number, value))
+    return checked
 
 
 def text_of(value: object, where: str, number: int) -> str:
-    """The text of a {"text"} object; raises InvalidParameter with the line."""
+    """Return the text of a {"text"} object; raises InvalidParameter with the line."""
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise wrong_line(where, number, 'is not JSON with a string "text": texts are JSON lines of {"text": ...}')
     return str(value["text"])
 
 
 class Line:
-    """The JSON object in a line of data; whatever is wrong with it is said with the file and the line.
+    """The JSON object in a line of data; its errors name the file and the line.
 
-    Raises InvalidParameter where it is no object, saying what it `needs`.
+    Raises InvalidParameter if it is no object; `needs` is the format in messages.
     """
 
     def __init__(self, value: object, *, where: str, number: int, needs: str) -> None:
@@ -85,32 +85,32 @@ class Line:
         self.fields: dict[str, Any] = value
 
     def string(self, name: str) -> str:
-        """A field that is text, and not blank; raises InvalidParameter."""
-        found = self.fields.get(name)
-        if not isinstance(found, str) or not found.strip():
+        """Return a field that is a string and not blank; raises InvalidParameter."""
+        text = self.fields.get(name)
+        if not isinstance(text, str) or not text.strip():
             raise self.lacks(f'has no string "{name}"')
         try:
-            found.encode()
+            text.encode()
         except UnicodeEncodeError:
             raise self.wrong(f'has a "{name}" that is not valid Unicode') from None
-        return found
+        return text
 
-    def wrong(self, said: str) -> InvalidParameter:
-        """What to raise for it."""
-        return wrong_line(self.where, self.number, said)
+    def wrong(self, problem: str) -> InvalidParameter:
+        """The error for this line."""
+        return wrong_line(self.where, self.number, problem)
 
-    def lacks(self, said: str) -> InvalidParameter:
-        """The same, with what it needs."""
-        return self.wrong(f"{said}: it needs {self.needs}")
+    def lacks(self, problem: str) -> InvalidParameter:
+        """The error for this line, with the format that it needs."""
+        return self.wrong(f"{problem}: it needs {self.needs}")
 
 
-def wrong_line(where: str, number: int, said: str) -> InvalidParameter:
-    """What to raise for a line of data."""
-    return InvalidParameter(f"{where}, line {number}, {said}.", param="texts")
+def wrong_line(where: str, number: int, problem: str) -> InvalidParameter:
+    """The error for a line of data."""
+    return InvalidParameter(f"{where}, line {number}, {problem}.", param="texts")
 
 
 def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
-    """At most `most` of the texts, drawn with `seed`, in the order they had."""
+    """Draw at most `most` of the texts with `seed`, keeping their order."""
     if len(texts) <= most:
         return list(texts)
     chosen = np.random.default_rng(seed).choice(len(texts), size=most, replace=False)
@@ -119,14 +119,14 @@ def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Data:
-    """A task's items to train on, and others by which the best state is kept."""
+    """A task's items to train on, and items to choose the best state by."""
 
     train: Sequence[Any]
     valid: Sequence[Any]
 
 
 def held_out(items: Sequence[Any], share: float) -> Data:
-    """A share of the items held out to validate on, drawn with a fixed seed; the order stays."""
+    """Hold out a share of the items to validate on, drawn with a fixed seed; the order stays."""
     count = round(share * len(items))
     chosen = set(np.random.default_rng(HELD_OUT_SEED).permutation(len(items))[:count].tolist())
     return Data(
@@ -137,9 +137,9 @@ def held_out(items: Sequence[Any], share: float) -> Data:
 
 @dataclass(frozen=True)
 class Examples:
-    """Data as rows int64 (examples, width), whose layout is the task's own, and what became of the data.
+    """Encoded data: int64 rows (examples, width) in the task's own layout.
 
-    `counts` goes into the record: what was received, what was cut, what was left out.
+    `counts` goes into the record: items received, cut and left out.
     """
 
     rows: np.ndarray
@@ -147,47 +147,53 @@ class Examples:
 
 
 def enough(items: Sequence[object], at_least: int, *, of: str, where: str) -> None:
-    """Raises InvalidParameter for fewer than `at_least` items in `where`."""
+    """Raise InvalidParameter for fewer than `at_least` items in `where`."""
     if len(items) < at_least:
         raise InvalidParameter(f"{where} holds {len(items)} {of}, and at least {at_least} are needed.", param="texts")
 
 
 def pack(
-    texts: Sequence[str], tokenize: Callable[[str], Sequence[int]], *, block: int, what: str = "training",
+    texts: Sequence[str],
+    tokenize: Callable[[str], Sequence[int]],
+    *,
+    block: int,
+    purpose: str = "training",
     at_least: int = MIN_TEXTS,
-) -> Examples:  # fmt: skip
-    """The texts' tokens end to end, cut into blocks; what is left at the end is dropped, and counted.
+) -> Examples:
+    """Concatenate the texts' tokens and cut them into blocks; an incomplete last block is dropped.
 
-    Counted are that rest's tokens and the texts that are in it as a whole, and the texts that are longer than a block:
-    what is predicted in one block does not see the one before. `tokenize` puts the BOS in front of each text, so that
-    boundaries are seen. Raises InvalidParameter for fewer than `at_least` texts, or for less than one block.
+    The counts include the dropped tokens, the texts wholly among them, and the texts longer than a block. `tokenize`
+    puts the BOS in front of each text, which marks their boundaries. Raises InvalidParameter for fewer than `at_least`
+    texts, or for less than one block.
     """
     if block < 2:
         raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
-    enough(texts, at_least, of="texts", where=f"The {what} data")
-    parts = [np.asarray(tokenize(text), dtype=np.int64) for text in texts]
-    lengths = np.array([len(part) for part in parts])
+    enough(texts, at_least, of="texts", where=f"The {purpose} data")
+    tokens = [np.asarray(tokenize(text), dtype=np.int64) for text in texts]
+    lengths = np.array([len(ids) for ids in tokens])
     total = int(lengths.sum())
     if total < block:
         raise InvalidParameter(
-            f"The {what} data holds {total} tokens, less than one block of {block}: bring more text, or a "
+            f"The {purpose} data holds {total} tokens, less than one block of {block}: bring more text, or a "
             "shorter block.",
             param="texts",
         )
     used = total // block * block
     starts = np.cumsum(lengths) - lengths
     counts = {
-        "texts": len(texts), "texts_left_out": int((starts >= used).sum()), "texts_cut": int((lengths > block).sum()),
-        "tokens_available": used, "tokens_left_out": total - used,
-    }  # fmt: skip
-    return Examples(np.concatenate(parts)[:used].reshape(-1, block), counts)
+        "texts": len(texts),
+        "texts_left_out": int((starts >= used).sum()),
+        "texts_cut": int((lengths > block).sum()),
+        "tokens_available": used,
+        "tokens_left_out": total - used,
+    }
+    return Examples(np.concatenate(tokens)[:used].reshape(-1, block), counts)
 
 
 class DataOrder:
-    """Which blocks each step takes: `take` of `blocks`, or all of them where there are fewer.
+    """The order of blocks: each step takes `take` of `blocks`, or all of them if there are fewer.
 
-    Epoch after epoch, each in an order drawn from one seed, so that every block comes once an epoch. It can be stopped
-    and taken up again.
+    Every block comes once an epoch, in an order drawn from one seed. Its state can be saved and restored.
     """
 
     def __init__(self, blocks: int, *, take: int, seed: int) -> None:
@@ -197,17 +203,17 @@ class DataOrder:
         self._ahead = np.empty(0, dtype=np.int64)
 
     def next(self) -> np.ndarray:
-        """int64 (size,): the blocks of the next step."""
+        """Return the blocks of the next step, int64 (size,)."""
         while len(self._ahead) < self.size:
             self._ahead = np.concatenate([self._ahead, self._rng.permutation(self._blocks)])
-        taken, self._ahead = self._ahead[: self.size], self._ahead[self.size :]
-        return taken
+        blocks, self._ahead = self._ahead[: self.size], self._ahead[self.size :]
+        return blocks
 
     def state(self) -> tuple[dict[str, Any], np.ndarray]:
-        """The generator's state as JSON, and the indices drawn and not yet taken."""
+        """Return the generator's state as JSON, and the indices drawn but not yet used."""
         return dict(self._rng.bit_generator.state), self._ahead.copy()
 
     def restore(self, generator: dict[str, Any], ahead: np.ndarray) -> None:
-        """Go on where `state` was taken; raises ValueError for the state of another generator."""
+        """Continue from a `state`; raises ValueError for the state of another generator."""
         self._rng.bit_generator.state = generator
         self._ahead = ahead.astype(np.int64, copy=True)

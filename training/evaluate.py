@@ -1,6 +1,6 @@
-"""How well an adapter does a task on data that it was not trained on.
+"""Measure an adapter's metrics for a task on data that it was not trained on.
 
-Called by `soup evaluate`, experiments and tests. It is told the task, or reads it off a directory that `soup train`
+Called by `soup evaluate`, experiments and tests. The task is an argument, or read from a directory that `soup train`
 wrote.
 """
 
@@ -19,57 +19,62 @@ from training.tasks.contract import Task
 
 
 def evaluate_task(
-    base: LoadedBase, adapter: AdapterModule | None, task: Task, items: Sequence[Any], *, block: int | None = None,
+    base: LoadedBase,
+    adapter: AdapterModule | None,
+    task: Task,
+    items: Sequence[Any],
+    *,
+    block: int | None = None,
     batch: int = 8,
-) -> dict[str, float]:  # fmt: skip
-    """The task's figures on `items` under the base with `adapter`, or by itself; the base is left as it was.
+) -> dict[str, float]:
+    """Compute the task's metrics on `items` under the base with `adapter`, or alone; leaves the base unchanged.
 
     `block` is the most tokens of a sequence, by default what the context leaves; `batch` sequences run at once. Rates
     are shares (0.9), losses in nats; a bank is measured as its merge. Raises InvalidParameter for no items, a label
-    outside the adapter's or a block beyond the context, Incompatible where base, adapter and task do not go together.
+    outside the adapter's or a block beyond the context, Incompatible if base, adapter and task do not fit.
     """
     task.check_base(base)
-    room = base.shape.context - (0 if adapter is None else adapter.config.prefix_length)
-    if block is not None and not 2 <= block <= room:
+    available = base.shape.context - (0 if adapter is None else adapter.config.prefix_length)
+    if block is not None and not 2 <= block <= available:
         raise InvalidParameter(
-            f"A block of {block} tokens is not between 2 and {room}, what the base model's context leaves.",
+            f"A block of {block} tokens is not between 2 and {available}, what the base model's context leaves.",
             param="block",
         )
     if not items:
         raise InvalidParameter("The evaluation data is empty.", param="data")
-    return task.metrics(base, adapter, items, block=block or room, batch=batch)
+    return task.metrics(base, adapter, items, block=block or available, batch=batch)
 
 
 def task_named(key: str) -> Task:
-    """The task of this key; raises InvalidParameter with those there are."""
+    """Return the task of this key; raises InvalidParameter with the valid keys."""
     if key not in TASKS:
         raise InvalidParameter(f"Task {key[:80]!r} is not one of {', '.join(TASKS)}.", param="task")
     return TASKS[key]
 
 
 def task_of(folder: AdapterDirectory, key: str | None = None) -> Task:
-    """What an adapter was trained for: by its head, or as its record says; language modelling where neither does.
+    """Return the task an adapter was trained for, by its head or its record; by default language modelling.
 
-    With `key` it is that task. Either way as the adapter's training data had it. Raises InvalidParameter as
+    With `key` it is that task. The options of the task come from the adapter's record. Raises InvalidParameter as
     `task_named` does.
     """
-    task = _told_by(folder) if key is None else task_named(key)
+    task = _recorded_task(folder) if key is None else task_named(key)
     return task.trained(folder.provenance.training)
 
 
-def _told_by(folder: AdapterDirectory) -> Task:
+def _recorded_task(folder: AdapterDirectory) -> Task:
     head = folder.config.head
-    said = folder.provenance.training.get("task")
+    name = folder.provenance.training.get("task")
     for task in TASKS.values():
-        if task.answers == (None if head is None else head.task) and (head is not None or task.name == said):
+        if task.answers == (None if head is None else head.task) and (head is not None or task.name == name):
             return task
     return LANGUAGE_MODELLING
 
 
 def adapter_of(folder: AdapterDirectory, base: LoadedBase) -> AdapterModule:
-    """The adapter of a directory, to be put on `base`.
+    """Load the adapter of a directory for `base`.
 
-    Raises Incompatible where it was made for another base model, or its tensors do not fit; InvalidWeights.
+    Raises Incompatible if it was made for another base model or its tensors do not fit; InvalidWeights.
     """
     if folder.base_fingerprint not in (None, base.shape.fingerprint):
         raise Incompatible(

@@ -1,6 +1,6 @@
-"""The numbers that decide what comes out of a training: of the loop, of pruning, and how experts are brought to agree.
+"""The hyperparameters of a training: of the loop, of pruning, and of the consistency of experts.
 
-They go into the record of what is trained and into checkpoints. Values alone, without torch.
+They go into the record of an adapter and into checkpoints. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from registry.spec import Frozen, PruningScore
 Schedule = Literal["linear", "cosine"]
 TrainingDtype = Literal["float32", "bfloat16"]
 Consistency = Literal["released", "paper", "none"]
-"""How two passes of a bank are brought to agree (AdaMix, section 3.2): as its code does, as its text says, or not."""
+"""The consistency loss between two passes of a bank (AdaMix, section 3.2): as released, as in the paper, or none."""
 SPARSITY = 0.4
-"""The share that is pruned where nothing else is said: SparseAdapter's default."""
+"""The default share that is pruned, as in SparseAdapter."""
 SHORTEST_BLOCK = 2
-"""Tokens: the last one is predicted, by what is before it."""
+"""Tokens of the shortest block: the second is predicted from the first."""
 
 
 class Hyperparameters(Frozen):
@@ -50,7 +50,7 @@ class Hyperparameters(Frozen):
     data_seed: int = Field(default=0, ge=0, lt=2**32)
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of step 1 to `steps`: up over the warm-up, then down so that it would be zero after the last."""
+        """Return the rate of step 1 to `steps`: rises over the warm-up, then falls to zero after the last."""
         rising = max(1, round(self.warmup * self.steps))
         if step <= rising:
             return self.learning_rate * step / rising
@@ -60,7 +60,7 @@ class Hyperparameters(Frozen):
         return self.learning_rate * (self.steps - step + 1) / (self.steps - rising + 1)
 
     def evaluated_at(self) -> set[int]:
-        """The steps after which validation loss is taken; the last one always is."""
+        """Return the steps after which the validation loss is computed, the last among them."""
         return {max(1, round(self.steps * i / self.evaluations)) for i in range(1, self.evaluations + 1)}
 
 

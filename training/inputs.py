@@ -1,6 +1,6 @@
-"""Everything that decides what a training gives, as one value: made by `build` from a spec, or by hand.
+"""The inputs of a training: everything that decides its result, as one value, built by `training.build` from a spec.
 
-The trainer takes it, a checkpoint and a record name it, and what is there already is compared with it.
+The trainer takes it, a checkpoint and a record identify it, and existing directories are compared with it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from training.methods.adamix import bank_record
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task, named_head
 
-_IF_ASKED = ("pruning", "consistency", "start")
-"""Keys of a record that are there only where the option is: one that is missing says that it was not asked for."""
+_OPTIONAL_KEYS = ("pruning", "consistency", "start")
+"""Keys that a record has only if the option was used."""
 
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """What is trained, from which start, how and on which data: on one base model it gives one adapter, to the bit.
+    """What is trained, from which start, how and on which data: on one base model the result is the same to the bit.
 
     `data` are the task's items: texts for language modelling. `config` has the head that the task needs
     (`tasks.contract.with_head`). With `pruning` the adapter is pruned before the first step; a bank (AdaMix) is
@@ -49,7 +49,7 @@ class TrainingInputs:
     consistency: Consistency | None = None
 
     def check(self, base: BaseText) -> None:
-        """Raises InvalidParameter and Incompatible for what does not go together, with each other or with the base."""
+        """Raise InvalidParameter or Incompatible for inputs that do not fit each other or the base."""
         if self.consistency is not None and self.config.merged is None:
             raise InvalidParameter(
                 f"Consistency is between the experts of a bank, and this adapter is a {self.config.method}.",
@@ -57,24 +57,24 @@ class TrainingInputs:
             )
         if self.pruning is not None and self.config.merged is not None:
             raise InvalidParameter("The experts of a bank are not pruned: choose one of the two.", param="pruning")
-        found = None if self.config.head is None else self.config.head.task
-        if self.task.answers != found:
+        head_task = None if self.config.head is None else self.config.head.task
+        if self.task.answers != head_task:
             raise Incompatible(
                 f"{self.task.name.capitalize()} needs an adapter with {named_head(self.task.answers)}, and this "
-                f"{self.config.method} adapter has {named_head(found)}.",
+                f"{self.config.method} adapter has {named_head(head_task)}.",
                 param="config",
             )
         self.task.check_base(base)
         check_block(self.hyperparameters.block, base.shape, self.config)
 
     def record(self, base: BaseText) -> dict[str, Any]:
-        """What of an adapter's record is known before it is trained, as JSON; with config and `init_seed` it is all.
+        """The part of an adapter's record that its inputs decide, as JSON, without config and `init_seed`.
 
-        The data are named by the digests of their items in their order. What is not asked for has no key, so that
-        records and checkpoints of before it was there stay valid.
+        The data are identified by digests of their items in order. Unused options have no key, so that records and
+        checkpoints older than an option stay valid.
         """
         train, valid = (digest_of(self.task.identity(items)) for items in (self.data.train, self.data.valid))
-        about: dict[str, Any] = {
+        record: dict[str, Any] = {
             "task": self.task.name,
             "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
             "init": self.config.start_named(self.init),
@@ -83,44 +83,46 @@ class TrainingInputs:
             **self.task.inputs(),
         }
         if self.pruning is not None:
-            about["pruning"] = self.pruning.model_dump(mode="json")
+            record["pruning"] = self.pruning.model_dump(mode="json")
         if self.config.merged is not None:
-            about["consistency"] = self.consistency or "released"
+            record["consistency"] = self.consistency or "released"
         if self.start is not None:
-            about["start"] = init_hash(self.start)
-        return about
+            record["start"] = init_hash(self.start)
+        return record
 
     def refuse_another(self, folder: AdapterDirectory, base: BaseText, *, advice: str, of_bank: bool = False) -> None:
-        """Raises Conflict, naming every difference, where an adapter that is there is not what is made of these.
+        """Raise Conflict, naming each difference, if an existing adapter is not the result of these inputs.
 
-        Of a bank of experts that is its merge, or with `of_bank` the bank. `advice` ends the message.
+        For a bank of experts that is its merge or, with `of_bank`, the bank. `advice` ends the message.
         """
-        found = self._differences(folder, base, of_bank=of_bank)
-        if found:
+        problems = self._differences(folder, base, of_bank=of_bank)
+        if problems:
             raise Conflict(
-                f"{folder.path} is there, and of another training: {found[0]}. {advice}",
+                f"{folder.path} is there, and of another training: {problems[0]}. {advice}",
                 param="out",
-                problems=[f"It differs in {one}." for one in found],
+                problems=[f"It differs in {problem}." for problem in problems],
             )
 
     def _differences(self, folder: AdapterDirectory, base: BaseText, *, of_bank: bool) -> list[str]:
-        """`name (value there, value here)` for each."""
-        record, now = folder.provenance.training, self.record(base)
-        names = dict.fromkeys([*now, *_IF_ASKED])  # what was asked for there, and is not here, differs too
-        found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
+        """`name (value there, value here)` for each difference."""
+        record, record_here = folder.provenance.training, self.record(base)
+        names = dict.fromkeys([*record_here, *_OPTIONAL_KEYS])
+        changes = differences(
+            {name: record.get(name) for name in names}, {name: record_here.get(name) for name in names}
+        )
         merged = None if of_bank else self.config.merged
-        found += differences(record.get("bank"), None if merged is None else bank_record(self.config), at="bank")
-        made = merged or self.config
-        there = folder.config.dense()  # what was pruned depends on the data; that it was, the record says
-        found += differences(there.identity(), made.identity(), at="config")
-        return found + differences(folder.provenance.init_seed, self.init_seed, at="init_seed")
+        changes += differences(record.get("bank"), None if merged is None else bank_record(self.config), at="bank")
+        config = merged or self.config
+        # the pruned entries depend on the data, and the record says that it was pruned
+        changes += differences(folder.config.dense().identity(), config.identity(), at="config")
+        return changes + differences(folder.provenance.init_seed, self.init_seed, at="init_seed")
 
 
 def check_block(block: int, shape: BaseShape, config: AdapterConfig) -> None:
-    """Raises InvalidParameter where a block does not fit the base model's context beside the adapter's prefix."""
-    taken = config.prefix_length
-    if block + taken > shape.context:
-        less = f", of which the prefix takes {taken}" if taken else ""
+    """Raise InvalidParameter if a block does not fit the base model's context beside the adapter's prefix."""
+    prefix = config.prefix_length
+    if block + prefix > shape.context:
+        less = f", of which the prefix takes {prefix}" if prefix else ""
         raise InvalidParameter(
             f"A block of {block} tokens does not fit the base model's context of {shape.context}{less}.", param="block"
         )

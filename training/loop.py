@@ -1,7 +1,7 @@
 """The optimisation loop: AdamW, warm-up and decay, accumulation, clipping, the best state by validation loss.
 
 Called by the trainer of adapters and by the demo's training of its base model. On the CPU the same seeds, data,
-number of threads and version of torch give the same bits, also where a checkpoint was gone on from.
+number of threads and version of torch give the same bits, also after a resume from a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from training.state import TrainingState
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a loop did: validation loss (mean NLL in nats) before the first step and at its best, and on the way.
+    """The result of a loop: validation loss (mean NLL in nats) before the first step, at its best, and in between.
 
-    `train_history` holds about a hundred (step, mean training loss since the one before). `resumed_at` is the step
-    after which a checkpoint was gone on from, None where there was none; it has no influence on all else.
-    `resume_note` says where what may decide the last bits was another when that checkpoint was written, and
-    `made_with` what it was, in every part of the training.
+    `train_history` holds about a hundred (step, mean training loss since the previous point). `resumed_at` is the step
+    of the checkpoint that the loop continued from, or None. `resume_note` describes how the environment that decides
+    the last bits has changed since that checkpoint, and `made_with` lists all environments of the training.
     """
 
     best_step: int
@@ -53,18 +52,18 @@ def optimise(
 ) -> Outcome:
     """Train the parameters that require gradients, and leave them in their best state by validation loss.
 
-    The state before the first step takes part, so the outcome is never worse on the validation data than doing
-    nothing. With a `checkpoint` the training goes on from what it holds, and saves itself in it; it is there still at
-    the end, for whoever stores the result to discard. `losses` is told of the state again and again.
+    The state before the first step counts too, so the result is never worse on the validation data than the start.
+    With a `checkpoint` the training continues from it and saves itself in it; the caller discards it once the result
+    is stored. `losses` is written as losses come.
 
-    Raises InvalidParameter where nothing is trained, and with step and learning rate where the loss diverges;
-    Cancelled when `should_stop` says so; Conflict for the checkpoint of another training.
+    Raises InvalidParameter if nothing is trained, and with step and learning rate if the loss diverges; Cancelled when
+    `should_stop` returns True; Conflict for the checkpoint of another training.
     """
     numbers = state.hyperparameters
     evaluated_at = numbers.evaluated_at()
-    with nullcontext() if checkpoint is None else checkpoint.held(), _randomness(numbers.data_seed, state.device):
+    with nullcontext() if checkpoint is None else checkpoint.locked(), _randomness(numbers.data_seed, state.device):
         resumed_at = _begin(state, checkpoint)
-        _note(losses, state)
+        _write_losses(losses, state)
         while state.step < numbers.steps:
             if should_stop is not None and should_stop():
                 raise _cancelled(state, checkpoint)
@@ -72,26 +71,32 @@ def optimise(
                 state.advance()
                 if state.step in evaluated_at:
                     state.evaluate()
-            except InvalidParameter:  # its last losses are what shows that it diverged
-                _note(losses, state)
+            except InvalidParameter:  # the curve shall show the divergence
+                _write_losses(losses, state)
                 raise
             if checkpoint is not None and (state.step == numbers.steps or checkpoint.due(state.step)):
                 checkpoint.write(state.step, state.tensors(), state.as_json())
-            _note(losses, state)
+            _write_losses(losses, state)
             progress(state.step, numbers.steps, _figures(state))
     state.keep_best()
     examples = numbers.steps * state.order.size
     return Outcome(
-        best_step=state.best[1], valid_before=state.history[0][1], valid_best=state.best[0],
-        history=tuple(state.history), train_history=tuple(state.curve.points),
-        train_tokens=examples * (state.train.shape[1] - 1), examples=examples,
+        best_step=state.best[1],
+        valid_before=state.history[0][1],
+        valid_best=state.best[0],
+        history=tuple(state.history),
+        train_history=tuple(state.curve.points),
+        train_tokens=examples * (state.train.shape[1] - 1),
+        examples=examples,
         trained_parameters=sum(parameter.numel() for parameter in state.trained.values()),
-        resumed_at=resumed_at, resume_note=state.resume_note, made_with=tuple(state.made()),
-    )  # fmt: skip
+        resumed_at=resumed_at,
+        resume_note=state.resume_note,
+        made_with=tuple(state.environments()),
+    )
 
 
 def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
-    """Go on from a checkpoint, whose step is given, or take the validation loss of the start."""
+    """Restore a checkpoint and return its step, or else record the validation loss of the start."""
     saved = None if checkpoint is None else checkpoint.read()
     if saved is None:
         state.evaluate()
@@ -100,29 +105,29 @@ def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
     return state.step
 
 
-def _note(losses: LossesFile | None, state: TrainingState) -> None:
+def _write_losses(losses: LossesFile | None, state: TrainingState) -> None:
     if losses is not None:
         losses.note(state)
 
 
 def _figures(state: TrainingState) -> str:
-    """The losses of a training as its progress says them: of this step's data, and of validation data."""
-    at, valid = state.history[-1]
-    return f"loss {state.loss:.3f}, on validation {valid:.3f} (step {at}), best {state.best[0]:.3f}"
+    """The losses for progress messages: of this step's data, and of the validation data."""
+    step, valid = state.history[-1]
+    return f"loss {state.loss:.3f}, on validation {valid:.3f} (step {step}), best {state.best[0]:.3f}"
 
 
 def _cancelled(state: TrainingState, checkpoint: Checkpoint | None) -> Cancelled:
-    """The error of a cancelled training, whose checkpoint is brought up to date here."""
-    said = f"Training was cancelled at step {state.step + 1} of {state.hyperparameters.steps}"
+    """Save the checkpoint of a cancelled training, and return its error."""
+    message = f"Training was cancelled at step {state.step + 1} of {state.hyperparameters.steps}"
     if checkpoint is None:
-        return Cancelled(f"{said}.")
+        return Cancelled(f"{message}.")
     checkpoint.write(state.step, state.tensors(), state.as_json())
-    return Cancelled(f"{said}; the same training with the checkpoint in {checkpoint.folder} goes on from there.")
+    return Cancelled(f"{message}; the same training with the checkpoint in {checkpoint.folder} goes on from there.")
 
 
 @contextmanager
 def _randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers as `seed` makes them, and afterwards as they were: dropout, routing and the like."""
+    """Seed torch's random numbers (dropout, routing) while open, and restore them afterwards."""
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""The losses of a training while it runs, in a file that whoever waits for it may read at any moment.
+"""The losses of a running training, in a file that other processes may read at any moment.
 
-Written by the loop, under the names that the record of a training has them by; read by the server's job.
+Written by the loop, with the field names of a training's record; read by the server's job.
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ from typing import Any
 from training.state import TrainingState
 
 log = logging.getLogger("soup.training")
-MOST_POINTS = 400
-"""Of each of the two lists."""
+MAX_POINTS = 400
+"""The most points of each of the two lists."""
 Point = tuple[int, float]
 
 
 class LossesFile:
-    """Writes the losses of a state to `path`, whole or not at all, each time that there are more of them."""
+    """Writes the losses of a state to `path` atomically whenever there are new ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = (0, 0)
 
     def note(self, state: TrainingState) -> None:
-        """Write them, if there are more than the last time; where the disk takes none, the training goes on."""
-        there = (len(state.curve.points), len(state.history))
-        if there == self._written:
+        """Write the losses if there are new ones; if the disk fails, log it and go on."""
+        counts = (len(state.curve.points), len(state.history))
+        if counts == self._written:
             return
-        self._written = there
-        said = {
-            "train_history": thinned(state.curve.points), "valid_history": thinned(state.history),
+        self._written = counts
+        losses = {
+            "train_history": thinned(state.curve.points),
+            "valid_history": thinned(state.history),
             "best_step": state.best[1],
-        }  # fmt: skip
-        beside = self._path.with_suffix(".new")
+        }
+        temporary = self._path.with_suffix(".new")
         try:
-            beside.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
-            beside.replace(self._path)
+            temporary.write_text(json.dumps(losses, allow_nan=False), encoding="utf-8")
+            temporary.replace(self._path)
         except OSError as error:
             log.warning("the losses of a training are not written: %s", error.strerror)
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most about `MOST_POINTS` of the points, evenly, the last among them."""
-    every = -(-len(points) // MOST_POINTS)
-    return [*points[:-1:every], points[-1]] if points else []
+    """Thin the points evenly to about `MAX_POINTS`, keeping the last."""
+    stride = -(-len(points) // MAX_POINTS)
+    return [*points[:-1:stride], points[-1]] if points else []
 
 
 def read_losses(path: Path) -> dict[str, Any] | None:
-    """What the file says; None where there is none yet."""
+    """Return the content of the file; None if it does not exist yet."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

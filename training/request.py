@@ -1,4 +1,4 @@
-"""What is asked for beside a spec: a training on a server, and one on files of this machine. Never imports torch."""
+"""Requests for a training: one for a server (`TrainingRequest`), one on local files (`TrainingRun`). No torch."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class TrainingRequest(Frozen):
 
 
 def merge_request(bank: str, *, name: str, owner: str | None = None) -> CookRequest:
-    """What cooks the merge of a bank of experts, given by its ref, as `name`, for which `owner` answers."""
+    """The request that cooks the merge of a bank of experts, given by its ref, as `name` owned by `owner`."""
     recipe = HandRecipe(ingredients=(WeightedRef(ref=bank),))
     return CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, owner=owner, verify=False)
 
 
 class TrainingRun(Frozen):
-    """A training on files: what, on which data, and the places for what comes of it; paths are those of this machine.
+    """A training on local files: spec, data, and the places of its results.
 
-    Without `valid` a share of the items of `train` is held out. `called` is how messages name the two files. Members
-    of a fusion are directories that the spec names, or those of `members` in their stead.
+    Without `valid` a share of the items of `train` is held out. `called` are the names of the two files in messages.
+    Members of a fusion are the directories in the spec, or `members` instead.
     """
 
     spec: TrainingSpec
@@ -81,16 +81,16 @@ class TrainingRun(Frozen):
 
     @property
     def bank(self) -> Path:
-        """Where the bank of experts is written, if there is one."""
+        """The directory of the bank of experts, if there is one."""
         return self.out.with_name(self.out.name + BANK)
 
-    def bank_there(self, *, how: str = "remove it") -> AdapterDirectory | None:
-        """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
+    def existing_bank(self, *, advice: str = "remove it") -> AdapterDirectory | None:
+        """Read the bank of experts already in this training's place, if any; raises Conflict if it is no bank.
 
-        `how` says what else can be done than choose another place.
+        `advice` is the suggestion in the message beside choosing another place.
         """
         try:
-            check_place(self.bank, replace=False, advice=how)
+            check_place(self.bank, replace=False, advice=advice)
         except Conflict:
             with suppress(SoupError):
                 folder = read_directory(self.bank)

@@ -1,7 +1,7 @@
-"""What a training makes and how, as one value: what the command line, a grid and a request to the server describe.
+"""The spec of a training: what the command line, a grid and a request to the server describe.
 
-Torch-free. A spec is what is asked for; with a base model it becomes an adapter's configuration, and with data an
-adapter, in `training.build`. What is left open has its paper's value, or what suits the base model.
+Imports no torch. `training.build` makes an adapter's configuration from a spec and a base model. Omitted fields get the
+paper's value, or one that suits the base model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from training.hyperparameters import SHORTEST_BLOCK, SPARSITY, Consistency, Hype
 from training.methods.widening import sparsity_of
 
 BLOCK = 512
-"""Tokens in a block where nothing else is said, at most the base's context."""
+"""Default tokens in a block, at most the base's context."""
 VALID_SHARE = 0.1
-"""Of the data, held out to validate on where there are no others for it."""
+"""Default share of the data held out to validate on."""
 SAMPLE = 200
 """Training passages that become the sample of an adapter."""
 SAVE_SECONDS = 60.0
-"""How often a training with a checkpoint is saved."""
+"""Default seconds between two checkpoints."""
 BANK = "-bank"
-"""Ends the name of a bank of experts; the one without is its merge's."""
+"""Suffix of the name of a bank of experts; the name without it is its merge's."""
 Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 Structure = Literal["bapna_firat", "houlsby", "pfeiffer", "parallel"]
 TaskKey = Literal["language_modelling", "classification", "question_answering", "summarisation"]
@@ -84,7 +84,7 @@ class FusionRequest(Frozen):
     @field_validator("members")
     @classmethod
     def _each_once(cls, members: tuple[str, ...]) -> tuple[str, ...]:
-        twice = sorted({one for one in members if members.count(one) > 1})
+        twice = sorted({member for member in members if members.count(member) > 1})
         if twice:
             raise ValueError(f"{twice[0]} is named twice: a fusion learns to choose between different adapters.")
         return members
@@ -111,7 +111,7 @@ AdapterRequest = Annotated[
 
 
 METHODS = member_names(AdapterRequest)
-"""The kinds of adapters there are requests for; pydantic puts such a name behind `adapter` in an error's place."""
+"""The methods of adapter requests; pydantic puts one behind `adapter` in the location of an error."""
 
 
 class AdamixRequest(Frozen):
@@ -133,7 +133,7 @@ class PruningRequest(PruningOptions):
     widen: int = Field(default=1, ge=1, le=64)
 
     def options(self) -> PruningOptions:
-        """As the trainer takes them."""
+        """Return the trainer's pruning options."""
         sparsity = self.sparsity or (SPARSITY if self.widen == 1 else sparsity_of(self.widen))
         return PruningOptions.model_validate({**self.model_dump(exclude={"widen"}), "sparsity": sparsity})
 
@@ -144,7 +144,7 @@ class RecipeRequest(Hyperparameters):
     block: int | None = Field(default=None, ge=SHORTEST_BLOCK, le=131_072)  # type: ignore[assignment]
 
     def on(self, context: int) -> Hyperparameters:
-        """The numbers where a block may have `context` tokens; whether one asked for fits, the trainer checks."""
+        """Return the hyperparameters for a context of `context` tokens; the trainer checks that the block fits."""
         block = min(context, BLOCK) if self.block is None else self.block
         return Hyperparameters.model_validate({**self.model_dump(), "block": block})
 
@@ -166,7 +166,7 @@ class TrainingSpec(Frozen):
     recipe: RecipeRequest = RecipeRequest()
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _check(self) -> Self:
         problems = [problem for problem in self._problems() if problem]
         if problems:
             raise ValueError("; ".join(problems))
@@ -179,13 +179,11 @@ class TrainingSpec(Frozen):
             "'adamix' makes experts of a bottleneck or a LoRA" if self.adamix and not expert else None,
             "'adamix' and 'pruning' exclude each other" if self.adamix and self.pruning else None,
             f"a fusion is not for task '{self.task}'" if method == "fusion" and self.headed else None,
-            f"task '{self.task}' has no head to train alone: {' and '.join(sorted(HEADED))} have"
-            if method == "head" and not self.headed
-            else None,
+            self._head_problem(),
             self._evaluations_problem(),
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
             "'widen' is not for a fusion" if self.pruning and self.pruning.widen > 1 and method == "fusion" else None,
-        ]  # fmt: skip
+        ]
 
     def _init_problem(self) -> str | None:
         method = self.adapter.method
@@ -197,21 +195,26 @@ class TrainingSpec(Frozen):
             return f"'init' is not for method '{method}'"
         return "'init' 'small_b' is a LoRA's" if self.init == "small_b" else None
 
-    def _evaluations_problem(self) -> str | None:
-        """Those by default are as many as there are steps, where these are fewer."""
-        steps, found = self.recipe.steps, self.recipe.evaluations
-        if found <= max(steps, RecipeRequest().evaluations):
+    def _head_problem(self) -> str | None:
+        if self.adapter.method != "head" or self.headed:
             return None
-        return f"{found} 'evaluations' in {steps} steps: there is at most one after each"
+        return f"task '{self.task}' has no head to train alone: {' and '.join(sorted(HEADED))} have"
+
+    def _evaluations_problem(self) -> str | None:
+        """More evaluations than steps are allowed up to the default."""
+        steps, evaluations = self.recipe.steps, self.recipe.evaluations
+        if evaluations <= max(steps, RecipeRequest().evaluations):
+            return None
+        return f"{evaluations} 'evaluations' in {steps} steps: there is at most one after each"
 
     @property
     def headed(self) -> bool:
-        """Whether its adapter answers with a head of its own."""
+        """True if its adapter answers with a head of its own."""
         return self.task in HEADED
 
     @property
     def start(self) -> Init:
-        """How a bottleneck starts; of no meaning for others."""
+        """The start of a bottleneck; meaningless for other methods."""
         if self.init is not None:
             return self.init
         parallel = isinstance(self.adapter, MamRequest) or (
@@ -220,11 +223,11 @@ class TrainingSpec(Frozen):
         return "zero_up" if parallel else "near_identity"
 
     def with_numbers(self, **numbers: Any) -> TrainingSpec:
-        """The spec with other numbers in its recipe; raises InvalidParameter naming one that is out of its range."""
+        """Return the spec with changed numbers in its recipe; raises InvalidParameter for one out of range."""
         try:
             recipe = RecipeRequest.model_validate({**self.recipe.model_dump(), **numbers})
         except ValidationError as error:
-            found = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in found["loc"])
-            raise InvalidParameter(f"{name}: {describe_error(found)}.", param=name) from None
+            problem = error.errors(include_url=False)[0]
+            name = ".".join(map(str, problem["loc"]))
+            raise InvalidParameter(f"{name}: {describe_error(problem)}.", param=name) from None
         return self.model_copy(update={"recipe": recipe})

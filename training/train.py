@@ -1,7 +1,7 @@
-"""One training from files to directories, in one line: spec -> build (config, start, data) -> trainer -> loop.
+"""Run one training from files to directories: spec -> build (config, start, data) -> trainer -> loop.
 
-Called by `soup train`, by each cell of a grid, and by the process that trains for a server. What is made is a
-directory to push; of a bank of experts two, the bank beside its merge.
+Called by `soup train`, by each cell of a grid, and by the process that trains for a server. The result is a directory
+to push, and for a bank of experts a second one with the bank beside its merge.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from training.trainer import Trained, train_adapter
 
 
 def train(
-    run: TrainingRun, base: LoadedBase, *, data: Data | None = None, progress: Progress = silent,
+    run: TrainingRun,
+    base: LoadedBase,
+    *,
+    data: Data | None = None,
+    progress: Progress = silent,
     should_stop: Callable[[], bool] | None = None,
-) -> Trained:  # fmt: skip
-    """Train, and write what comes of it; `data` are the files' where the caller has read them already.
+) -> Trained:
+    """Train and write the results; returns the adapter written to `out`.
 
-    Gives what `out` holds. The checkpoint is removed when that is written. Raises as `inputs_of` and `train_adapter`
-    do, and Conflict where `out` is there, or as `check_bank` does.
+    `data` are the files' items if the caller has read them already. The checkpoint is removed at the end. Raises as
+    `inputs_of`, `train_adapter` and `check_bank` do, and Conflict if `out` exists.
     """
     inputs = inputs_for(run, base, read_data(run) if data is None else data)
     check_bank(run, base, inputs)
@@ -45,7 +49,7 @@ def train(
 
 
 def read_data(run: TrainingRun) -> Data:
-    """The items to train and to validate on; raises NotFound or InvalidParameter with the line that is wrong."""
+    """Read the items to train and to validate on; raises NotFound or InvalidParameter with the line that is wrong."""
     train, valid = run.called or (None, None)
     items = read_items(run.spec, run.train, where=train)
     if run.valid is None:
@@ -54,17 +58,17 @@ def read_data(run: TrainingRun) -> Data:
 
 
 def inputs_for(run: TrainingRun, base: BaseText, data: Data) -> TrainingInputs:
-    """All that decides what the run makes, the members of a fusion read from their directories."""
-    named = run.spec.adapter.members if isinstance(run.spec.adapter, FusionRequest) else ()
-    members = [read_member(path, base.shape) for path in run.members or map(Path, named)]
+    """Build the inputs of a run, reading the members of a fusion from their directories."""
+    paths = run.spec.adapter.members if isinstance(run.spec.adapter, FusionRequest) else ()
+    members = [read_member(path, base.shape) for path in run.members or map(Path, paths)]
     return inputs_of(run.spec, base, data, members=members)
 
 
 def check_bank(run: TrainingRun, base: BaseText, inputs: TrainingInputs) -> None:
-    """Raises Conflict where the place of the bank holds what this training would not write there, unless `replace`.
+    """Raise Conflict if the place of the bank holds another one than this training's, unless `replace`.
 
-    A bank of this very training is one that was written before a crash, and its merge was not: `out` decides.
+    A bank of this very training is left from a crash before its merge was written: `out` decides.
     """
-    folder = None if run.spec.adamix is None or run.replace else run.bank_there()
+    folder = None if run.spec.adamix is None or run.replace else run.existing_bank()
     if folder is not None:
         inputs.refuse_another(folder, base, of_bank=True, advice="Remove it, or choose another place.")

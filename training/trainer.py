@@ -1,4 +1,4 @@
-"""Training an adapter for a task on a frozen base model; without another task, for a domain's language.
+"""Train an adapter for a task on a frozen base model; by default language modelling on a domain.
 
 Called by `training.train`, the demo and experiments. Adapters that are to be averaged must start from the same
 tensors: the same structure, base, `init` and `init_seed` give the same `init_hash` (AdapterSoup, appendix A.1).
@@ -33,16 +33,16 @@ from training.state import Loss, Objective, TrainingState
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
 
-MOST_VALIDATIONS = 1000
-"""Points of a validation history that a record keeps, about: a provenance has room for 64 KiB."""
+MAX_VALIDATIONS = 1000
+"""Approximate most points of the validation history in a record; a provenance is at most 64 KiB."""
 
 
 @dataclass(frozen=True)
 class Trained:
     """A trained adapter: canonical tensors in fp32, the hash of those it started from, and how it was made.
 
-    `record` is plain JSON; it goes into the provenance of whatever is pushed. `resumed_at` is the step after which a
-    checkpoint was gone on from, `resume_note` what was another then than now: of this the record has `made_with` alone.
+    `record` is plain JSON; it goes into the provenance of the pushed adapter. `resumed_at` is the step of the
+    checkpoint that the training continued from, `resume_note` describes what had changed since.
     """
 
     config: AdapterConfig
@@ -55,15 +55,15 @@ class Trained:
 
     @property
     def provenance(self) -> Provenance:
-        """What a pushed adapter says of its making."""
+        """The provenance of the pushed adapter."""
         return Provenance(
             init_hash=self.init_hash, init_source="trained_here", init_seed=self.init_seed, training=self.record
         )
 
     def merged(self) -> Trained:
-        """The adapter that a trained bank's experts average to (AdaMix, section 3.3), as the mixing `merge` makes it.
+        """Average the experts of a trained bank into one adapter (AdaMix, section 3.3), as the mixing `merge` does.
 
-        `bank` in its record says of what it was made. Raises InvalidParameter for what is no bank.
+        Its record describes the bank under `bank`. Raises InvalidParameter for an adapter that is no bank.
         """
         merge = entry_of(self.config).merge
         if merge is None or self.config.merged is None:
@@ -76,80 +76,105 @@ class Trained:
         )
 
     def write(
-        self, path: Path, base: LoadedBase, *, domain: str, base_id: str | None = None, passages: Sequence[str] = (),
+        self,
+        path: Path,
+        base: LoadedBase,
+        *,
+        domain: str,
+        base_id: str | None = None,
+        passages: Sequence[str] = (),
         replace: bool = False,
-    ) -> AdapterDirectory:  # fmt: skip
-        """Write it as a directory to push, with `passages` as its sample; a LoRA's is one that PEFT loads.
+    ) -> AdapterDirectory:
+        """Write the adapter as a directory to push, with `passages` as its sample; PEFT can load a LoRA's directory.
 
-        `base_id` is the base model's id on the server it will be pushed to, where that is known. Raises Conflict where
-        `path` exists and `replace` is False.
+        `base_id` is the base model's id on the server it will be pushed to, if known. Raises Conflict if `path` exists
+        and `replace` is False.
         """
         contents = AdapterContents(
-            config=self.config, domain=domain, weights=save_tensors(self.tensors), base_model=base_id,
-            base_fingerprint=base.shape.fingerprint, shape=base.shape, provenance=self.provenance,
+            config=self.config,
+            domain=domain,
+            weights=save_tensors(self.tensors),
+            base_model=base_id,
+            base_fingerprint=base.shape.fingerprint,
+            shape=base.shape,
+            provenance=self.provenance,
             texts=passages or None,
-        )  # fmt: skip
+        )
         return write_directory(path, contents, replace=replace)
 
 
 def train_adapter(
-    base: LoadedBase, inputs: TrainingInputs, *, progress: Progress = silent,
-    should_stop: Callable[[], bool] | None = None, saving: Saving | None = None, losses: Path | None = None,
-) -> Trained:  # fmt: skip
-    """Train an adapter, keeping its best state on the validation data. Nothing of `base` changes.
+    base: LoadedBase,
+    inputs: TrainingInputs,
+    *,
+    progress: Progress = silent,
+    should_stop: Callable[[], bool] | None = None,
+    saving: Saving | None = None,
+    losses: Path | None = None,
+) -> Trained:
+    """Train an adapter and return its best state on the validation data. Leaves `base` unchanged.
 
-    With `saving` the training goes on from the checkpoint in its folder, where there is one; its losses are written to
-    the file `losses` as they grow. Raises InvalidParameter
-    for too little data, a block beyond the context or a loss that diverges, Incompatible for a base the adapter
-    cannot be put on or a task it has no head for, Conflict for the checkpoint of another training, Cancelled when
-    `should_stop` says so.
+    With `saving` the training continues from the checkpoint in its folder, if there is one; losses are written to the
+    file `losses` as they come. Raises InvalidParameter for too little data, a block beyond the context or a loss that
+    diverges, Incompatible for a base that the adapter does not fit or a task that it has no head for, Conflict for the
+    checkpoint of another training, Cancelled when `should_stop` returns True.
     """
     inputs.check(base)
     train, valid = _encoded(base, inputs)
-    about = inputs.record(base)
-    adapter = _started(base, inputs)
-    started = _hash_of_start(adapter)
-    identity = {**about, "config": inputs.config.identity(), "init_seed": inputs.init_seed, "init_hash": started}
+    record = inputs.record(base)
+    adapter = _initial_adapter(base, inputs)
+    start_hash = _hash_of_start(adapter)
+    identity = {**record, "config": inputs.config.identity(), "init_seed": inputs.init_seed, "init_hash": start_hash}
     with attached(base.model, adapter):
-        if inputs.pruning is not None:  # the same from the same start, also where a checkpoint is gone on from
+        if inputs.pruning is not None:  # deterministic, so it is repeated when a checkpoint is resumed
             prune(
-                adapter, loss_of(base, adapter, inputs.task), train.rows, inputs.pruning,
-                batch=inputs.hyperparameters.batch, data_digest=about["data"]["train"],
-            )  # fmt: skip
+                adapter,
+                loss_of(base, adapter, inputs.task),
+                train.rows,
+                inputs.pruning,
+                batch=inputs.hyperparameters.batch,
+                data_digest=record["data"]["train"],
+            )
         state = TrainingState(
-            adapter, _objective(base, adapter, inputs), train=train.rows, valid=valid.rows,
+            adapter,
+            _objective(base, adapter, inputs),
+            train=train.rows,
+            valid=valid.rows,
             hyperparameters=inputs.hyperparameters,
-        )  # fmt: skip
+        )
         outcome = optimise(
-            state, progress=progress, should_stop=should_stop,
+            state,
+            progress=progress,
+            should_stop=should_stop,
             checkpoint=None if saving is None else Checkpoint(saving, identity),
             losses=None if losses is None else LossesFile(losses),
-        )  # fmt: skip
+        )
     return Trained(
         config=adapter.config,
         tensors={name: tensor.detach().cpu() for name, tensor in adapter.state_dict().items()},
-        init_hash=started,
+        init_hash=start_hash,
         init_seed=inputs.init_seed,
         record={
-            **about, **inputs.task.record(train, valid),
+            **record,
+            **inputs.task.record(train, valid),
             "made_with": list(outcome.made_with),
             "rows_a_step": outcome.examples // inputs.hyperparameters.steps,
             **_outcome_record(outcome, base, adapter.config, inputs.task, width=train.rows.shape[1]),
         },
         resumed_at=outcome.resumed_at,
         resume_note=outcome.resume_note,
-    )  # fmt: skip
+    )
 
 
 def _encoded(base: LoadedBase, inputs: TrainingInputs) -> tuple[Examples, Examples]:
     """The training and validation data as rows."""
     task, block, head = inputs.task, inputs.hyperparameters.block, inputs.config.head
-    return task.encode(base, inputs.data.train, block=block, head=head), task.encode(
-        base, inputs.data.valid, block=block, head=head, what="validation", at_least=MIN_VALID_TEXTS
-    )
+    train = task.encode(base, inputs.data.train, block=block, head=head)
+    valid = task.encode(base, inputs.data.valid, block=block, head=head, purpose="validation", at_least=MIN_VALID_TEXTS)
+    return train, valid
 
 
-def _started(base: LoadedBase, inputs: TrainingInputs) -> AdapterModule:
+def _initial_adapter(base: LoadedBase, inputs: TrainingInputs) -> AdapterModule:
     """The adapter at step 0 on the base's device."""
     adapter = create(inputs.config, base.shape, seed=inputs.init_seed, init=inputs.init, base=base.model)
     if inputs.start:
@@ -158,36 +183,40 @@ def _started(base: LoadedBase, inputs: TrainingInputs) -> AdapterModule:
 
 
 def _hash_of_start(adapter: AdapterModule) -> str:
-    """The hash that adapters share which average well; of a bank that of its merge, for which it is kept."""
+    """The hash shared by adapters that can be averaged; for a bank the hash of its merge."""
     state = adapter.state_dict()
     return init_hash(merge_bank(adapter.config, state) if isinstance(adapter, BankAdapter) else state)
 
 
 def loss_of(base: LoadedBase, adapter: AdapterModule | None = None, task: Task = LANGUAGE_MODELLING) -> Loss:
-    """The task's mean loss of rows under the base, with `adapter` attached to it by the caller."""
+    """Return the task's mean loss of rows under the base, with `adapter` attached to it by the caller."""
     return lambda rows: task.loss(base, adapter, rows)
 
 
 def _objective(base: LoadedBase, adapter: AdapterModule, inputs: TrainingInputs) -> Objective:
-    """The task's loss; for a bank that of its routes and of their agreement, validated as its merge."""
+    """The task's loss; for a bank the loss of its routes and their consistency, validated as its merge."""
     task, loss = inputs.task, loss_of(base, adapter, inputs.task)
     if not isinstance(adapter, BankAdapter):
-        return Objective(loss, above=task.noise, unit=task.unit)
+        return Objective(loss, margin=task.divergence_margin, unit=task.unit)
     routed = consistent_loss(lambda rows: task.scored(base, adapter, rows), adapter, inputs.consistency or "released")
-    return Objective(routed, valid_loss=loss, above=task.noise, unit=task.unit)
+    return Objective(routed, valid_loss=loss, margin=task.divergence_margin, unit=task.unit)
 
 
 def thinned(history: Sequence[tuple[int, float]], best_step: int) -> list[tuple[int, float]]:
-    """At most about MOST_VALIDATIONS of a history, evenly; the first, the last and the best step's are among them."""
-    every = math.ceil(len(history) / MOST_VALIDATIONS)
+    """Thin a history evenly to about MAX_VALIDATIONS points, keeping the first, the last and the best step's."""
+    stride = math.ceil(len(history) / MAX_VALIDATIONS)
     last = len(history) - 1
-    return [one for number, one in enumerate(history) if number % every == 0 or number == last or one[0] == best_step]
+    return [
+        (step, loss)
+        for number, (step, loss) in enumerate(history)
+        if number % stride == 0 or number == last or step == best_step
+    ]
 
 
 def _outcome_record(
     outcome: Outcome, base: LoadedBase, config: AdapterConfig, task: Task, *, width: int
 ) -> dict[str, Any]:
-    """What a record says of the outcome, and of the adapter's size beside the base model, pruned entries left out."""
+    """The part of a record on the outcome and on the adapter's size, without pruned entries, relative to the base."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     masked = sum(pruned.masked for pruned in config.prunings().values())
     trained = outcome.trained_parameters - masked
@@ -195,7 +224,9 @@ def _outcome_record(
         "optimizer": "AdamW",
         "parameters": {"trained": trained, "base": parameters, "share": trained / parameters},
         "best_step": outcome.best_step,
-        **task.outcome(examples=outcome.examples, width=width, before=outcome.valid_before, best=outcome.valid_best),
+        **task.outcome(
+            examples=outcome.examples, width=width, start_loss=outcome.valid_before, best_loss=outcome.valid_best
+        ),
         "valid_history": [[step, nll] for step, nll in thinned(outcome.history, outcome.best_step)],
         "train_history": [[step, nll] for step, nll in outcome.train_history],
     }

@@ -25,7 +25,7 @@ from registry.spec import BaseEntry
 from tests.repository import REPOSITORY
 from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, train_on
-from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, held
+from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, locked
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
 from training.state import Objective, TrainingState
@@ -124,7 +124,7 @@ def test_a_finished_training_is_not_done_twice(tmp_path):
 def test_it_saves_after_steps_and_after_seconds(tmp_path):
     def written(saving: Saving) -> list[int]:
         found, now, moment = [], Checkpoint(saving, {}), torch.zeros(1)
-        with now.held():
+        with now.locked():
             for step in range(1, 7):
                 if now.due(step):
                     now.write(step, {"x": moment}, {})
@@ -243,7 +243,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
 
 def test_one_folder_is_of_one_training_at_a_time(tmp_path):
     checkpoint = Checkpoint(Saving(tmp_path), {})
-    with checkpoint.held(), pytest.raises(Conflict, match="Another training is saving in"):
+    with checkpoint.locked(), pytest.raises(Conflict, match="Another training is saving in"):
         noisy(tmp_path)
     noisy(tmp_path)
 
@@ -261,8 +261,8 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, 
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with held(folder, "taken"):
-        with pytest.raises(Conflict, match="taken"), held(folder, "taken"):
+    with locked(folder, "taken"):
+        with pytest.raises(Conflict, match="taken"), locked(folder, "taken"):
             pass
         assert folder.is_dir()
     assert folder.exists() == made_again
@@ -270,10 +270,10 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, 
 
 def test_what_another_process_owns_by_now_is_not_discarded(tmp_path):
     noisy(tmp_path / "state", every=None)
-    with held(tmp_path / "state", "taken"):
+    with locked(tmp_path / "state", "taken"):
         discard(tmp_path / "state")
         assert (tmp_path / "state" / FILE).is_file()
-        with pytest.raises(Conflict, match="taken"), held(tmp_path / "state", "taken"):
+        with pytest.raises(Conflict, match="taken"), locked(tmp_path / "state", "taken"):
             pass
     discard(tmp_path / "state")
     assert not (tmp_path / "state").exists()

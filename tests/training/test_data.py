@@ -77,7 +77,7 @@ def test_blocks_hold_the_texts_end_to_end_with_their_bos():
 )
 def test_too_little_text_is_refused_with_the_figures(texts, block, said):
     with pytest.raises(InvalidParameter, match=said):
-        pack(texts, tokens, block=block, what="validation")
+        pack(texts, tokens, block=block, purpose="validation")
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2**32 - 1))

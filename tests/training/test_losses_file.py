@@ -12,7 +12,7 @@ from torch import nn
 
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
-from training.losses_file import MOST_POINTS, LossesFile, read_losses, thinned
+from training.losses_file import MAX_POINTS, LossesFile, read_losses, thinned
 from training.state import Objective, TrainingState
 
 
@@ -24,10 +24,10 @@ def test_there_is_none_before_it_is_written(tmp_path: Path) -> None:
 def test_many_points_become_few_with_the_first_and_the_last(count: int) -> None:
     points = [(step, float(step)) for step in range(count)]
     found = thinned(points)
-    assert len(found) <= MOST_POINTS + 1
+    assert len(found) <= MAX_POINTS + 1
     assert found == sorted(set(found) & set(points))
     assert (found[:1], found[-1:]) == (points[:1], points[-1:])
-    if count <= MOST_POINTS:
+    if count <= MAX_POINTS:
         assert found == points
 
 

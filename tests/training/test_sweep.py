@@ -21,9 +21,9 @@ from tests.registry.random_adapters import lora
 from tests.registry.toy_registry import weights
 from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
-from training.checkpoint import held
+from training.checkpoint import locked
 from training.state import made_with
-from training.sweep import CHECKPOINTS, Cell, made, read_domain
+from training.sweep import CHECKPOINTS, Cell, finished_row, read_domain
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +202,7 @@ def stop_when(done):
 
 @pytest.mark.parametrize("more", [(), ("--parallel", "2")])
 def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_work(command, tmp_path, capsys, more):
-    with held(tmp_path / "out" / CHECKPOINTS, "taken"):
+    with locked(tmp_path / "out" / CHECKPOINTS, "taken"):
         for _ in range(2):  # nor does the one that is refused let the next one in
             assert soup(command(*more)) == 1
             said = capsys.readouterr().err
@@ -238,7 +238,7 @@ def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_n
     )
     write_directory(tmp_path / "one", contents)
     cell = Cell(read_domain(Path(domains[0])), 1e-3, 1)
-    row = made(cell, "kept", read_directory(tmp_path / "one"), made_with(9))
+    row = finished_row(cell, "kept", read_directory(tmp_path / "one"), made_with(9))
     assert (row.state, row.note) == ("kept", None)
 
 

@@ -25,7 +25,7 @@ from training.checkpoint import FILE
 from training.data import pack
 from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
-from training.trainer import MOST_VALIDATIONS, Trained, loss_of, thinned
+from training.trainer import MAX_VALIDATIONS, Trained, loss_of, thinned
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +69,9 @@ def test_the_same_seeds_give_the_same_bytes(base):
 def test_a_long_history_is_thinned_and_keeps_its_best_step():
     history = [(step, 5.0 - (step == 4321)) for step in range(10_001)]
     kept = thinned(history, best_step=4321)
-    assert len(kept) <= MOST_VALIDATIONS + 2
+    assert len(kept) <= MAX_VALIDATIONS + 2
     assert {0, 4321, 10_000} <= {step for step, _ in kept}
-    assert thinned(history[:MOST_VALIDATIONS], best_step=3) == history[:MOST_VALIDATIONS]
+    assert thinned(history[:MAX_VALIDATIONS], best_step=3) == history[:MAX_VALIDATIONS]
     assert thinned([], best_step=0) == []
 
 

@@ -1,1 +1,1 @@
-"""Ways to make an adapter beyond plain training: AdaMix, pruning, fusion, wider bottlenecks, the targets of a LoRA."""
+"""Methods beyond plain training: AdaMix, pruning, fusion, wider bottlenecks, the targets of a LoRA."""

@@ -1,6 +1,6 @@
-"""Which linear modules of a base model a new LoRA sits on, from the names that people give.
+"""Resolve the target names of a new LoRA to the paths of linear modules of a base model.
 
-Called by `soup train`. Needs no table of families: `BaseShape.linears` has the path of every linear module.
+Called by `soup train`. Needs no table of families: `BaseShape.linears` holds the path of every linear module.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ from registry.errors import Incompatible
 from registry.spec import BaseShape, LoraConfig, LoraModule
 
 ALL = "all-linear"
-"""Every linear module of the layers, and not the output layer: what PEFT calls by this name."""
+"""Target for every linear module of the layers without the output layer, as in PEFT."""
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 SHOWN = 20
 
 
 def lora_for(shape: BaseShape, *, rank: int, alpha: float, targets: Sequence[str] = ()) -> LoraConfig:
-    """The LoRA of this rank and alpha on the modules that `targets` name; without any, the attention's projections.
+    """Return a LoRA of this rank and alpha on the modules that `targets` name, by default the attention's projections.
 
-    A target is the last part of a path (`q_proj`), the end of one (`self_attn.q_proj`) or a whole one; in each part
-    `*` stands for anything (`model.layers.*.mlp.*`). `all-linear` is every linear module of the layers. Raises
-    Incompatible for a target that names no module of this base, with the names there are.
+    A target is the last component of a path (`q_proj`), several last ones (`self_attn.q_proj`) or all; in each, `*`
+    stands for anything (`model.layers.*.mlp.*`). `all-linear` is every linear module of the layers. Raises
+    Incompatible for a target that names no module of this base, listing the names of the base.
     """
     paths = _named(shape, targets) if targets else _attention(shape)
     return LoraConfig.of({path: LoraModule(rank, alpha) for path in paths})
 
 
 def _attention(shape: BaseShape) -> list[str]:
-    """The linear modules inside of an attention module of a layer."""
-    found = [path for path in _in_layers(shape) if any(_ATTENTION.search(part) for part in path.split(".")[:-1])]
-    if not found:
+    """The linear modules inside the attention modules of layers."""
+    paths = [path for path in _in_layers(shape) if any(_ATTENTION.search(name) for name in path.split(".")[:-1])]
+    if not paths:
         raise Incompatible(
             f"Which modules of this base model (family {shape.model_type!r}) are its attention is not known: name the "
             f"LoRA's targets; there are {_leaves(shape)}.",
             param="targets",
         )
-    return found
+    return paths
 
 
 def _named(shape: BaseShape, targets: Iterable[str]) -> list[str]:
-    found: dict[str, None] = {}
-    nothing = []
+    matched: dict[str, None] = {}
+    unmatched = []
     for target in targets:
         paths = _in_layers(shape) if target == ALL else [path for path in shape.linears if _ends_with(path, target)]
         if not paths:
-            nothing.append(target)
-        found |= dict.fromkeys(paths)
-    if nothing:
+            unmatched.append(target)
+        matched |= dict.fromkeys(paths)
+    if unmatched:
         raise Incompatible(
-            f"The base model has no linear module {', '.join(repr(target[:80]) for target in nothing[:3])}; it has "
+            f"The base model has no linear module {', '.join(repr(target[:80]) for target in unmatched[:3])}; it has "
             f"{_leaves(shape)}.",
             param="targets",
-            problems=[f"No linear module is named {target[:80]!r}." for target in nothing[:SHOWN]],
+            problems=[f"No linear module is named {target[:80]!r}." for target in unmatched[:SHOWN]],
         )
-    return list(found)
+    return list(matched)
 
 
 def _ends_with(path: str, target: str) -> bool:
-    """Whether the last parts of `path` are those of `target`."""
-    have, wanted = path.split("."), target.split(".")
-    return len(wanted) <= len(have) and all(map(fnmatchcase, have[-len(wanted) :], wanted))
+    """Return True if the last components of `path` match those of `target`."""
+    names, patterns = path.split("."), target.split(".")
+    return len(patterns) <= len(names) and all(map(fnmatchcase, names[-len(patterns) :], patterns))
 
 
 def _in_layers(shape: BaseShape) -> list[str]:
-    """The paths with a number in them: what is not in a layer is the output layer and the like."""
-    return [path for path in shape.linears if any(part.isdigit() for part in path.split("."))]
+    """The paths with a layer number, which leaves out the output layer and the like."""
+    return [path for path in shape.linears if any(name.isdigit() for name in path.split("."))]
 
 
 def _leaves(shape: BaseShape) -> str:

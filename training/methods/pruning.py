@@ -1,8 +1,7 @@
 """Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022, section 2).
 
 Called by the trainer between the adapter's start and its first step. Exactly k = round(s N) of the N entries of the
-projections are set to zero, and held there: their gradients are cleared before anything sees them, so that clipping,
-AdamW's moments and its weight decay leave them at 0.
+projections are set to zero and stay there: their gradients are cleared before clipping and AdamW read them.
 """
 
 from __future__ import annotations
@@ -28,59 +27,59 @@ Masks = dict[str, Tensor]
 def prune(
     adapter: AdapterModule, loss: Loss, rows: np.ndarray, options: PruningOptions, *, batch: int, data_digest: str
 ) -> AdapterModule:
-    """The same module with some entries at zero for good, and what is pruned in its configuration.
+    """Prune the module in place: entries at zero for good, masks and configuration to match. Returns the module.
 
     `loss` is that of rows (batch, width) with the adapter attached; scores that need gradients take them on
-    `options.batches` batches of `batch` of the int64 `rows`, drawn by `options.seed`. Of a union, every member with
+    `options.batches` batches of `batch` of the int64 `rows`, drawn by `options.seed`. In a union, every member with
     projections is pruned to the same share. Raises InvalidParameter for an adapter that has no projections or is
-    pruned already, a share that is none or all of them, and scores that say nothing (`pruning_scores.scores_of`).
+    pruned already, a share that rounds to none or all, and useless scores (`pruning_scores.scores_of`).
     """
-    parts = _parts(adapter)
+    names_by_prefix = _prunable_names(adapter)
     parameters = dict(adapter.named_parameters())
-    weights = {name: parameters[name] for names in parts.values() for name in names}
-    drawn = _batches(rows, options, batch=batch) if options.score in NEEDS_GRADIENTS else []
-    scores = scores_of(options.score, weights, loss, drawn, seed=options.seed)
+    weights = {name: parameters[name] for names in names_by_prefix.values() for name in names}
+    batches = _batches(rows, options, batch=batch) if options.score in NEEDS_GRADIENTS else []
+    scores = scores_of(options.score, weights, loss, batches, seed=options.seed)
     pruned: dict[str, Pruned] = {}
     masks: Masks = {}
-    for prefix, names in parts.items():
-        own = chosen({name: scores[name] for name in names}, options)
-        masks |= own
+    for prefix, names in names_by_prefix.items():
+        prefix_masks = masks_of({name: scores[name] for name in names}, options)
+        masks |= prefix_masks
         pruned[prefix] = Pruned(
             **options.model_dump(include={"score", "sparsity", "scope", "seed"}),
-            masked=sum(int((~keep).sum()) for keep in own.values()),
+            masked=sum(int((~keep).sum()) for keep in prefix_masks.values()),
             data=data_digest if options.score in NEEDS_GRADIENTS else None,
         )
-    _put_on(adapter, adapter.config.with_pruned(pruned), masks)
+    _apply_masks(adapter, adapter.config.with_pruned(pruned), masks)
     return adapter
 
 
-def _parts(adapter: AdapterModule) -> dict[str, list[str]]:
-    """Names of the weights that can be pruned, by the prefix of the part they are of."""
+def _prunable_names(adapter: AdapterModule) -> dict[str, list[str]]:
+    """Names of the weights that can be pruned, by the prefix of their member."""
     if adapter.config.prunings():
         raise InvalidParameter("The adapter is pruned already: it is done once, at its start.", param="pruning")
     trained = [name for name, parameter in adapter.named_parameters() if parameter.requires_grad]
-    parts = projections(adapter.config, trained)
-    if not any(parts.values()):
+    names_by_prefix = projections(adapter.config, trained)
+    if not any(names_by_prefix.values()):
         raise InvalidParameter(
             f"This {adapter.config.method} adapter has no projections to prune: bottlenecks, LoRAs, fusions and unions "
             "of them have.",
             param="pruning",
         )
-    return parts
+    return names_by_prefix
 
 
 def _batches(rows: np.ndarray, options: PruningOptions, *, batch: int) -> list[Tensor]:
-    """Rows drawn without replacement, int64 (at most `batch`, width) each; fewer where there are not so many."""
+    """Draw batches of rows without replacement, int64 (at most `batch`, width) each; fewer if the rows run out."""
     rng = np.random.Generator(np.random.PCG64(options.seed))
-    taken = rows[np.sort(rng.permutation(len(rows))[: options.batches * batch])]
-    return [torch.from_numpy(taken[start : start + batch]) for start in range(0, len(taken), batch)]
+    drawn = rows[np.sort(rng.permutation(len(rows))[: options.batches * batch])]
+    return [torch.from_numpy(drawn[start : start + batch]) for start in range(0, len(drawn), batch)]
 
 
-# --- how many, and which --------------------------------------------------------------------------
+# --- choosing entries --------------------------------------------------------------------------
 
 
-def chosen(scores: Scores, options: PruningOptions) -> Masks:
-    """Masks that leave out the lowest scores: over all, within each projection, or as Erdos-Renyi deals them."""
+def masks_of(scores: Scores, options: PruningOptions) -> Masks:
+    """Masks without the lowest scores: overall, within each projection, or with Erdos-Renyi densities."""
     sizes = {name: score.numel() for name, score in scores.items()}
     total = sum(sizes.values())
     masked = round(options.sparsity * total)
@@ -100,10 +99,10 @@ def chosen(scores: Scores, options: PruningOptions) -> Masks:
 
 
 def _erdos_renyi(scores: Scores, masked: int, options: PruningOptions) -> dict[str, int]:
-    """Entries to prune of each projection: kept ones in proportion to inputs + outputs, and no more than there are.
+    """Entries to prune of each projection: unpruned ones in proportion to inputs + outputs.
 
     A layer's density is proportional to (n_in + n_out) / (n_in n_out) (Mocanu et al., 2018; Evci et al., ICML 2020).
-    Whole entries are dealt by largest remainder, ties to the earlier, so that `masked` is met exactly.
+    Counts are rounded by largest remainder, ties to the earlier, so that they sum to `masked`.
     """
     if options.scope == "layer":
         raise InvalidParameter(
@@ -115,26 +114,26 @@ def _erdos_renyi(scores: Scores, masked: int, options: PruningOptions) -> dict[s
     full: set[str] = set()
     while True:
         free = [name for name in scores if name not in full]
-        left = sum(sizes.values()) - masked - sum(sizes[name] for name in full)
-        rate = Fraction(left, sum(spans[name] for name in free))
-        over = {name for name in free if rate * spans[name] > sizes[name]}
-        if not over:
+        remaining = sum(sizes.values()) - masked - sum(sizes[name] for name in full)
+        rate = Fraction(remaining, sum(spans[name] for name in free))
+        overfull = {name for name in free if rate * spans[name] > sizes[name]}
+        if not overfull:
             break
-        full |= over
+        full |= overfull
     shares = {name: Fraction(sizes[name]) if name in full else rate * spans[name] for name in scores}
-    kept = {name: int(share) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: kept[name] - shares[name])  # stable: ties to the earlier
-    for name in by_remainder[: sum(sizes.values()) - masked - sum(kept.values())]:
-        kept[name] += 1
-    return {name: sizes[name] - kept[name] for name in scores}
+    counts = {name: int(share) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])  # stable: ties to the earlier
+    for name in by_remainder[: sum(sizes.values()) - masked - sum(counts.values())]:
+        counts[name] += 1
+    return {name: sizes[name] - counts[name] for name in scores}
 
 
-# --- zero for good --------------------------------------------------------------------------------
+# --- applying masks --------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _put_on(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[str, Tensor]) -> None:
-    """Zero what is pruned, give the module its masks and its configuration, and clear gradients from now on."""
+def _apply_masks(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[str, Tensor]) -> None:
+    """Zero pruned entries, set the module's masks and configuration, and clear gradients from now on."""
     _configure(adapter, config)
     add_masks(adapter)
     for name, keep in masks.items():
@@ -142,37 +141,38 @@ def _put_on(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[str, T
         assert isinstance(linear, nn.Linear)
         linear.weight.masked_fill_(~keep.to(linear.weight.device), 0.0)
         adapter.get_buffer(mask_name(name)).copy_(pack(keep))
-        linear.weight.register_post_accumulate_grad_hook(_Cleared(linear))  # type: ignore[no-untyped-call]
+        linear.weight.register_post_accumulate_grad_hook(_ClearPrunedGradients(linear))  # type: ignore[no-untyped-call]
 
 
 def _configure(adapter: AdapterModule, config: AdapterConfig) -> None:
-    """The configuration of a module, and of the members of a union."""
+    """Set the configuration of a module, and of the members of a union."""
     adapter.config = config
-    for prefix, one in config.prunable().items():
+    for prefix, member_config in config.prunable().items():
         if prefix:
             member = adapter.get_submodule(prefix.removesuffix("."))
             assert isinstance(member, AdapterModule)
-            member.config = one
+            member.config = member_config
 
 
-class _Cleared:
-    """Clears the gradient of what a projection's mask leaves out, whenever one has been accumulated.
+class _ClearPrunedGradients:
+    """A gradient hook that clears the gradient of a projection's pruned entries.
 
-    The mask is unpacked where it is another than before: a checkpoint that is gone on from brings its own.
+    The unpacked mask is cached until the mask changes, as it does when a checkpoint is restored.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
-        self._of: tuple[Tensor, int] | None = None
-        self._out = torch.empty(0, dtype=torch.bool)
+        self._unpacked_from: tuple[Tensor, int] | None = None
+        self._pruned = torch.empty(0, dtype=torch.bool)
 
     def __call__(self, weight: Tensor) -> None:
         assert weight.grad is not None  # it has just been accumulated
-        weight.grad.masked_fill_(self._left_out(weight), 0.0)
+        weight.grad.masked_fill_(self._pruned_entries(weight), 0.0)
 
-    def _left_out(self, weight: Tensor) -> Tensor:
+    def _pruned_entries(self, weight: Tensor) -> Tensor:
         mask = self._linear.get_buffer("mask")
-        if self._of is None or self._of[0] is not mask or self._of[1] != mask._version:
-            self._of = mask, mask._version
-            self._out = ~unpack(mask, weight.shape).to(weight.device)
-        return self._out
+        source = self._unpacked_from
+        if source is None or source[0] is not mask or source[1] != mask._version:
+            self._unpacked_from = mask, mask._version
+            self._pruned = ~unpack(mask, weight.shape).to(weight.device)
+        return self._pruned

@@ -1,6 +1,6 @@
-"""Scores that say which entries of an adapter's projections to keep, before training (SparseAdapter, section 2.2).
+"""Scores of the entries of an adapter's projections, for pruning before training (SparseAdapter, section 2.2).
 
-Called by `methods.pruning` alone, which prunes the lowest (docs/explanation/methods.md, "Pruning"). A score is float64
+Called by `methods.pruning`, which prunes the lowest (docs/explanation/methods.md, "Pruning"). A score is float64
 of its weight's shape on the CPU.
 
 - `random`: U(0, 1), drawn with NumPy's PCG64; also what Erdos-Renyi ranks by within a projection;
@@ -32,25 +32,25 @@ NEEDS_GRADIENTS: frozenset[PruningScore] = frozenset({"snip", "grasp"})
 def scores_of(
     score: PruningScore, weights: Mapping[str, nn.Parameter], loss: Loss, batches: Sequence[Tensor], *, seed: int
 ) -> Scores:
-    """The score of every entry of `weights`; the higher, the rather it is kept.
+    """Score each entry of `weights`; the lowest scores are pruned.
 
-    `batches` are rows of training data. Raises InvalidParameter where a gradient is not finite, and where the score
-    is 0 for a whole projection, which says nothing of its entries.
+    `batches` are rows of training data. Raises InvalidParameter if a gradient is not finite or the scores of a whole
+    projection are 0.
     """
     if score == "magnitude":
         return {name: weight.detach().cpu().double().abs() for name, weight in weights.items()}
     if score not in NEEDS_GRADIENTS:
         rng = np.random.Generator(np.random.PCG64(seed))
         return {name: torch.from_numpy(rng.random(tuple(weight.shape))) for name, weight in weights.items()}
-    listed = list(weights.values())
-    slopes = _gradient(listed, loss, batches)
+    parameters = list(weights.values())
+    gradients = _gradient(parameters, loss, batches)
     if score == "grasp":
-        curved = _curved(listed, loss, batches, slopes)
-        found = [weight.detach() * part for weight, part in zip(listed, curved, strict=True)]
+        products = _hessian_products(parameters, loss, batches, gradients)
+        scored = [weight.detach() * product for weight, product in zip(parameters, products, strict=True)]
     else:
-        found = [(weight.detach() * slope).abs() for weight, slope in zip(listed, slopes, strict=True)]
-    scores = {name: one.cpu() for name, one in zip(weights, found, strict=True)}
-    _refuse_nothing(score, scores)
+        scored = [(weight.detach() * gradient).abs() for weight, gradient in zip(parameters, gradients, strict=True)]
+    scores = {name: values.cpu() for name, values in zip(weights, scored, strict=True)}
+    _check_scores(score, scores)
     return scores
 
 
@@ -59,40 +59,40 @@ def _gradient(weights: Sequence[nn.Parameter], loss: Loss, batches: Sequence[Ten
     total = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     rows = sum(len(batch) for batch in batches)
     for batch in batches:
-        found = torch.autograd.grad(loss(batch), weights, materialize_grads=True)
-        for sum_, slope in zip(total, found, strict=True):
-            sum_ += slope.double() * (len(batch) / rows)
+        gradients = torch.autograd.grad(loss(batch), weights, materialize_grads=True)
+        for sum_, gradient in zip(total, gradients, strict=True):
+            sum_ += gradient.double() * (len(batch) / rows)
     return total
 
 
-def _curved(
-    weights: Sequence[nn.Parameter], loss: Loss, batches: Sequence[Tensor], slopes: Sequence[Tensor]
+def _hessian_products(
+    weights: Sequence[nn.Parameter], loss: Loss, batches: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> list[Tensor]:
-    """H g of the mean loss over all rows, float64: the gradient of <gradient, g> with g held fixed.
+    """H g of the mean loss over all rows, float64: the gradient of <gradient, g> with constant g.
 
-    Attention is computed plainly: its fused kernels have no second derivative.
+    Attention runs unfused: its fused kernels have no second derivative.
     """
     total = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
-    fixed = [slope.to(weight.dtype) for slope, weight in zip(slopes, weights, strict=True)]
+    constant = [gradient.to(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)]
     rows = sum(len(batch) for batch in batches)
     with sdpa_kernel(SDPBackend.MATH):
         for batch in batches:
-            found = torch.autograd.grad(loss(batch), weights, create_graph=True, materialize_grads=True)
-            along = sum(((one * slope).sum() for one, slope in zip(found, fixed, strict=True)), torch.zeros(()))
-            for sum_, part in zip(total, torch.autograd.grad(along, weights, materialize_grads=True), strict=True):
-                sum_ += part.double() * (len(batch) / rows)
+            live = torch.autograd.grad(loss(batch), weights, create_graph=True, materialize_grads=True)
+            inner = sum(((a * b).sum() for a, b in zip(live, constant, strict=True)), torch.zeros(()))
+            for sum_, product in zip(total, torch.autograd.grad(inner, weights, materialize_grads=True), strict=True):
+                sum_ += product.double() * (len(batch) / rows)
     return total
 
 
-def _refuse_nothing(score: str, scores: Scores) -> None:
-    broken = [name for name, one in scores.items() if not torch.isfinite(one).all()]
+def _check_scores(score: str, scores: Scores) -> None:
+    broken = [name for name, values in scores.items() if not torch.isfinite(values).all()]
     if broken:
         raise InvalidParameter(
             f"The {score} scores of {broken[0]} are not finite{more_problems(len(broken))}: the loss has no gradient "
             "that could be used at this start.",
             param="score",
         )
-    empty = [name for name, one in scores.items() if not one.any()]
+    empty = [name for name, values in scores.items() if not values.any()]
     if empty:
         raise InvalidParameter(
             f"Score {score!r} is 0 for every entry of {len(empty)} of {len(scores)} projections ({empty[0]} first), "

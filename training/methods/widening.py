@@ -1,6 +1,6 @@
 """Large-Sparse: a wider adapter of as many parameters, most of its entries pruned (SparseAdapter, section 3.3).
 
-Called by whoever describes a training (`training.spec`) and by benchmarks; torch-free.
+Called by `training.build` and benchmarks; imports no torch.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from registry.spec.wording import describe_error
 
 
 def sparsity_of(factor: int) -> float:
-    """The share to prune of an adapter `factor` times as wide, so that as many entries stay: 50 % of 2, 67 % of 3."""
+    """The share to prune of an adapter `factor` times as wide so that as many entries remain: 1/2 for 2, 2/3 for 3."""
     return 1.0 - 1.0 / _checked(factor)
 
 
 def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
-    """The structure with its bottleneck, or the rank of every module, `factor` times as wide.
+    """Return the structure with its bottleneck, or the rank of each module, `factor` times as wide.
 
-    A LoRA's alpha grows with it so that its scaling stays. Of a union the members that have a width are widened; pruned
-    to `sparsity_of(factor)` the projections have as many entries as before. Raises InvalidParameter for an adapter
-    without a width, a factor below 2, and a width beyond what there can be.
+    A LoRA's alpha grows likewise, so that its scaling stays. In a union all members with a width are widened. Raises
+    InvalidParameter for an adapter without a width, a factor below 2, and a width that is not allowed.
     """
     try:
         wide = config.widened(_checked(factor))
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        raise InvalidParameter(f"{factor} times as wide cannot be: {describe_error(found)}.", param="widen") from None
+        problem = error.errors(include_url=False)[0]
+        raise InvalidParameter(f"{factor} times as wide cannot be: {describe_error(problem)}.", param="widen") from None
     if wide is None:
         raise InvalidParameter(
             f"A {config.method} adapter has no width: bottlenecks, LoRAs and unions of them have.", param="widen"

@@ -1,6 +1,6 @@
-"""The tasks there are, by the key that options and requests use.
+"""All tasks by the key that options and requests use.
 
-Called by the trainer, the evaluation and whoever describes a training.
+Called by the trainer, the evaluation and `training.request`.
 """
 
 from __future__ import annotations

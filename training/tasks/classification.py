@@ -1,4 +1,4 @@
-"""Classifying texts, or pairs of texts, by a linear head (Houlsby et al., ICML 2019, section 3.2; GLUE).
+"""The task of classifying texts or pairs of texts by a linear head (Houlsby et al., ICML 2019, section 3.2; GLUE).
 
 Registered in `training.tasks`. The label map is in the adapter's head; a row is the label's index, where the second
 text begins, and the tokens.
@@ -26,13 +26,13 @@ from training.tasks.encoding import batch_of, frame, rows_of, slices, states, to
 LEADS = 2
 MAX_LABELS = 4096
 SHOWN = 20
-"""Labels and problems that are listed."""
+"""The most labels and problems that a message lists."""
 NEEDS = '{"text": ..., "label": ...}, with "pair" for a second text'
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text, or two, and its label; `line` is that of the file it came from, 0 for none."""
+    """A text or pair of texts with its label; `line` is its line in the file, 0 without one."""
 
     text: str
     label: str
@@ -46,22 +46,22 @@ class Classification(Task):
     key = "classification"
     name = "sequence classification"
     answers = "classification"
-    noise = 20.0  # one text that is wrong with confidence, in a small batch
+    divergence_margin = 20.0  # one confidently wrong text in a small batch
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Labelled]:
-        """Of {"text", "label"} and, for pairs, "pair"; labels are strings, whole numbers, or true and false."""
+        """Parse {"text", "label"} and, for pairs, "pair"; labels are strings, whole numbers, or true and false."""
         return [_labelled(Line(value, where=where, number=number, needs=NEEDS)) for number, value in lines]
 
     def text_of(self, item: Labelled) -> str:
-        """Both texts."""
+        """Return both texts."""
         return item.text if item.pair is None else f"{item.text}\n{item.pair}"
 
     def identity(self, items: Sequence[Labelled]) -> list[Any]:
-        """Texts and labels."""
+        """Return texts and labels as JSON."""
         return [[item.text, item.pair, item.label] for item in items]
 
     def head(self, items: Sequence[Labelled]) -> HeadConfig:
-        """A head with the labels of the items, numbers by their size; raises InvalidParameter for fewer than two."""
+        """Return a head with the labels of the items, numbers in order; raises InvalidParameter for fewer than two."""
         labels = {item.label for item in items}
         if not 2 <= len(labels) <= MAX_LABELS:
             raise InvalidParameter(
@@ -70,31 +70,38 @@ class Classification(Task):
         return HeadConfig(task="classification", labels=tuple(sorted(labels, key=_by_size)))
 
     def encode(
-        self, base: LoadedBase, items: Sequence[Labelled], *, block: int, what: str = "training",
-        at_least: int = MIN_TEXTS, head: HeadConfig | None = None,
-    ) -> Examples:  # fmt: skip
-        """A row an item, the longer of its texts cut until both fit into `block`.
+        self,
+        base: LoadedBase,
+        items: Sequence[Labelled],
+        *,
+        block: int,
+        purpose: str = "training",
+        at_least: int = MIN_TEXTS,
+        head: HeadConfig | None = None,
+    ) -> Examples:
+        """Encode one row an item; the longer of its texts is cut until both fit into `block`.
 
-        Raises InvalidParameter for fewer than `at_least` items, a label that `head` has not, a block with no room.
+        Raises InvalidParameter for fewer than `at_least` items, a label that `head` lacks, a block that is too small.
         """
-        enough(items, at_least, of="texts", where=f"The {what} data")
-        indices = _indices(items, self.head(items) if head is None else head, what)
-        found, cut = [], 0
+        enough(items, at_least, of="texts", where=f"The {purpose} data")
+        indices = _indices(items, self.head(items) if head is None else head, purpose)
+        examples, cut = [], 0
         for item, index in zip(items, indices, strict=True):
-            around = frame(base, pair=item.pair is not None)
+            special = frame(base, pair=item.pair is not None)
             first = tokens_of(base, item.text).ids
             second = [] if item.pair is None else tokens_of(base, item.pair).ids
-            room = block - around.taken
-            if room < (1 if item.pair is None else 2):
+            available = block - special.length
+            if available < (1 if item.pair is None else 2):
                 raise InvalidParameter(
-                    f"A block of {block} tokens has no room for a text: {around.taken} stand around it.", param="block"
+                    f"A block of {block} tokens has no room for a text: {special.length} stand around it.",
+                    param="block",
                 )
-            kept = _kept(len(first), len(second), room)
-            cut += kept != (len(first), len(second))
-            ids, second_at = around.around(first[: kept[0]], second[: kept[1]])
-            found.append(([index, second_at if item.pair is not None else len(ids)], ids))
+            lengths = _fitting_lengths(len(first), len(second), available)
+            cut += lengths != (len(first), len(second))
+            ids, second_at = special.wrap(first[: lengths[0]], second[: lengths[1]])
+            examples.append(([index, second_at if item.pair is not None else len(ids)], ids))
         return Examples(
-            rows_of(found), {"texts": len(items), "texts_cut": cut, "tokens": sum(len(ids) for _, ids in found)}
+            rows_of(examples), {"texts": len(items), "texts_cut": cut, "tokens": sum(len(ids) for _, ids in examples)}
         )
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
@@ -109,11 +116,11 @@ class Classification(Task):
     ) -> dict[str, float]:
         """Accuracy, Matthews' correlation and macro F1 (over the labels that occur), and the mean loss in nats."""
         head = needed_head(adapter, self)
-        data = self.encode(base, items, block=block, what="evaluation", at_least=1, head=head.config)
+        data = self.encode(base, items, block=block, purpose="evaluation", at_least=1, head=head.config)
         guesses, losses = [], 0.0
         with under(base, adapter), torch.no_grad():
-            for part in slices(len(data.rows), batch):
-                rows = torch.from_numpy(data.rows[part])
+            for batch_slice in slices(len(data.rows), batch):
+                rows = torch.from_numpy(data.rows[batch_slice])
                 scored = self.scored(base, adapter, rows)
                 guesses += scored.states.argmax(dim=1).tolist()
                 losses += float(scored.loss()) * len(rows)
@@ -137,13 +144,14 @@ def agreement(truth: np.ndarray, guesses: np.ndarray, *, labels: int) -> dict[st
 
 
 def needed_head(adapter: AdapterModule | None, task: Task) -> HeadModule:
-    """The adapter's head; raises Incompatible where it has none for the task."""
+    """Return the adapter's head; raises Incompatible if it has none for the task."""
     head = None if adapter is None else head_module(adapter)
     if head is None or head.config.task != task.answers:
-        found = None if adapter is None else adapter.config.head
-        said = f"an adapter with {named_head(None if found is None else found.task)}"
-        what = "the base model alone" if adapter is None else said
-        raise Incompatible(f"{task.name.capitalize()} needs an adapter with a head for it, not {what}.", param="task")
+        if adapter is None:
+            model = "the base model alone"
+        else:
+            model = f"an adapter with {named_head(None if adapter.config.head is None else adapter.config.head.task)}"
+        raise Incompatible(f"{task.name.capitalize()} needs an adapter with a head for it, not {model}.", param="task")
     return head
 
 
@@ -163,34 +171,34 @@ def _by_size(label: str) -> tuple[bool, int, str]:
     return (not number, int(label) if number else 0, label)
 
 
-def _indices(items: Sequence[Labelled], head: HeadConfig, what: str) -> list[int]:
-    """The place of each item's label in the head's; raises InvalidParameter naming every item with another."""
-    known = {label: index for index, label in enumerate(head.labels)}
-    wrong = [(index, item) for index, item in enumerate(items) if item.label not in known]
+def _indices(items: Sequence[Labelled], head: HeadConfig, purpose: str) -> list[int]:
+    """The index of each item's label in the head; raises InvalidParameter that lists the items with unknown labels."""
+    index_by_label = {label: index for index, label in enumerate(head.labels)}
+    wrong = [(index, item) for index, item in enumerate(items) if item.label not in index_by_label]
     if wrong:
         labels = ", ".join(repr(label) for label in head.labels[:SHOWN])
-        said = [f"{_place(item, index)}: {item.label[:80]!r}" for index, item in wrong[:SHOWN]]
+        problems = [f"{_place(item, index)}: {item.label[:80]!r}" for index, item in wrong[:SHOWN]]
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise InvalidParameter(
-            f"The {what} data has a label outside the set ({labels}): {said[0]}{more}.",
+            f"The {purpose} data has a label outside the set ({labels}): {problems[0]}{more}.",
             param="texts",
-            problems=[f"Not in the set of labels, {one}." for one in said],
+            problems=[f"Not in the set of labels, {problem}." for problem in problems],
         )
-    return [known[item.label] for item in items]
+    return [index_by_label[item.label] for item in items]
 
 
 def _place(item: Labelled, index: int) -> str:
-    """Its line, or its number where it came from no file."""
+    """The line of an item, or its number if it comes from no file."""
     return f"line {item.line}" if item.line else f"item {index + 1}"
 
 
-def _kept(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text are kept in `room`: the longer one is cut first."""
-    if first + second <= room:
+def _fitting_lengths(first: int, second: int, available: int) -> tuple[int, int]:
+    """Lengths of two texts that together fit into `available` tokens; the longer one is cut first."""
+    if first + second <= available:
         return first, second
-    half = room // 2
+    half = available // 2
     if second <= half:
-        return room - second, second
-    if first <= room - half:
-        return first, room - first
-    return room - half, half
+        return available - second, second
+    if first <= available - half:
+        return first, available - first
+    return available - half, half

@@ -1,7 +1,7 @@
-"""What an adapter is trained for: how data become rows, how rows become a loss, and what is measured on new data.
+"""The contract of a task: how data become rows, how rows become a loss, and which metrics are computed on new data.
 
-The trainer and `training.evaluate` know a task by this alone; the tasks there are, are in `training.tasks`. A task
-holds nothing of the data: what depends on them, such as the label map, is in the adapter's configuration.
+The trainer and `training.evaluate` use tasks through this contract alone; `training.tasks` lists them. A task holds no
+data: what depends on the data, such as the label map, is in the adapter's configuration.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from training.data import MIN_TEXTS, Examples
 
 
 class Scored(NamedTuple):
-    """What a model says of a batch: states (n, ...), int64 targets (n,), fp32 weights (n,) that sum to 1.
+    """A model's output for a batch: states (n, ...), int64 targets (n,), fp32 weights (n,) that sum to 1.
 
-    The states are fp32 logits (n, classes); or, where there is a `writer`, its last hidden states (n, hidden), of
-    which its output layer makes logits over a vocabulary that nobody should hold for all n at once. The loss is the
+    The states are fp32 logits (n, classes) or, if there is a `writer`, its last hidden states (n, hidden), from which
+    its output layer computes logits over a vocabulary that is too large to hold for all n at once. The loss is the
     weighted mean of the targets' cross-entropy in nats.
     """
 
@@ -35,53 +35,52 @@ class Scored(NamedTuple):
     writer: nn.Module | None = None
 
     def logits(self, states: Tensor | None = None) -> Tensor:
-        """fp32 logits (rows, classes) of some of the states; without an argument, of all."""
+        """Return fp32 logits (rows, classes) of the given states, by default of all."""
         states = self.states if states is None else states
         return states if self.writer is None else lm_logits(self.writer, states).float()
 
     def loss(self) -> Tensor:
         """Weighted mean cross-entropy in nats, a scalar."""
-        found = (
-            chosen_log_probs(self.states, self.targets)
-            if self.writer is None
-            else log_probs_of(self.writer, self.states, self.targets)
-        )
-        return -(found * self.weights).sum()
+        if self.writer is None:
+            log_probs = chosen_log_probs(self.states, self.targets)
+        else:
+            log_probs = log_probs_of(self.writer, self.states, self.targets)
+        return -(log_probs * self.weights).sum()
 
 
 HeadTask = Literal["classification", "question_answering"]
 
 
 class Task(ABC):
-    """One task; rows of a batch count alike, so that the mean over parts of a batch is that of the whole."""
+    """One task; the rows of a batch weigh the same, so that the mean over slices of a batch is that of the whole."""
 
     key: str
     """Its name in options and requests."""
     name: str
-    """Its name for people, and in records."""
+    """Its name in messages and records."""
     unit: str = "nats"
-    """What its loss is in."""
+    """The unit of its loss."""
     causal: bool = False
-    """Whether it needs a base model that writes."""
+    """True if it needs a causal base model."""
     answers: HeadTask | None = None
-    """What of a head its adapters need; None where the base model's own output layer answers."""
-    noise: float = 2.0
-    """How far above the first loss, in `unit`, that of a step may be without having diverged."""
+    """The kind of head that its adapters need; None if the base model's output layer answers."""
+    divergence_margin: float = 2.0
+    """How far above the first loss, in `unit`, a later loss may be before the training counts as diverged."""
 
     @abstractmethod
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Any]:
-        """The data of (line number, JSON value) pairs; raises InvalidParameter with the line that is wrong."""
+        """Parse (line number, JSON value) pairs; raises InvalidParameter with the line that is wrong."""
 
     @abstractmethod
     def text_of(self, item: Any) -> str:
-        """The text of one item, for the sample that stands for an adapter's domain."""
+        """Return the text of one item, for the sample of an adapter's domain."""
 
     @abstractmethod
     def identity(self, items: Sequence[Any]) -> list[Any]:
-        """The items as JSON, for the digest that names the data in records."""
+        """Return the items as JSON, for the digest that identifies the data in records."""
 
     def head(self, items: Sequence[Any]) -> HeadConfig | None:
-        """The head that training on these items needs, its label map included; None where the base's own answers.
+        """Return the head that training on these items needs, or None if the base's output layer answers.
 
         Raises InvalidParameter for items that make no task (a single label).
         """
@@ -90,42 +89,49 @@ class Task(ABC):
 
     @abstractmethod
     def encode(
-        self, base: LoadedBase, items: Sequence[Any], *, block: int, what: str = "training", at_least: int = MIN_TEXTS,
+        self,
+        base: LoadedBase,
+        items: Sequence[Any],
+        *,
+        block: int,
+        purpose: str = "training",
+        at_least: int = MIN_TEXTS,
         head: HeadConfig | None = None,
-    ) -> Examples:  # fmt: skip
-        """Items as rows of at most `block` tokens; `head` is the adapter's, where the task has one.
+    ) -> Examples:
+        """Encode items as rows of at most `block` tokens; `head` is the adapter's, if the task has one.
 
-        Raises InvalidParameter for fewer than `at_least` items, and for labels that `head` has not.
+        Raises InvalidParameter for fewer than `at_least` items, and for labels that `head` lacks. `purpose` names the
+        data in messages.
         """
 
     @abstractmethod
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
-        """What the base, with `adapter` attached to it by the caller, says of rows (batch, width); differentiable."""
+        """Run the base, with `adapter` attached to it by the caller, on rows (batch, width); differentiable."""
 
     def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
-        """Mean loss of rows (batch, width) in `unit`, a scalar: that of `scored`, where nothing cheaper is known."""
+        """Mean loss of rows (batch, width) in `unit`, a scalar; override it if there is a cheaper way than `scored`."""
         return self.scored(base, adapter, rows).loss()
 
     @abstractmethod
     def metrics(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Any], *, block: int, batch: int = 8
     ) -> dict[str, float]:
-        """Figures of the task on `items`, in windows of at most `block` tokens, under the base with `adapter`.
+        """Compute the task's metrics on `items`, in windows of at most `block` tokens, under the base with `adapter`.
 
-        It is put on and taken off here. Raises Incompatible for an adapter without the head that the task needs.
+        Attaches the adapter while it runs. Raises Incompatible for an adapter without the head that the task needs.
         """
 
     def inputs(self) -> dict[str, Any]:
-        """What beside the data decides how rows come to be, for records and checkpoints."""
+        """Settings beside the data that decide how rows are encoded, for records and checkpoints."""
         return {}
 
     def trained(self, record: Mapping[str, Any]) -> Task:
-        """The task as an adapter with this record was trained for it: where it was not told, as it is by default."""
+        """Return the task with the options that an adapter with this record was trained with; by default unchanged."""
         del record
         return self
 
     def check_base(self, base: BaseText) -> None:
-        """Raises Incompatible for an encoder where the task needs a model that writes."""
+        """Raise Incompatible for an encoder if the task needs a causal model."""
         if self.causal and base.shape.kind == "encoder":
             raise Incompatible(
                 f"{self.name.capitalize()} is for causal base models, and {base.entry.id!r} is an encoder: classify "
@@ -134,33 +140,33 @@ class Task(ABC):
             )
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
-        """What of the data an adapter's record says."""
+        """Counts of the data for an adapter's record."""
         return {**train.counts, **{f"valid_{name}": count for name, count in valid.counts.items()}}
 
-    def outcome(self, *, examples: int, width: int, before: float, best: float) -> dict[str, Any]:
-        """What of a training's outcome the record says: examples seen, validation loss before and at its best."""
+    def outcome(self, *, examples: int, width: int, start_loss: float, best_loss: float) -> dict[str, Any]:
+        """The result of a training for its record: examples seen, validation loss at the start and at its best."""
         del width
-        return {"examples_trained": examples, "valid_loss_before": before, "valid_loss": best}
+        return {"examples_trained": examples, "valid_loss_before": start_loss, "valid_loss": best_loss}
 
 
 def under(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextManager[None]:
-    """While open, the base runs with `adapter`, or by itself."""
+    """Attach `adapter` to the base while open; None attaches nothing."""
     return nullcontext() if adapter is None else attached(base.model, adapter)
 
 
 def named_head(head: str | None) -> str:
-    """What messages call the head for a task."""
+    """The name of a task's head in messages."""
     return "no head" if head is None else f"a head for {head.replace('_', ' ')}"
 
 
 def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
-    """The adapter of `config` that answers with `head`; as it is where there is none.
+    """Return `config` with `head` added; unchanged if there is no head.
 
-    A bank's experts share it. Raises Incompatible for what no head can be put beside: fusions, and what has another.
+    A bank's experts share it. Raises Incompatible for fusions and adapters that have another head.
     """
     if head is None or config == head:
         return config
-    if isinstance(config, BankConfig):  # which is put around what has the head
+    if isinstance(config, BankConfig):  # its expert has the head
         return BankConfig.model_validate({**config.model_dump(), "expert": with_head(config.expert, head).model_dump()})
     if not config.takes_head:
         raise Incompatible(

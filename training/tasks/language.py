@@ -31,25 +31,31 @@ class LanguageModelling(Task):
     causal = True
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[str]:
-        """The texts of {"text"} objects, empty ones left out; raises InvalidParameter with the line."""
-        found = [text_of(value, where, number) for number, value in lines]
-        return [text for text in found if text.strip()]
+        """Parse {"text"} objects, skipping empty texts; raises InvalidParameter with the line."""
+        texts = [text_of(value, where, number) for number, value in lines]
+        return [text for text in texts if text.strip()]
 
     def text_of(self, item: str) -> str:
-        """The text itself."""
+        """Return the text itself."""
         return item
 
     def identity(self, items: Sequence[str]) -> list[Any]:
-        """The texts."""
+        """Return the texts."""
         return list(items)
 
     def encode(
-        self, base: LoadedBase, items: Sequence[str], *, block: int, what: str = "training", at_least: int = MIN_TEXTS,
+        self,
+        base: LoadedBase,
+        items: Sequence[str],
+        *,
+        block: int,
+        purpose: str = "training",
+        at_least: int = MIN_TEXTS,
         head: HeadConfig | None = None,
-    ) -> Examples:  # fmt: skip
-        """The texts' tokens in blocks; raises InvalidParameter for too few texts or less than one block."""
+    ) -> Examples:
+        """Pack the texts' tokens into blocks; raises InvalidParameter for too few texts or less than one block."""
         del head
-        return pack(items, base.tokenize, block=block, what=what, at_least=at_least)
+        return pack(items, base.tokenize, block=block, purpose=purpose, at_least=at_least)
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
         """The states (batch * (block - 1), hidden) before each next token."""
@@ -62,8 +68,7 @@ class LanguageModelling(Task):
     def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
         """Mean NLL per predicted token of blocks (batch, block).
 
-        Only the parts above the first adapter keep what a backward pass needs: the base's parameters ask for no
-        gradient, so what lies below the first trained tensor leaves no graph.
+        The base's parameters require no gradient, so only the layers above the first trained tensor are in the graph.
         """
         del adapter
         ids = rows.to(base.model.device)
@@ -77,26 +82,26 @@ class LanguageModelling(Task):
         With an adapter also that of the base alone, and the difference of mean NLL with its paired standard error and,
         for two texts or more, its 90 % interval.
         """
-        alone = passage_scores(base, items, block=block, batch=batch)
+        base_scores = passage_scores(base, items, block=block, batch=batch)
         if adapter is None:
-            return _figures(report(alone))
+            return _figures(report(base_scores))
         with under(base, adapter):
             scores = passage_scores(base, items, block=block, batch=batch)
-        found = report(scores, alone)
-        base_figures = found.baseline
-        assert base_figures is not None
-        interval = dict(zip(("difference_low", "difference_high"), base_figures.interval or (), strict=False))
+        perplexity = report(scores, base_scores)
+        baseline = perplexity.baseline
+        assert baseline is not None
+        interval = dict(zip(("difference_low", "difference_high"), baseline.interval or (), strict=False))
         return {
-            **_figures(found),
-            "base_perplexity": base_figures.perplexity,
-            "base_nll": base_figures.mean_nll,
-            "difference": base_figures.difference,
-            "difference_standard_error": base_figures.standard_error,
+            **_figures(perplexity),
+            "base_perplexity": baseline.perplexity,
+            "base_nll": baseline.mean_nll,
+            "difference": baseline.difference,
+            "difference_standard_error": baseline.standard_error,
             **interval,
         }
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
-        """What went in, and what of it was left out."""
+        """Counts of the data used and left out."""
         return {
             **train.counts,
             "valid_texts": valid.counts["texts"],
@@ -104,32 +109,32 @@ class LanguageModelling(Task):
             "valid_tokens_left_out": valid.counts["tokens_left_out"],
         }
 
-    def outcome(self, *, examples: int, width: int, before: float, best: float) -> dict[str, Any]:
-        """Tokens that were predicted, and perplexity on the validation blocks."""
+    def outcome(self, *, examples: int, width: int, start_loss: float, best_loss: float) -> dict[str, Any]:
+        """Predicted tokens, and perplexity on the validation blocks."""
         return {
             "tokens_trained": examples * (width - 1),
-            "valid_perplexity_before": math.exp(before),
-            "valid_perplexity": math.exp(best),
+            "valid_perplexity_before": math.exp(start_loss),
+            "valid_perplexity": math.exp(best_loss),
         }
 
 
-def _figures(found: PerplexityReport) -> dict[str, float]:
+def _figures(perplexity: PerplexityReport) -> dict[str, float]:
     return {
-        "perplexity": found.perplexity,
-        "nll": found.mean_nll,
-        "nll_standard_error": found.standard_error,
-        "bits_per_byte": found.bits_per_byte,
-        "tokens": found.tokens,
-        "texts": len(found.texts),
+        "perplexity": perplexity.perplexity,
+        "nll": perplexity.mean_nll,
+        "nll_standard_error": perplexity.standard_error,
+        "bits_per_byte": perplexity.bits_per_byte,
+        "tokens": perplexity.tokens,
+        "texts": len(perplexity.texts),
     }
 
 
 def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch: int = 8) -> list[PassageScore]:
-    """The log-likelihood of each text under the base with whatever is attached to it.
+    """Score the log-likelihood of each text under the base with the attached adapter, if any.
 
     A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
     """
     bos_id = base.bos_id if base.entry.bos else None
     cut = [windows(base.tokenize(text, bos=False), context=block, bos_id=bos_id) for text in texts]
-    flat = [window for parts in cut for window in parts]
+    flat = [window for text_windows in cut for window in text_windows]
     return text_scores(texts, cut, score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))

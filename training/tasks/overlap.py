@@ -1,4 +1,4 @@
-"""Texts against reference texts: SQuAD's exact match and F1, and ROUGE. Nothing but strings.
+"""Scores of a text against a reference text: SQuAD's exact match and F1, and ROUGE.
 
 Called by the tasks. SQuAD: Rajpurkar et al., EMNLP 2016, section 6.1; ROUGE: Lin, 2004, F-measures without stemming.
 """
@@ -17,14 +17,18 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def exact_match(guess: str, reference: str) -> float:
-    """1 where the two are equal but for case, punctuation, articles and spaces, else 0."""
+    """1 if the two are equal but for case, punctuation, articles and spaces, else 0."""
     return float(_normalised(guess) == _normalised(reference))
 
 
 def token_f1(guess: str, reference: str) -> float:
-    """F1 of the words of the two, normalised as for `exact_match`; two without words are equal."""
-    ours, theirs = _normalised(guess).split(), _normalised(reference).split()
-    return float(ours == theirs) if not ours or not theirs else _f1(_shared(ours, theirs), len(ours), len(theirs))
+    """F1 of the words of the two, normalised as for `exact_match`; two texts without words are equal."""
+    words, reference_words = _normalised(guess).split(), _normalised(reference).split()
+    return (
+        float(words == reference_words)
+        if not words or not reference_words
+        else _f1(_shared(words, reference_words), len(words), len(reference_words))
+    )
 
 
 def _normalised(text: str) -> str:
@@ -34,32 +38,32 @@ def _normalised(text: str) -> str:
 def rouge(guess: str, reference: str) -> dict[str, float]:
     """ROUGE-1, -2 and -L: F1 of shared words, shared pairs of words, and the longest common subsequence.
 
-    Words are runs of letters and digits, lower-cased. Two texts that have none are 0 alike.
+    Words are runs of letters and digits, lower-cased. Two texts without words score 0.
     """
-    ours, theirs = (_WORD.findall(text.lower()) for text in (guess, reference))
-    pairs = [list(pairwise(words)) for words in (ours, theirs)]
+    words, reference_words = (_WORD.findall(text.lower()) for text in (guess, reference))
+    pairs = [list(pairwise(sequence)) for sequence in (words, reference_words)]
     return {
-        "rouge1": _f1(_shared(ours, theirs), len(ours), len(theirs)),
+        "rouge1": _f1(_shared(words, reference_words), len(words), len(reference_words)),
         "rouge2": _f1(_shared(*pairs), len(pairs[0]), len(pairs[1])),
-        "rougeL": _f1(_longest_common(ours, theirs), len(ours), len(theirs)),
+        "rougeL": _f1(_longest_common(words, reference_words), len(words), len(reference_words)),
     }
 
 
-def _shared(ours: Sequence[object], theirs: Sequence[object]) -> int:
-    """How many occur in both, each as often as in the one that has it less often."""
-    return (Counter(ours) & Counter(theirs)).total()
+def _shared(words: Sequence[object], reference_words: Sequence[object]) -> int:
+    """The size of the multiset intersection."""
+    return (Counter(words) & Counter(reference_words)).total()
 
 
-def _f1(shared: int, ours: int, theirs: int) -> float:
-    return 2 * shared / (ours + theirs) if shared else 0.0
+def _f1(shared: int, words: int, reference_words: int) -> float:
+    return 2 * shared / (words + reference_words) if shared else 0.0
 
 
-def _longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
+def _longest_common(words: Sequence[str], reference_words: Sequence[str]) -> int:
     """Length of the longest common subsequence."""
-    lengths = [0] * (len(theirs) + 1)
-    for word in ours:
-        before = 0
-        for index, other in enumerate(theirs, start=1):
-            longest = before + 1 if word == other else max(lengths[index], lengths[index - 1])
-            before, lengths[index] = lengths[index], longest
+    lengths = [0] * (len(reference_words) + 1)
+    for word in words:
+        diagonal = 0
+        for index, reference_word in enumerate(reference_words, start=1):
+            longest = diagonal + 1 if word == reference_word else max(lengths[index], lengths[index - 1])
+            diagonal, lengths[index] = lengths[index], longest
     return lengths[-1]

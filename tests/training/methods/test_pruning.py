@@ -21,7 +21,7 @@ from training.checkpoint import Saving
 from training.data import pack
 from training.hyperparameters import Hyperparameters, PruningOptions
 from training.methods.lora_targets import lora_for
-from training.methods.pruning import chosen, prune
+from training.methods.pruning import masks_of, prune
 from training.methods.pruning_scores import scores_of
 from training.trainer import loss_of
 
@@ -78,9 +78,9 @@ def test_exactly_the_share_goes_and_the_lowest_of_it(drawn, sparsity, score):
     options = PruningOptions(score=score, sparsity=sparsity)
     if masked in (0, total):
         with pytest.raises(InvalidParameter, match="none" if masked == 0 else "all"):
-            chosen(scores, options)
+            masks_of(scores, options)
         return
-    keep = chosen(scores, options)
+    keep = masks_of(scores, options)
     assert {name: one.shape for name, one in keep.items()} == {name: one.shape for name, one in scores.items()}
     assert sum(int((~one).sum()) for one in keep.values()) == masked
     groups = [[name] for name in scores] if score == "erdos_renyi" else [list(scores)]
@@ -97,7 +97,7 @@ def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
     total = sum(one.numel() for one in scores.values())
     if not 0 < round(sparsity * total) < total:
         return
-    for name, keep in chosen(scores, PruningOptions(sparsity=sparsity, scope="layer")).items():
+    for name, keep in masks_of(scores, PruningOptions(sparsity=sparsity, scope="layer")).items():
         assert int((~keep).sum()) == round(sparsity * scores[name].numel())
 
 
@@ -106,7 +106,7 @@ def test_more_sparsity_prunes_what_less_does_and_more(drawn, sparsity):
     scores = as_scores(drawn)
     if round(sparsity * sum(one.numel() for one in scores.values())) == 0:
         return
-    few, many = (chosen(scores, PruningOptions(sparsity=s)) for s in (sparsity, 2 * sparsity))
+    few, many = (masks_of(scores, PruningOptions(sparsity=s)) for s in (sparsity, 2 * sparsity))
     assert all(bool((few[name] | ~many[name]).all()) for name in scores)
 
 
@@ -120,7 +120,7 @@ def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
     total = sum(one.numel() for one in scores.values())
     if not 0 < round(sparsity * total) < total:
         return
-    keep = chosen(scores, PruningOptions(score="erdos_renyi", sparsity=sparsity))
+    keep = masks_of(scores, PruningOptions(score="erdos_renyi", sparsity=sparsity))
     kept = {name: int(one.sum()) for name, one in keep.items()}
     lowest = [(kept[name] - 1) / sum(one.shape) for name, one in scores.items()]  # full ones are below the rate
     keep_highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
@@ -129,7 +129,7 @@ def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
 
 def test_same_sized_projections_have_the_same_density_under_erdos_renyi():
     scores = {str(i): torch.rand(8, 16, dtype=torch.float64) for i in range(4)}
-    keep = chosen(scores, PruningOptions(score="erdos_renyi", sparsity=0.5))
+    keep = masks_of(scores, PruningOptions(score="erdos_renyi", sparsity=0.5))
     assert [int(one.sum()) for one in keep.values()] == [64] * 4
 
 
@@ -205,7 +205,7 @@ def test_snip_is_that_of_the_loss_and_the_default(base):
         if name.endswith("weight")
     }
     every = pruned_one(base, config, batches=100)  # all rows
-    expected = chosen({name: scores[name] for name in projections(config, scores)[""]}, PruningOptions())
+    expected = masks_of({name: scores[name] for name in projections(config, scores)[""]}, PruningOptions())
     assert every.config.pruned.score == "snip"
     tensors = tensors_of(every)
     found = {name: unpack(tensors[mask_name(name)], keep.shape) for name, keep in expected.items()}

@@ -312,13 +312,13 @@ def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
     assert [(one.nll, one.tokens) for one in scores[0]] == [(one.nll, one.tokens) for one in scores[1]]
     around = frame(base, pair=True)
     first, second = tokens_of(base, "The fox").ids, tokens_of(base, "jumps").ids
-    assert around.around([0, *first], second) == around.around(first, second)
+    assert around.wrap([0, *first], second) == around.wrap(first, second)
 
 
 @pytest.mark.parametrize("pair", [None, "and a second text"])
 def test_an_encoder_gets_what_its_tokenizer_makes(minilm, pair):
     first, peer = "A first, rather longer text.", minilm.tokenizer
-    ids, second_at = frame(minilm, pair=pair is not None).around(
+    ids, second_at = frame(minilm, pair=pair is not None).wrap(
         tokens_of(minilm, first).ids, tokens_of(minilm, pair).ids if pair else ()
     )
     wanted = peer(first, pair)
@@ -343,9 +343,9 @@ def test_a_pair_is_told_apart_and_padding_changes_nothing(minilm):
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(6, 40))
 def test_of_a_pair_the_longer_is_cut_and_all_room_is_used(first, second, room):
-    from training.tasks.classification import _kept
+    from training.tasks.classification import _fitting_lengths
 
-    kept = _kept(first, second, room)
+    kept = _fitting_lengths(first, second, room)
     assert kept[0] <= first
     assert kept[1] <= second
     assert sum(kept) == min(first + second, room)

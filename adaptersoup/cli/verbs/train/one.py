@@ -162,7 +162,7 @@ def _check_places(run: TrainingRun) -> None:
     if run.spec.adamix is not None and run.replace:
         check_place(run.bank, replace=True, advice=advice)
     elif run.spec.adamix is not None:
-        run.bank_there(how=advice)
+        run.existing_bank(advice=advice)
     if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
             f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
