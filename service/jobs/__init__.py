@@ -1,1 +1,1 @@
-"""Work that outlives its request: the runner of queued jobs, and what each kind of job does."""
+"""Queued jobs: the runner of the queue, and one module for each kind of job."""

@@ -1,7 +1,7 @@
-"""Whether the machine's clock was set forward while a server runs: what would be due by it alone is not removed then.
+"""Detects steps of the machine's clock, so that nothing is removed by age after the clock was set forward.
 
-Used by the runner before it removes anything by age. A clock that is wrong is put right, by an operator or by the
-network, within a day; one that was right before and stands still now would have removed nothing either.
+Used by the job runner before it removes anything by age. A wrong clock is assumed to be corrected, by an operator or by
+the network, within a day.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 log = logging.getLogger("soup.jobs")
 STEP = timedelta(minutes=5)
-"""By less no clock is set that matters here: grace periods are days."""
-DOUBTED = timedelta(days=1)
-"""How long nothing is removed after that."""
+"""Smaller steps do not matter: grace periods are days."""
+DISTRUST = timedelta(days=1)
+"""How long nothing is removed after a step."""
 
 
 def _now() -> datetime:
@@ -23,23 +23,21 @@ def _now() -> datetime:
 
 
 class ClockSteps:
-    """The machine's clock beside one that cannot be set; `seconds` is that one, and the tests' seam with `wall`."""
+    """Compares the machine's clock, `wall`, with a monotonic one, `seconds`."""
 
-    def __init__(
-        self, *, wall: Callable[[], datetime] = _now, seconds: Callable[[], float] = time.monotonic
-    ) -> None:  # fmt: skip
+    def __init__(self, *, wall: Callable[[], datetime] = _now, seconds: Callable[[], float] = time.monotonic) -> None:
         self._wall, self._seconds = wall, seconds
-        self._seen = wall(), seconds()
-        self._doubted_until: float | None = None
+        self._last_wall, self._last_seconds = wall(), seconds()
+        self._distrusted_until: float | None = None
 
     def is_steady(self) -> bool:
-        """Look at both; False for a day after the machine's clock was set forward."""
-        (then, began), self._seen = self._seen, (self._wall(), self._seconds())
-        moment, now = self._seen
-        step = (moment - then) - timedelta(seconds=now - began)
+        """Return False for a day after the machine's clock was set forward."""
+        wall, now = self._wall(), self._seconds()
+        step = (wall - self._last_wall) - timedelta(seconds=now - self._last_seconds)
+        self._last_wall, self._last_seconds = wall, now
         if step > STEP:
-            self._doubted_until = now + DOUBTED.total_seconds()
+            self._distrusted_until = now + DISTRUST.total_seconds()
             log.warning("the clock was set forward by %s: nothing is removed for its age within the next day", step)
-        if self._doubted_until is not None and now >= self._doubted_until:
-            self._doubted_until = None
-        return self._doubted_until is None
+        if self._distrusted_until is not None and now >= self._distrusted_until:
+            self._distrusted_until = None
+        return self._distrusted_until is None

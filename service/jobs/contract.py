@@ -1,4 +1,4 @@
-"""A kind of job as the runner and the routes know it (`JobKind`), and what a job gets when it runs (`JobContext`)."""
+"""The contract of a job: its kind, for the runner and the routes (`JobKind`), and its run (`JobContext`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Lane = Literal["quick", "embed", "fit", "search", "evaluate", "training"]
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a running job gets: the server's services, its row, and `progress`, which raises when it is cancelled."""
+    """The context of a running job: the server's services, its row, and `progress`, which raises if it is cancelled."""
 
     services: Services
     fitting: FitProcess
@@ -41,17 +41,17 @@ class JobContext:
 
     @property
     def caller(self) -> Caller:
-        """On whose behalf a cook or a training works."""
+        """The caller on whose behalf a cook or a training runs."""
         arguments = self.row.arguments
         return Caller(self.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
-        """Fit a pool in the process for it, as part of this job."""
+        """Fit a pool in the fit process, as part of this job."""
         return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
 
     @property
     def workers(self) -> Workers:
-        """Fits, weighing, tuning and statistics in the processes for them, as part of this job."""
+        """Fits, weighing, tuning and statistics in their child processes, as part of this job."""
 
         def weigh(base_id: str, request: WeighingRequest) -> Weighing:
             return self.computing.weigh(self.services.bases[base_id].entry, request, progress=self.progress)
@@ -67,12 +67,12 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobKind:
-    """One kind of job. Jobs of one `lane` keep only each other waiting: a training takes hours, a fit minutes.
+    """One kind of job. Jobs wait only for jobs of the same `lane`: a training takes hours, a fit minutes.
 
-    `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
-    removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all);
-    `reached` is how far what it has saved has come, where it goes on from there; `upkeep` says of one that it keeps
-    what is stored in order, whoever was the reason: it is done also where the key of that one is revoked.
+    `run` does the work; `ended_without` is called in the transaction that ends a job without a result; `clean` removes
+    files that only the job needed, and may be called twice; `reach` is the namespaces it works on (None: all);
+    `reached` is how far its saved state has come, if it resumes from one; `is_maintenance` is True for a job that keeps
+    stored data in order and therefore runs even if the key that caused it is revoked.
     """
 
     run: Callable[[JobContext], dict[str, Any]]
@@ -81,27 +81,27 @@ class JobKind:
     clean: Callable[[Services, JobRow], None] = lambda _services, _row: None
     lane: Lane = "quick"
     reached: Callable[[Services, JobRow], int] = lambda _services, _row: 0
-    upkeep: Callable[[JobRow], bool] = lambda _row: False
+    is_maintenance: Callable[[JobRow], bool] = lambda _row: False
 
 
 def workers_of(settings: Settings) -> dict[Lane, int]:
-    """How many jobs of each lane run at once; fits and searches one by one, in the one process for each.
+    """How many jobs of each lane run at once; fits and searches one by one, as each has one process.
 
-    A server that only answers (`SOUP_ROLE=api`) runs none, whatever the other settings say.
+    A server that only answers (`SOUP_ROLE=api`) runs none, whatever the other settings.
     """
     if settings.role == "api":
         return dict.fromkeys(get_args(Lane), 0)
-    quick, one = settings.job_workers, min(settings.job_workers, 1)
+    workers = settings.job_workers
     return {
-        "quick": quick,
-        "embed": quick,
-        "fit": one,
-        "search": one,
-        "evaluate": one,
+        "quick": workers,
+        "embed": workers,
+        "fit": min(workers, 1),
+        "search": min(workers, 1),
+        "evaluate": min(workers, 1),
         "training": settings.training_workers,
     }
 
 
-def namespaces_of(found: Sequence[str] | None) -> Namespaces:
-    """Namespaces as a job's arguments hold them."""
-    return None if found is None else tuple(found)
+def namespaces_of(names: Sequence[str] | None) -> Namespaces:
+    """Namespaces from a job's arguments (JSON)."""
+    return None if names is None else tuple(names)

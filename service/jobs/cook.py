@@ -1,7 +1,7 @@
 """The job that cooks a soup.
 
-The request waits in a blob of its own that is deleted when the job ends, so that no sample of a novel domain outlives
-its request; the job's arguments are ids and small parameters.
+The request is stored in a blob that is deleted when the job ends, so that no sample of a novel domain outlives its
+request; the job's arguments are ids and small parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
-    """A cook request as the bytes of a blob; the nonce gives two equal requests two blobs."""
+    """Serialize a cook request for its blob; a nonce gives two equal requests two blobs."""
     return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()
 
 
@@ -45,10 +45,10 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 
 def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
-    """The kind of the job that cooks this request, its effort settled: a `search` where it takes minutes.
+    """The kind of the job that cooks this request, whose effort is settled: `search` if it takes minutes, else `cook`.
 
-    That is one that computes gradients or statistics, or whose pool is to be fitted first; others do not wait behind
-    it. Raises InvalidParameter, Forbidden or Unavailable where the pool is none for this caller.
+    A cook takes minutes if it computes gradients or statistics, or has to fit its pool first. Raises InvalidParameter,
+    Forbidden or Unavailable if the caller cannot use the pool.
     """
     if request.recipe is not None:
         return "search" if request.effort in BY_GRADIENTS or needs_statistics(request.mixing) else "cook"
@@ -62,9 +62,9 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
 
 
 def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None:
-    """Raises Unavailable where the pool to choose from has only members whose samples are still to be embedded.
+    """Raise Unavailable if all members of the pool have samples that are still to be embedded.
 
-    What is wrong otherwise is said by the cook itself.
+    The cook itself raises for other problems.
     """
     if request.recipe is not None or request.also:
         return
@@ -82,4 +82,4 @@ COOK = JobKind(
     clean=lambda services, row: services.registry.blobs.delete(row.arguments["request"]),
 )
 SEARCH = replace(COOK, lane="search")
-"""A cook that takes a minute or more, since it computes gradients or fits a pool: others do not wait behind it."""
+"""A cook that takes a minute or more, as it computes gradients or fits a pool, in a lane of its own."""

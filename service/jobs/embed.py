@@ -1,4 +1,4 @@
-"""The job that embeds a pushed sample, and has the pools fitted again that its adapter belongs to."""
+"""The job that embeds a pushed sample and enqueues refits of the pools that its adapter belongs to."""
 
 from __future__ import annotations
 
@@ -25,5 +25,9 @@ def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
 
 
 EMBED = JobKind(
-    run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded, lane="embed", upkeep=lambda _row: True
+    run=_run,
+    reach=lambda row: (row.namespace,),
+    ended_without=_not_embedded,
+    lane="embed",
+    is_maintenance=lambda _row: True,
 )

@@ -1,4 +1,4 @@
-"""The job that evaluates the adapters of a pool on each other's samples, pair by pair; one that was ended goes on."""
+"""The job that evaluates the adapters of a pool on each other's samples; it resumes pair by pair."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 def _run(context: JobContext) -> dict[str, Any]:
     arguments, services = context.row.arguments, context.services
     pool = PoolSpec.model_validate(arguments["pool"])
-    found = cross_evaluate(
-        services.registry, context.caller, services.bases[arguments["base"]], pool, passages=arguments["passages"],
+    evaluated = cross_evaluate(
+        services.registry,
+        context.caller,
+        services.bases[arguments["base"]],
+        pool,
+        passages=arguments["passages"],
         progress=context.progress,
-    )  # fmt: skip
-    return asdict(found)
+    )
+    return asdict(evaluated)
 
 
-EVALUATE = JobKind(
-    run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]), lane="evaluate"
-)  # fmt: skip
+EVALUATE = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]), lane="evaluate")

@@ -1,4 +1,4 @@
-"""The job that fits a selector over a pool, in the process for it (`jobs.fit_process`)."""
+"""The job that fits a selector over a pool, in the fit process (`jobs.fit_process`)."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ FIT = JobKind(
     run=_run,
     reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]),
     lane="fit",
-    upkeep=lambda row: not row.arguments.get("asked"),
+    is_maintenance=lambda row: not row.arguments.get("asked"),
 )

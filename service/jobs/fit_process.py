@@ -1,8 +1,8 @@
-"""Fits selectors in a child process at lower priority, so that a long fit keeps no stream and no health check waiting.
+"""Fit selectors in a child process at lower priority, so that a long fit delays no stream and no health check.
 
 `FitProcess` is the parent's side, used by the job runner; `main` is the child's. The child opens its own database
-connection and blob store. It stays alive between fits, because starting one costs seconds of imports, and ends when
-its standard input does.
+connection and blob store. It stays alive between fits, because a start costs seconds of imports, and ends when its
+standard input does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class FitProcess:
 
     def __init__(self, database: Database, database_url: str, blobs: BlobPlace) -> None:
         self._database = database
-        where = {"database": database_url, "blobs": blobs.model_dump(mode="json")}
-        self._child = Child("service.jobs.fit_process", where, called="The process that fits selectors")
+        setup = {"database": database_url, "blobs": blobs.model_dump(mode="json")}
+        self._child = Child("service.jobs.fit_process", setup, called="The process that fits selectors")
         self._lock = threading.Lock()
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, *, progress: Progress) -> SelectorRow:
@@ -48,28 +48,31 @@ class FitProcess:
             return catalogue.selectors.get(None, answer["selector"])
 
     def stop(self) -> None:
-        """End the child, whatever it does."""
+        """End the child, even during a fit."""
         self._child.end()
 
 
-def begin(where: Json) -> Handle:
-    """What answers requests to fit, on the database and the blobs of the first line; raises what a fit does."""
-    blobs = open_blobs(BlobPlace.model_validate(where["blobs"]), make=False)
-    registry = Registry(Database(where["database"]), blobs)
-    read = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
+def begin(setup: Json) -> Handle:
+    """Return the handler of requests to fit, on the database and the blobs of the first line."""
+    blobs = open_blobs(BlobPlace.model_validate(setup["blobs"]), make=False)
+    registry = Registry(Database(setup["database"]), blobs)
+    parse_spec = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
 
     def handle(request: Json, progress: Progress) -> Json:
         row = fit(
-            registry, PoolSpec.model_validate(request["pool"]), read(request["spec"]),
-            encoder_digest=request["encoder_digest"], progress=progress,
-        )  # fmt: skip
+            registry,
+            PoolSpec.model_validate(request["pool"]),
+            parse_spec(request["spec"]),
+            encoder_digest=request["encoder_digest"],
+            progress=progress,
+        )
         return {"selector": row.id}
 
     return handle
 
 
 def main() -> None:
-    """The child."""
+    """Run the child process."""
     lower_priority(NICENESS)
     configure_logging("info")
     serve(begin, failed="The fit failed ({}); the server's log has the rest.")

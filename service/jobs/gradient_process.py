@@ -1,11 +1,10 @@
-"""Computes gradients for cooks in a child process, with a base model of its own and at lower priority.
+"""Compute gradients for cooks in a child process with its own base model and at lower priority.
 
-Gradients stay out of the engine: streams go on as ever, and what is cancelled is a process that ends.
+Gradients stay out of the engine: streams are not delayed, and a cancellation ends a process.
 
 `GradientProcess` is the parent's side, used by the job runner; `main` is the child's, which reads and writes weights in
-the blob store, but for statistics, which the parent stores. It waits for the next task for a while
-(`gradients_idle_seconds`), so that cooks one after the other do not each load the base model; then it ends, and its
-memory is free again.
+the blob store, except for statistics, which the parent stores. The child waits for the next task for
+`gradients_idle_seconds`, so that consecutive cooks load the base model once; then it ends and frees its memory.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from registry.spec import (
     Weighing,
     WeighingRequest,
 )
-from service.jobs.train_process import outlive_nobody
+from service.jobs.train_process import end_with_server
 from service.observability.logs import configure_logging
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
 from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
 
-CALLED = "The process that computes gradients"
+NAME = "The process that computes gradients"
 
 
 class GradientProcess:
-    """One process that does one task at a time, on one base model."""
+    """One child process that runs one task at a time on one base model."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -46,34 +45,34 @@ class GradientProcess:
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh adapters; raises what weighing or `progress` raises, or Unavailable for a crash."""
-        return Weighing.model_validate(self._done(entry, WeighingTask(request=request), progress))
+        return Weighing.model_validate(self._run(entry, WeighingTask(request=request), progress))
 
     def tune(self, entry: BaseEntry, request: TuningRequest, *, progress: Progress) -> Tuned:
         """Tune a soup; raises what tuning or `progress` raises, or Unavailable for a crash."""
-        return Tuned.model_validate(self._done(entry, TuningTask(request=request), progress))
+        return Tuned.model_validate(self._run(entry, TuningTask(request=request), progress))
 
     def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
-        """Compute and store a statistic; raises what that or `progress` raises, or Unavailable for a crash.
+        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash.
 
-        The child writes it to a file that goes with the task: one that is ended after it has written stores nothing.
+        The child writes it to a temporary file, so that a child that is ended stores nothing.
         """
         blobs = open_blobs(self._settings.blob_place, make=False)
         with blobs.scratch() as file:
-            answer = self._done(entry, StatisticTask(request=request, file=file), progress)
-            found = MeasuredStatistic.model_validate(answer)
+            answer = self._run(entry, StatisticTask(request=request, file=file), progress)
+            statistic = MeasuredStatistic.model_validate(answer)
             data = file.read_bytes()
-            if sha256_digest(data) != found.blob:
-                raise Internal(f"{CALLED} answered {found.blob}, and wrote something else.")
+            if sha256_digest(data) != statistic.blob:
+                raise Internal(f"{NAME} answered {statistic.blob}, and wrote something else.")
             blobs.put_bytes(data)
-        return found
+        return statistic
 
     def stop(self) -> None:
-        """End the process; called when no job is run any more."""
+        """End the process; called when no job runs any more."""
         with self._lock:
             self._end()
 
-    def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
-        """The answer to a task, of the process that did the one before where that had the same base model."""
+    def _run(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
+        """Run a task; the process of the previous task is reused if it has the same setup."""
         settings = self._settings
         setup = GradientSetup(
             entry=entry, cache=settings.cache, blobs=settings.blob_place, threads=settings.threads
@@ -83,7 +82,7 @@ class GradientProcess:
         try:
             if self._child is None or setup != self._setup:
                 self._end()
-                self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=CALLED)
+                self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=NAME)
             answer = self._child.ask(
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
@@ -91,7 +90,7 @@ class GradientProcess:
             ending = threading.Timer(settings.gradients_idle_seconds, self._end_after, args=[self._tasks])
             ending.daemon = True
             ending.start()
-        except BaseException:  # whatever went wrong, the next task is not done by what it left behind
+        except BaseException:  # never reuse a process after an error
             self._end()
             raise
         finally:
@@ -99,7 +98,7 @@ class GradientProcess:
         return answer
 
     def _end_after(self, task: int) -> None:
-        """End the process where this task was the last one."""
+        """End the process if this task was the last one."""
         with self._lock:
             if task == self._tasks:
                 self._end()
@@ -110,9 +109,9 @@ class GradientProcess:
 
 
 def main() -> None:
-    """The child."""
+    """Run the child process."""
     lower_priority(NICENESS)
-    outlive_nobody()
+    end_with_server()
     configure_logging("info")
     serve(begin, failed="The computation of gradients failed ({}); the server's log has the rest.")
 

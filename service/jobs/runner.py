@@ -1,8 +1,8 @@
 """The runner of queued jobs (`catalogue.jobs`): claims, heartbeats, retries, cancellation; kinds are in `jobs.kinds`.
 
-Built by the runtime, which starts and stops its threads; routes call `cancel`, and ring `job_board`. Jobs survive a
-restart: what ran when the process died is claimed again once its lease is over, or at once where this process is the
-only owner of the data.
+Built by the runtime, which starts and stops its threads; routes call `cancel` and wake the `job_board`. Jobs survive a
+restart: a job whose process died is claimed again once its lease is over, or at once if this process is the only owner
+of the data.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from service.parts import Services
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0
 STOP_SECONDS = 6.0
-"""How long jobs may take to notice that the server stops, and to save what they have done."""
+"""How long jobs may take to notice that the server stops, and to save themselves."""
 PROGRESS_SECONDS = 0.5
 RETRY_SECONDS = 2.0
-"""Before the first retry; doubled for each further one."""
+"""Delay before the first retry; doubled for each further one."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TRANSIENT = (Busy, Unavailable)
 
 
 class JobRunner:
-    """Threads that run jobs, one at a time each, those of each lane apart: no cook waits behind a fit or an embedding.
+    """Threads that each run one job at a time of their lane, so that no cook waits behind a fit or an embedding.
 
-    `settings.job_workers` cook, and as many embed; one fits and one searches, in the one process for that.
+    `settings.job_workers` threads cook and as many embed; one fits and one searches, each with one child process.
     """
 
     def __init__(self, services: Services, *, sole_owner: bool) -> None:
@@ -65,14 +65,14 @@ class JobRunner:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._claimable = True
+        """False while the database does not answer, which is logged once, not every second of an outage."""
         self._claiming = threading.Lock()
-        """False while the database does not answer: the log says that once, not every second of an outage."""
         self._clock = ClockSteps()
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blob_place)
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat.
+        """Requeue the jobs of dead processes, remove expired files, start workers and heartbeat.
 
         Does nothing once it is stopping.
         """
@@ -92,14 +92,14 @@ class JobRunner:
             thread.start()
 
     def begin_stop(self) -> None:
-        """Have what runs go back to the queue at its next word; who waits for a job hears that it will not end now."""
+        """Have running jobs go back to the queue at their next progress, and wake those who wait for jobs."""
         self._stopping.set()
         self._board.close()
 
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
-        """Send running jobs back to the queue and end the threads; False where some are still at work after so long.
+        """Return running jobs to the queue and end the threads; False if some threads still run after so long.
 
-        Jobs of those are given back too: they are run again, and whatever their threads still do ends nothing.
+        Their jobs are returned too and run again; the results of such threads are ignored.
         """
         self.begin_stop()
         deadline = time.monotonic() + seconds
@@ -108,7 +108,7 @@ class JobRunner:
         ended = not any(thread.is_alive() for thread in self._threads)
         for job_id in () if ended else self._board.running():
             log.warning("a job is given back although its thread is at work", extra={"fields": {"job": job_id}})
-            with suppress(Busy, Unavailable):  # then its lease ends, or the next server finds it
+            with suppress(Busy, Unavailable):  # its lease expires instead
                 self._store(partial(Jobs.release, id=job_id, worker=self._name))
         self._threads = []
         self.fitting.stop()
@@ -127,7 +127,7 @@ class JobRunner:
                 continue
             try:
                 self._run(row)
-            except (Busy, Unavailable) as error:  # its end could not be stored: it is run again after its lease
+            except (Busy, Unavailable) as error:  # its end is not stored: it runs again after its lease
                 fields = {"job": row.id, "kind": row.kind}
                 log.warning("the end of a job is not stored: %s", error.message, extra={"fields": fields})
             except Exception:
@@ -136,36 +136,36 @@ class JobRunner:
     def _claim(self, lane: Lane) -> JobRow | None:
         blobs = self.services.registry.blobs
         if blobs.is_failing and blobs.probe() is not None:
-            return None  # every job needs them: a job that fails a few times for it would be lost
+            return None  # every job needs the blobs: it would fail for good after some attempts
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
             with self._database.write() as catalogue:
                 row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now(), lane=lane)
-        except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
-            if self._is_news(claimable=False):
+        except (Busy, Unavailable) as error:  # the queue is still there when the database is back
+            if self._set_claimable(claimable=False):
                 log.warning("no job can be claimed: %s", error.message)
         except Exception:
             log.exception("claiming a job failed")
         else:
-            if self._is_news(claimable=True):
+            if self._set_claimable(claimable=True):
                 log.info("jobs can be claimed again")
             return row
         return None
 
-    def _is_news(self, *, claimable: bool) -> bool:
-        """Whether jobs could be claimed until now where they cannot any more, or the other way; one thread hears so."""
+    def _set_claimable(self, *, claimable: bool) -> bool:
+        """Note if jobs can be claimed; returns True to the one thread that changes it."""
         with self._claiming:
             changed, self._claimable = claimable != self._claimable, claimable
         return changed
 
     def _run(self, row: JobRow) -> None:
-        """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
-        began = time.monotonic()
+        """Run a claimed job, and remove the files that only it needed if it ended for good."""
+        started = time.monotonic()
         tracing = self.services.tracing
         span = nullcontext() if tracing is None else tracing.job(row.kind, row.id, row.traceparent)
         with self._board.runs(row.id) as cancelled, span:
             ended = self._attempt(row, self._progress(row, cancelled))
-        self._board.tally.took(row.kind, time.monotonic() - began)
+        self._board.tally.took(row.kind, time.monotonic() - started)
         try:
             if ended:
                 KINDS[row.kind].clean(self.services, row)
@@ -173,11 +173,11 @@ class JobRunner:
             self._board.tell(row.id)
 
     def _attempt(self, row: JobRow, progress: Progress) -> bool:
-        """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
-        ended, most = row.failures + self._crashes(row), self._settings.job_attempts
-        again = RETRY_SECONDS * 2.0**ended if ended + 1 < most else None
+        """Try the job once; True if it ended for good, here or by a cancellation."""
+        failures, limit = row.failures + self._crashes(row), self._settings.job_attempts
+        retry_in = RETRY_SECONDS * 2.0**failures if failures + 1 < limit else None
         try:
-            if ended >= most:
+            if failures >= limit:
                 raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.services, self.fitting, self.computing, row, progress))
             if self._succeed(row, result):
@@ -193,23 +193,23 @@ class JobRunner:
             self._store(lambda jobs: self._took(jobs, row))
             return True
         except SoupError as error:
-            return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
+            return self._fail(row, error, retry_in=retry_in if isinstance(error, TRANSIENT) else None)
         except Exception as error:
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
-            return self._fail(row, internal, retry_in=again, seen=error)
+            return self._fail(row, internal, retry_in=retry_in, unexpected=error)
 
     def _succeed(self, row: JobRow, result: dict[str, Any]) -> bool:
-        """Store the result; False where the job is no longer ours to end."""
+        """Store the result; False if this worker no longer has the job."""
         with self._database.write() as catalogue:
             self._took(catalogue.jobs, row)
             return catalogue.jobs.succeed(row.id, result, worker=self._name)
 
     def _took(self, jobs: Jobs, row: JobRow) -> bool:
-        """Count the time that a job took for its namespace, whatever has become of it."""
+        """Count the time that a job took for its namespace, however it ended."""
         return jobs.charge_lane(KINDS[row.kind].lane, row, _now())
 
     def _ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
-        """Count how a try ended, and say so of its span."""
+        """Count how an attempt ended, and set it on its span."""
         self._board.tally.ended(kind, outcome, code)
         span = get_current_span()
         span.set_attributes({"soup.job.outcome": outcome} | ({} if code is None else {"error.type": code}))
@@ -217,33 +217,35 @@ class JobRunner:
             span.set_status(StatusCode.ERROR)
 
     def _crashes(self, row: JobRow) -> int:
-        """How often its process ended under a job without that it came further: those before are no fault of its."""
+        """How often the job's process died without any progress since; earlier crashes are forgiven."""
         if not row.crashes:
             return 0
         reached = KINDS[row.kind].reached(self.services, row)
         forgiven = self._store(lambda jobs: jobs.forgive_crashes(row.id, reached, worker=self._name))
         return 0 if forgiven else row.crashes
 
-    def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None, seen: Exception | None = None) -> bool:
-        """Store the failure, and log it once; True when the job ended with it, or was cancelled before.
+    def _fail(
+        self, row: JobRow, error: SoupError, *, retry_in: float | None, unexpected: Exception | None = None
+    ) -> bool:
+        """Store the failure and log it once; True if the job ended with it or was cancelled before.
 
-        `seen` is what nobody foresaw, where `error` stands for it: the log has its class and its places.
+        `unexpected` is the exception that `error` stands for; the log gets its class and traceback.
         """
-        details = describe(seen or error) if isinstance(error, Internal) else {}
-        level = logging.WARNING if seen is None else logging.ERROR
+        details = describe(unexpected or error) if isinstance(error, Internal) else {}
+        level = logging.WARNING if unexpected is None else logging.ERROR
         log.log(level, "job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
         with self._database.write() as catalogue:
             self._took(catalogue.jobs, row)
-            ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
-            if ours and retry_in is None:
+            is_ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
+            if is_ours and retry_in is None:
                 KINDS[row.kind].ended_without(catalogue, row)
-        if not ours:
+        if not is_ours:
             return self._ended_elsewhere(row)
         self._ended(row.kind, "failed" if retry_in is None else "retried", error.code)
         return retry_in is None
 
     def _ended_elsewhere(self, row: JobRow) -> bool:
-        """Whether it was cancelled; else another worker has it now."""
+        """Return True if the job was cancelled; otherwise another worker has it now."""
         with self._database.read() as catalogue:
             cancelled = catalogue.jobs.get(None, row.id).state == "cancelled"
         if cancelled:
@@ -251,12 +253,12 @@ class JobRunner:
         return cancelled
 
     def _store(self, change: Callable[[Jobs], bool]) -> bool:
-        """One change of a job's row in a transaction of its own; False when it is no longer ours to change."""
+        """Change a job's row in its own transaction; False if this worker no longer has the job."""
         with self._database.write() as catalogue:
             return change(catalogue.jobs)
 
     def _progress(self, row: JobRow, cancelled: threading.Event) -> Progress:
-        """The callable that a job reports to: stores at most twice a second, and raises when the job is to end."""
+        """The progress callable of a job: stores at most twice a second, and raises if the job is to end."""
         stored_at: float | None = None
 
         def report(done: int, total: int, message: str) -> None:
@@ -271,22 +273,22 @@ class JobRunner:
         return report
 
     def _report(self, row: JobRow, done: int, total: int, message: str) -> None:
-        """Store how far a job is and tell who watches. Raises Cancelled where it is no longer ours, or Interrupted."""
+        """Store the progress of a job and notify its watchers; raises Cancelled if it was lost, or Interrupted."""
         if self._stopping.is_set():
             raise Interrupted("The server is stopping; the job goes on when it is back.")
         try:
-            ours = self._store(
+            is_ours = self._store(
                 lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
             )
-        except (Busy, Unavailable) as error:  # nothing is lost with a number; the work goes on
+        except (Busy, Unavailable) as error:  # lost progress is no reason to end the job
             log.warning("progress is not stored: %s", error.message)
             return
-        if not ours:
+        if not is_ours:
             raise Cancelled("The job was cancelled.")
         self._board.tell(row.id)
 
     def _beat(self) -> None:
-        """Prolong the leases of what runs here, and notice what another process cancelled."""
+        """Renew the leases of jobs running here, and notice cancellations by other processes."""
         while not self._stopping.wait(self._settings.job_lease_seconds / 4):
             running = self._board.running()
             try:
@@ -302,7 +304,7 @@ class JobRunner:
             self._sweep_uploads()
 
     def _sweep_uploads(self) -> None:
-        """Remove unfinished uploads that have expired; they wait where database or folder are not there."""
+        """Remove expired unfinished uploads; later, if the database or the folder is unavailable."""
         try:
             if self._clock.is_steady():
                 self.services.uploads.sweep()
@@ -312,12 +314,12 @@ class JobRunner:
             log.exception("sweeping unfinished uploads failed")
 
     def _collect(self) -> None:
-        """Remove what is due, from time to time; a start leaves servers time to come up first."""
+        """Collect garbage from time to time, first some time after the start."""
         while not self._stopping.wait(self._settings.collect_seconds):
             if not self._clock.is_steady():
                 continue
             try:
-                collect(self.services.registry, _now(), used=blobs_in_use, progress=self._go_on)
+                collect(self.services.registry, _now(), used=blobs_in_use, progress=self._check_stopping)
             except Interrupted:
                 return
             except (Busy, Unavailable) as error:
@@ -325,7 +327,7 @@ class JobRunner:
             except Exception:
                 log.exception("collecting failed")
 
-    def _go_on(self, *_: object) -> None:
+    def _check_stopping(self, *_: object) -> None:
         if self._stopping.is_set():
             raise Interrupted("The server is stopping.")
 
@@ -335,55 +337,55 @@ def _now() -> datetime:
 
 
 def cancel(services: Services, caller: Caller, job_id: str) -> JobRow:
-    """Cancel a queued or running job that the caller sees; one that ended stays as it is. Raises NotFound."""
+    """Cancel a queued or running job that the caller may see; an ended job stays as it is. Raises NotFound."""
     with services.registry.database.write() as catalogue:
         row = catalogue.jobs.get(caller.namespaces, job_id)
         if row.state not in FINAL:
             caller.audit(catalogue, "job.cancel", row.id, namespace=row.namespace, kind=row.kind)
-            row = _cancelled(catalogue, row)
-    _told(services, row)
+            row = _cancel_row(catalogue, row)
+    _finish_cancellation(services, row)
     return row
 
 
-def _cancelled(catalogue: Catalogue, row: JobRow) -> JobRow:
+def _cancel_row(catalogue: Catalogue, row: JobRow) -> JobRow:
     row = catalogue.jobs.cancel(row.id)
     KINDS[row.kind].ended_without(catalogue, row)
     return row
 
 
-def _told(services: Services, row: JobRow) -> None:
-    """Once a cancellation is stored: end what runs here, or clean up, and tell who watches."""
+def _finish_cancellation(services: Services, row: JobRow) -> None:
+    """After a cancellation is stored: end the job if it runs here, else clean up, and notify its watchers."""
     event = services.jobs.running().get(row.id)
     if event is not None:
-        event.set()  # whoever runs it cleans up
+        event.set()  # its thread cleans up
     elif row.state == "cancelled":
         KINDS[row.kind].clean(services, row)
     services.jobs.tell(row.id)
 
 
 def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
-    """Cancel what a key that is revoked has queued or running, in the transaction that does so; gives what was.
+    """Cancel the unfinished jobs of a key, in the transaction that revokes it; returns the cancelled ones.
 
-    What another key asked for too goes on as that one's; so does what keeps stored adapters and their pools in order.
+    A job that another key asked for too is handed over to it; maintenance jobs go on.
     """
     cancelled = []
     for row in catalogue.jobs.active_of_key(key_id):
         heir = catalogue.jobs.next_requester(row)
         if heir is not None:
             catalogue.jobs.hand_over(row, heir)
-        elif not KINDS[row.kind].upkeep(row):
-            cancelled.append(_cancelled(catalogue, row))
+        elif not KINDS[row.kind].is_maintenance(row):
+            cancelled.append(_cancel_row(catalogue, row))
     return cancelled
 
 
 def after_withdrawal(services: Services, cancelled: Sequence[JobRow]) -> None:
-    """Once that is stored: end what of it runs here, and clean up after the rest."""
+    """After `withdraw` is committed: end the jobs that run here, and clean up after the others."""
     for row in cancelled:
-        _told(services, row)
+        _finish_cancellation(services, row)
 
 
 def result_of(row: JobRow) -> dict[str, Any]:
-    """The result of a job that ended; raises the error it ended with."""
+    """Return the result of an ended job, or raise its error."""
     if row.state == "succeeded":
         return row.result or {}
     if row.state == "cancelled":

@@ -1,7 +1,7 @@
-"""The process that a training of the server runs in, with a base model of its own and at lower priority.
+"""Train in a child process with its own base model and at lower priority, so that requests are not delayed.
 
-`in_child` is the parent's side, called by the training job; `main` is the child's. Requests are served meanwhile as
-ever; a child whose server is gone saves its training and ends.
+`in_child` is the parent's side, called by the training job; `main` is the child's. A child whose server is gone saves
+its training and ends.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from training.process import NICENESS, Child, Json
 from training.worker import WorkerRequest, WorkerSetup
 
 GRACE_SECONDS = 30.0
-"""How long a child may take to save the training that it is stopped in."""
+"""How long a child may take to save its training when it is ended."""
 STOP_SECONDS = 4.0
-"""How long it may take where the server stops; what it has not saved by then is trained again."""
+"""How long it may take when the server stops; later steps are trained again."""
 
 
 def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> Json:
-    """Train in a child process; gives its answer once the adapter is written.
+    """Train in a child process; returns its answer once the adapter is written.
 
-    `progress` is called again and again, and may raise to end it; the training is saved then. Raises the child's
-    error without the path of the folder `private` in it, and Unavailable for a child that ended without one.
+    `progress` is called repeatedly and may raise to end the training, which is then saved. Raises the child's error
+    with the path of the folder `private` replaced, and Unavailable for a child that crashed.
     """
-    nice = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
-    child = Child("service.jobs.train_process", nice, called="The process that trains", grace=GRACE_SECONDS)
+    lowered = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
+    child = Child("service.jobs.train_process", lowered, called="The process that trains", grace=GRACE_SECONDS)
     steps = request.run.spec.recipe.steps
 
-    def heard(done: int, total: int, message: str) -> None:
+    def report(done: int, total: int, message: str) -> None:
         try:
             progress(done, total, message)
         except Interrupted:
@@ -49,7 +49,7 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
     try:
         with unnamed(private):
             return child.ask(
-                request.model_dump(mode="json"), heard, waiting=(0, steps, "waiting for the training to start")
+                request.model_dump(mode="json"), report, waiting=(0, steps, "waiting for the training to start")
             )
     finally:
         child.end()
@@ -57,7 +57,7 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
 
 @contextmanager
 def unnamed(private: Path) -> Iterator[None]:
-    """While open, errors are raised with "the folder of the training" instead of this folder's path."""
+    """Replace the folder's path by "the folder of the training" in errors raised while open."""
     try:
         yield
     except SoupError as error:
@@ -68,19 +68,19 @@ def unnamed(private: Path) -> Iterator[None]:
         raise
 
 
-def outlive_nobody() -> None:
-    """Have this process end GRACE_SECONDS after its server is gone, and be the first to go where memory runs out.
+def end_with_server() -> None:
+    """Have this process end GRACE_SECONDS after its server is gone, and be killed first if memory runs out.
 
-    A training notices that between two steps, and saves. What may take hours in one piece (validation, scores for
-    pruning) is ended here, as the server would have done.
+    A training notices the end of its server between two steps and saves itself. Longer work (validation, scores for
+    pruning) is ended here.
     """
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
-    watched = select.poll()
-    watched.register(sys.stdin, 0)  # for no event but the closing of the other end, which is always told
+    poller = select.poll()
+    poller.register(sys.stdin, 0)  # 0: only the hang-up, which is always reported
 
     def end() -> None:
-        watched.poll()
+        poller.poll()
         time.sleep(GRACE_SECONDS)
         os._exit(1)
 
@@ -88,8 +88,8 @@ def outlive_nobody() -> None:
 
 
 def main() -> None:
-    """The process of one training."""
-    outlive_nobody()
+    """Run the child process."""
+    end_with_server()
     configure_logging("info")
     worker.main()
 

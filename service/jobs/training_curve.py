@@ -1,53 +1,45 @@
-"""The losses of a training, stored with its job while it runs: what is left to see where no adapter comes of it."""
+"""Store the losses of a running training with its job, so that they can be seen even if it fails."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from registry.errors import Busy, Unavailable
-from registry.progress import Progress
 from service.jobs.contract import JobContext
 from training.losses_file import read_losses
 
 log = logging.getLogger("soup.training")
 EVERY_SECONDS = 5.0
-"""How often they are stored at most while the training runs."""
+"""Least seconds between two writes of the curve."""
 
 
-@contextmanager
-def kept_curve(context: JobContext, path: Path) -> Iterator[Progress]:
-    """While open, the losses that are written to `path` are stored as they grow, and at its end, however it ends.
+class TrainingCurve:
+    """Reports the progress of a training job, and stores the losses in `path` with the job as they grow."""
 
-    Gives what the training reports to in place of the job's own progress, which is told all of it.
-    """
-    stored: dict[str, Any] | None = None
-    looked_at = time.monotonic()
+    def __init__(self, context: JobContext, path: Path) -> None:
+        self._context = context
+        self._path = path
+        self._stored: dict[str, Any] | None = None
+        self._checked_at = time.monotonic()
 
-    def store() -> None:
-        nonlocal stored
+    def report(self, done: int, total: int, message: str) -> None:
+        """Pass progress on to the job, and store new losses from time to time."""
+        if time.monotonic() - self._checked_at >= EVERY_SECONDS:
+            self._checked_at = time.monotonic()
+            self.store()
+        self._context.progress(done, total, message)
+
+    def store(self) -> None:
+        """Store the losses if they have changed; problems are only logged."""
         try:
-            found = read_losses(path)
-            if found is None or found == stored:
+            losses = read_losses(self._path)
+            if losses is None or losses == self._stored:
                 return
-            with context.services.registry.database.write() as catalogue:
-                catalogue.curves.put(context.row.id, found)
-            stored = found
-        except (Busy, Unavailable, OSError) as error:  # a picture ends no training, and hides no error of one
+            with self._context.services.registry.database.write() as catalogue:
+                catalogue.curves.put(self._context.row.id, losses)
+            self._stored = losses
+        except (Busy, Unavailable, OSError) as error:  # a missing curve must not end the training or hide its error
             log.warning("a curve is not stored: %s", error)
-
-    def report(done: int, total: int, message: str) -> None:
-        nonlocal looked_at
-        if time.monotonic() - looked_at >= EVERY_SECONDS:
-            looked_at = time.monotonic()
-            store()
-        context.progress(done, total, message)
-
-    try:
-        yield report
-    finally:
-        store()

@@ -15,39 +15,43 @@ from pathlib import Path
 from service.settings import Settings
 
 CHECKPOINT = "checkpoint"
-"""Folder in a training's folder that it saves itself in."""
+"""Name of the folder of checkpoints in a training's folder."""
 TURN = "turn"
-"""File in a training's folder that is locked by the process that trains there."""
+"""Name of the file in a training's folder that the training process locks."""
 
 
-def place_of(settings: Settings, key: str) -> Path:
-    """The folder of the training that `key`, a digest, stands for."""
+def training_folder(settings: Settings, key: str) -> Path:
+    """The folder of the training whose request has the digest `key`."""
     return settings.trainings_dir / key.removeprefix("sha256:")[:32]
 
 
 def sweep(folder: Path, *, older_than: float) -> int:
-    """Remove the folders of trainings that nobody went on with for so many seconds; returns how many there were."""
+    """Remove the folders of trainings unused for so many seconds; returns their number."""
     if not folder.is_dir():
         return 0
     limit = time.time() - older_than
-    left = [place for place in folder.iterdir() if place.is_dir() and _touched(place) < limit and not _at_work(place)]
-    for place in left:
-        shutil.rmtree(place, ignore_errors=True)
-    return len(left)
+    expired = [
+        training
+        for training in folder.iterdir()
+        if training.is_dir() and _last_written(training) < limit and not _is_locked(training)
+    ]
+    for training in expired:
+        shutil.rmtree(training, ignore_errors=True)
+    return len(expired)
 
 
-def _touched(place: Path) -> float:
+def _last_written(training: Path) -> float:
     """When anything in a training's folder was last written."""
     try:
-        return max(path.stat().st_mtime for path in (place, *place.rglob("*")))
-    except FileNotFoundError:  # somebody replaces or removes a file of it
+        return max(path.stat().st_mtime for path in (training, *training.rglob("*")))
+    except FileNotFoundError:  # another process replaces or removes a file
         return time.time()
 
 
-def _at_work(place: Path) -> bool:
-    """Whether a process trains there."""
+def _is_locked(training: Path) -> bool:
+    """Return True if a process trains in this folder."""
     try:
-        handle = os.open(place / TURN, os.O_RDWR)
+        handle = os.open(training / TURN, os.O_RDWR)
     except OSError:
         return False
     try:

@@ -1,6 +1,6 @@
-"""Requests for trainings: checked as far as that needs no data read, then queued as jobs; equal ones share a job.
+"""Requests for trainings: checked without reading the data, then queued as jobs; equal requests share a job.
 
-Called by the route; `service.jobs.train` does what is queued.
+Called by the route; `service.jobs.train` runs the jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from registry.quotas import check_jobs
 from registry.spec import FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
-from service.jobs.queue_room import check_room
+from service.jobs.queue_limits import check_queue
 from service.parts import Services
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
@@ -34,24 +34,24 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
     "classification": HeadConfig(task="classification", labels=("no", "yes")),
     "question_answering": HeadConfig(task="question_answering", labels=("start", "end")),
 }
-"""The head that sizes are estimated with, for tasks that need one: how many labels there are only the data say."""
+"""The head to estimate sizes with, for tasks that need one: the number of labels is only known from the data."""
 
 
-def submit(services: Services, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
-    """Queue a training, or give the job that is at the same one already; the owner that was said last is taken.
+def submit(services: Services, principal: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
+    """Queue a training, or join the unfinished job of an equal request; the latest owner counts.
 
-    Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
-    InvalidParameter, Incompatible, TooLarge, and Busy where too many wait.
+    Raises Forbidden, InvalidName, NotFound (base model, blob, member), InvalidParameter, Incompatible, TooLarge, and
+    Busy if too many wait; errors in the data are raised by the job.
     """
     namespace, name = split_name(request.name)
-    who.check_write(namespace)
+    principal.check_write(namespace)
     if request.spec.adamix is not None:
         check_part(f"{name}{BANK}", "name of the bank")
-    members = _members(services, who, request)
+    members = _members(services, principal, request)
     _check_size(services, request, members)
-    for what, digest in (("texts", request.texts), ("valid", request.valid)):
+    for field, digest in (("texts", request.texts), ("valid", request.valid)):
         if digest is not None:
-            _check_blob(services, who.caller(request_id), digest, what=what)
+            _check_blob(services, principal.caller(request_id), digest, field=field)
     if request.valid == request.texts:
         raise InvalidParameter(
             "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
@@ -59,70 +59,72 @@ def submit(services: Services, who: Principal, request: TrainingRequest, *, requ
         )
     pinned = _pinned(request, members)
     shape = services.bases[request.base_model].shape
-    told = pinned.model_dump(mode="json", exclude={"owner"})  # beside it, as workers of the last release do not know it
-    owned = {} if request.owner is None else {"owner": request.owner}
+    body = pinned.model_dump(mode="json", exclude={"owner"})  # workers of the last release do not know this field
+    owner = {} if request.owner is None else {"owner": request.owner}
     arguments = {
-        "request": told,
+        "request": body,
         "fingerprint": shape.fingerprint,
-        "key": digest_of([shape.fingerprint, told]),  # all that the bytes which are pushed depend on
+        "key": digest_of([shape.fingerprint, body]),  # all that the pushed bytes depend on
         "reach": sorted({namespace, *(member.namespace for member in members)}),
-        "scope": who.namespaces,
+        "scope": principal.namespaces,
         "request_id": request_id,
-        **owned,
+        **owner,
     }
-    asked = who.caller(request_id).audit
+    audit = principal.caller(request_id).audit
     with services.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{arguments['key']}"
-        known = catalogue.jobs.find_active(dedupe)
-        if known is not None:
-            catalogue.jobs.add_requester(known.id, who.key_id, request_id=request_id)
-            if owned:
-                known = catalogue.jobs.update_arguments(known, owned)
-            asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name, **owned)
-            return known
-        check_room(catalogue, services.settings, KIND, who.key_id, most=services.settings.training_queue)
-        job = catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
-        check_jobs(catalogue, services.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
-        asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owned)
+        job = catalogue.jobs.find_active(dedupe)
+        if job is not None:
+            catalogue.jobs.add_requester(job.id, principal.key_id, request_id=request_id)
+            if owner:
+                job = catalogue.jobs.update_arguments(job, owner)
+            audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
+            return job
+        check_queue(catalogue, services.settings, KIND, principal.key_id, most=services.settings.training_queue)
+        job = catalogue.jobs.enqueue(
+            KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
+        )
+        check_jobs(catalogue, services.registry.quotas, KIND, key_id=principal.key_id, namespace=namespace)
+        audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
         return job
 
 
 def blobs_in_use(catalogue: Catalogue) -> set[str]:
-    """Blobs that trainings which wait or run read."""
+    """The blobs that queued and running trainings read."""
     requests = [job.arguments["request"] for job in catalogue.jobs.active(KIND)]
-    return {request[what] for request in requests for what in ("texts", "valid") if request.get(what) is not None}
+    return {request[field] for request in requests for field in ("texts", "valid") if request.get(field) is not None}
 
 
-def _members(services: Services, who: Principal, request: TrainingRequest) -> list[AdapterRow]:
-    """The adapters that a fusion is over, which the caller sees."""
+def _members(services: Services, principal: Principal, request: TrainingRequest) -> list[AdapterRow]:
+    """The members of a fusion, resolved among what the principal may see."""
     adapter = request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
     fingerprint = services.bases[request.base_model].shape.fingerprint
     with services.registry.database.read() as catalogue:
-        rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
-    problems = [
-        f"{row.ref} is of another base model." if fusable else f"{row.ref} has {not_fused(row.config)}"
-        for row in rows
-        for fusable in [FusionConfig.member_of(row.config) is not None]
-        if not fusable or row.base_fingerprint != fingerprint
-    ]
+        rows = [catalogue.adapters.resolve(principal.namespaces, parse_ref(ref)) for ref in adapter.members]
+    problems = []
+    for row in rows:
+        if FusionConfig.member_of(row.config) is None:
+            problems.append(f"{row.ref} has {not_fused(row.config)}")
+        elif row.base_fingerprint != fingerprint:
+            problems.append(f"{row.ref} is of another base model.")
     if problems:
         raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
     return rows
 
 
 def _check_size(services: Services, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
-    """Raises Incompatible or InvalidParameter for what cannot be trained on the base, TooLarge beyond the settings."""
+    """Raise Incompatible or InvalidParameter if the base cannot be trained so, TooLarge beyond the settings."""
     spec, settings, shape = request.spec, services.settings, services.bases[request.base_model].shape
     TASKS[spec.task].check_base(services.bases[request.base_model].text)
-    frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
+    frozen = [config for config in (FusionConfig.member_of(member.config) for member in members) if config is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     numbers = hyperparameters_on(spec, shape, config)
     _check_numbers(numbers, config.prefix_length, settings, scoring=_scoring_passes(spec))
     check_block(numbers.block, shape, config)
     tensors = expected_tensors(config, shape)
-    size = sum(4 * math.prod(found) for found in tensors.values())
+    size = sum(4 * math.prod(tensor_shape) for tensor_shape in tensors.values())
     if size > settings.max_weights_bytes:
         raise TooLarge(
             f"The adapter would have {size} bytes, and the limit is {settings.max_weights_bytes} "
@@ -132,47 +134,47 @@ def _check_size(services: Services, request: TrainingRequest, members: Sequence[
 
 
 def _scoring_passes(spec: TrainingSpec) -> int:
-    """Forward and backward passes before the first step that score what is pruned; GraSP's Hessian doubles them."""
+    """Forward and backward passes of pruning before the first step; GraSP's Hessian doubles them."""
     if spec.pruning is None or spec.pruning.score not in NEEDS_GRADIENTS:
         return 0
     return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
 
 
 def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *, scoring: int) -> None:
-    """Raises TooLarge for more passes, or more tokens in one (`prefix` before each block), than the settings allow.
+    """Raise TooLarge for more passes, or more tokens in a pass (`prefix` before each block), than the settings allow.
 
-    Passes for validation are not counted: how many blocks there are only the data say.
+    Validation passes are not counted, as their number is only known from the data.
     """
     passes, tokens = numbers.steps * numbers.accumulate + scoring, numbers.batch * (prefix + numbers.block)
     if passes > settings.max_training_steps:
-        before = f" and {scoring} passes to score what is pruned" if scoring else ""
+        addition = f" and {scoring} passes to score what is pruned" if scoring else ""
         raise TooLarge(
-            f"{numbers.steps} steps of {numbers.accumulate} passes{before} were asked for, and the limit is "
+            f"{numbers.steps} steps of {numbers.accumulate} passes{addition} were asked for, and the limit is "
             f"{settings.max_training_steps} passes (SOUP_MAX_TRAINING_STEPS).",
             param="spec.recipe.steps",
         )
     if tokens > settings.max_training_tokens:
-        before = f" and a prefix of {prefix}" if prefix else ""
+        addition = f" and a prefix of {prefix}" if prefix else ""
         raise TooLarge(
-            f"A batch of {numbers.batch} blocks of {numbers.block} tokens{before} is {tokens}, and the limit is "
+            f"A batch of {numbers.batch} blocks of {numbers.block} tokens{addition} is {tokens}, and the limit is "
             f"{settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
             "'accumulate'.",
             param="spec.recipe.batch",
         )
 
 
-def _check_blob(services: Services, caller: Caller, digest: str, *, what: str) -> None:
-    """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
-    size, limit = blob_size(services.registry, caller, digest, field=what), services.settings.max_training_bytes
+def _check_blob(services: Services, caller: Caller, digest: str, *, field: str) -> None:
+    """Raise NotFound for a blob that the caller may not see, TooLarge, or InvalidParameter for a gzip file."""
+    size, limit = blob_size(services.registry, caller, digest, field=field), services.settings.max_training_bytes
     if size > limit:
-        raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
+        raise TooLarge(f"{field} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=field)
     with services.registry.blobs.open(digest) as file:
         if file.read(2) == b"\x1f\x8b":
-            raise InvalidParameter(f"{what} is a gzip file: upload the JSON lines as they are.", param=what)
+            raise InvalidParameter(f"{field} is a gzip file: upload the JSON lines as they are.", param=field)
 
 
 def _pinned(request: TrainingRequest, members: Sequence[AdapterRow]) -> TrainingRequest:
-    """The request with members by digest, since what a name means may change while it waits."""
+    """The request with members by digest, as names may be pushed again while it waits."""
     if not members:
         return request
     adapter = FusionRequest(members=tuple(member.digest for member in members))

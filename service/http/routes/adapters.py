@@ -46,7 +46,7 @@ from service.http.schemas.adapters import (
     listed_body,
 )
 from service.http.security.auth import Admin, Reader, Writer
-from service.jobs.queue_room import check_room
+from service.jobs.queue_limits import check_queue
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
@@ -61,7 +61,7 @@ def push_adapter(
     principal.check_write(namespace)
     if body.sample is not None:
         with services.registry.database.read() as catalogue:
-            check_room(catalogue, services.settings, "embed", principal.key_id)
+            check_queue(catalogue, services.settings, "embed", principal.key_id)
     pushed = push(services.registry, principal.caller(request.state.request_id), body)
     services.jobs.wake()
     response.status_code = 201 if pushed.created else 200

@@ -20,7 +20,7 @@ from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Reader, Writer
-from service.jobs.queue_room import check_room
+from service.jobs.queue_limits import check_queue
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"], route_class=CheckedRoute)
 KIND = "evaluate"
@@ -91,7 +91,7 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
         if active is not None:
             catalogue.jobs.add_requester(active.id, principal.key_id, request_id=request_id)
             return active
-        check_room(catalogue, services.settings, KIND, principal.key_id)
+        check_queue(catalogue, services.settings, KIND, principal.key_id)
         job = catalogue.jobs.enqueue(
             KIND, arguments, namespace=principal.home, created_by=principal.key_id, dedupe_key=dedupe
         )

@@ -43,7 +43,7 @@ from service.http.schemas.selectors import (
 )
 from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
-from service.jobs.queue_room import check_room
+from service.jobs.queue_limits import check_queue
 from service.jobs.runner import FINAL, result_of
 
 router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
@@ -68,7 +68,7 @@ def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, reque
 def _check_queue(services: AppServices, principal: Principal) -> None:
     """Raise Busy if no fit could be queued."""
     with services.registry.database.read() as catalogue:
-        check_room(catalogue, services.settings, "fit", principal.key_id)
+        check_queue(catalogue, services.settings, "fit", principal.key_id)
 
 
 def _enqueue_fit(
@@ -76,7 +76,7 @@ def _enqueue_fit(
 ) -> JobRow:
     base, pool = pool_of(services.registry, caller, request)
     with services.registry.database.write() as catalogue:
-        check_room(catalogue, services.settings, "fit", principal.key_id)
+        check_queue(catalogue, services.settings, "fit", principal.key_id)
         home, key_id = principal.home, principal.key_id
         target = FitTarget(base.entry.id, pool, spec)
         job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)

@@ -29,7 +29,7 @@ from service.http.schemas.soups import Soup, SoupRequest
 from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
 from service.jobs.cook import check_pool, kind_of, request_bytes
-from service.jobs.queue_room import check_room
+from service.jobs.queue_limits import check_queue
 from service.jobs.runner import FINAL, result_of
 from service.parts import Services
 
@@ -87,7 +87,7 @@ def begin_cook(services: Services, principal: Principal, body: SoupRequest, requ
     }
     try:
         with services.registry.database.write() as catalogue:
-            check_room(catalogue, services.settings, kind, principal.key_id)
+            check_queue(catalogue, services.settings, kind, principal.key_id)
             job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
             check_jobs(catalogue, services.registry.quotas, kind, key_id=principal.key_id, namespace=namespace)
             principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=body.name)
@@ -113,7 +113,7 @@ def _check(services: Services, principal: Principal, body: SoupRequest) -> str:
 def _check_queue(services: Services, principal: Principal) -> None:
     """Raise Busy if no cook could be queued whose pool is to be fitted first, which is a `search`."""
     with services.registry.database.read() as catalogue:
-        check_room(catalogue, services.settings, "search", principal.key_id)
+        check_queue(catalogue, services.settings, "search", principal.key_id)
 
 
 @router.get("")

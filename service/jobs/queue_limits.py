@@ -1,0 +1,46 @@
+"""Limits of the job queue: how many unfinished jobs of a kind one key, and all keys together, may have.
+
+Checked by code that queues a job for a request, in its transaction if there is one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from registry.catalogue import Catalogue
+from registry.errors import Busy
+from service.jobs.contract import workers_of
+from service.jobs.kinds import KINDS
+from service.settings import Settings
+
+UNKNOWN_SECONDS = 5.0
+"""Assumed seconds of a job of a kind of which none has ended yet."""
+MAX_SECONDS = 3600
+
+
+def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str, *, most: int | None = None) -> None:
+    """Raise Busy if the key, or all keys together, have as many unfinished jobs of this kind as allowed.
+
+    `most` is the limit of all keys if it is not the setting for all kinds.
+    """
+    key_count = catalogue.jobs.count_active(kind, created_by=key_id)
+    if key_count >= settings.job_queue_per_key:
+        raise Busy(
+            f"{key_count} jobs of kind {kind!r} that this key asked for wait or run, and the limit is "
+            f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one has ended, or cancel one.",
+            retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
+        )
+    count, limit = catalogue.jobs.count_active(kind), settings.job_queue if most is None else most
+    if count >= limit:
+        raise Busy(
+            f"{count} jobs of kind {kind!r} wait or run here, and the limit is {limit}: try again when one has ended.",
+            retry_after=_seconds(catalogue, settings, kind, turns=1),
+        )
+
+
+def _seconds(catalogue: Catalogue, settings: Settings, kind: str, *, turns: int) -> int:
+    """Estimate the seconds until a job ends after so many turns, by the duration of the last jobs."""
+    job_seconds = catalogue.jobs.mean_seconds(kind)
+    workers = max(1, workers_of(settings)[KINDS[kind].lane])
+    seconds = (UNKNOWN_SECONDS if job_seconds is None else job_seconds) * max(1, turns) / workers
+    return min(MAX_SECONDS, max(1, math.ceil(seconds)))
