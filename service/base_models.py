@@ -1,6 +1,6 @@
-"""The base models of the allowlist as verbs, routes and jobs see them: shape, tokenizer, encoders and scores.
+"""The base models of the allowlist for verbs, routes and jobs: shape, tokenizer, encoders and scores.
 
-Built by the runtime over the engine, which alone holds and runs their weights.
+Built by the runtime over the engine, which alone loads and runs their weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("soup.base_models")
 
 
 class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
-    """The base models of a server by id; another id is NotFound. `memory_bytes` is the engine's budget, if any."""
+    """The base models of a server by id; raises NotFound for unknown ids. `memory_bytes` is the engine's budget."""
 
     def __init__(self, allowed: AllowedBases, engine: Engine, *, memory_bytes: int | None = None) -> None:
         self.allowed = allowed
@@ -33,7 +33,7 @@ class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
         self.sentence_bert = SentenceBertEncoder()
 
     def __getitem__(self, base_id: str) -> ServedBaseModel:
-        """The base model of this id; raises NotFound."""
+        """Return the base model of this id; raises NotFound."""
         entry = self.allowed.entries.get(base_id)
         if entry is None:
             raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
@@ -58,12 +58,12 @@ class ServedBaseModel:
 
     @property
     def shape(self) -> BaseShape:
-        """Its shape (layers, hidden size, fingerprint), read from its files without loading weights."""
+        """Shape (layers, hidden size, fingerprint), read from its files without loading weights."""
         return self._server.allowed.shape(self.entry.id)
 
     @property
     def text(self) -> BaseText:
-        """Its tokenizer and shape, without its weights."""
+        """Tokenizer and shape, without weights."""
         return self._server.allowed.text(self.entry.id)
 
     @property
@@ -73,34 +73,34 @@ class ServedBaseModel:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory budget holds it at all."""
+        """True if its weights fit the memory budget."""
         return self._server.memory_bytes is None or self.size <= self._server.memory_bytes
 
     @property
     def bos(self) -> str | None:
-        """The text of its BOS (CLS), where its texts begin with one."""
+        """The text of its BOS (CLS) token; None if its texts begin with none."""
         text = self.text
         return None if not has_bos(text) else str(text.tokenizer.backend_tokenizer.id_to_token(text.bos_id))
 
     def encoders(self) -> Mapping[str, Encoder]:
-        """Its encoders by digest: its own hidden states, and sentence-BERT where that is installed."""
+        """Encoders by digest: its hidden states, and sentence-BERT if that is installed."""
         server, shape = self._server, self.shape
 
         def run(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> Sequence[EmbeddedText]:
             return server.engine.embed(self.entry.id, texts, scored=scored, progress=lambda *_: alive(), patient=True)
 
-        own = MeanPoolEncoder(shape.fingerprint, shape.hidden_size, run)
-        found: dict[str, Encoder] = {own.digest: CachedEncoder(own, server.vectors)}
+        hidden_states = MeanPoolEncoder(shape.fingerprint, shape.hidden_size, run)
+        encoders: dict[str, Encoder] = {hidden_states.digest: CachedEncoder(hidden_states, server.vectors)}
         try:
-            found[server.sentence_bert.digest] = CachedEncoder(server.sentence_bert, server.vectors)
+            encoders[server.sentence_bert.digest] = CachedEncoder(server.sentence_bert, server.vectors)
         except Unavailable as error:
             log.warning("sentence-BERT is left out: %s", error.message)
-        return found
+        return encoders
 
     def score(
         self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
-        """Log-likelihoods of texts, waiting for a place in the engine's queue; `progress` may raise to end it."""
+        """Score the log-likelihoods of texts, waiting if the engine's queue is full; `progress` may raise to end it."""
 
         def advance(done: int, total: int) -> None:
             progress(done, total, "scoring the sample")

@@ -1,8 +1,8 @@
-"""Announcements about jobs inside one process (queued, changed, to be cancelled), and what became of those it ran.
+"""Notifications about jobs inside one process (queued, changed, to be cancelled), and counts of the jobs it ran.
 
-Routes ring it after a commit that enqueued something and listen for changes; the runner's threads wait for it and say
-what runs here. It knows ids only: the queue itself is `catalogue.jobs`. The runner also counts ends and seconds for
-/metrics, whose labels are kinds of jobs and codes of errors, both ours and few.
+Routes wake it after a commit that enqueued a job and watch for changes; the runner's threads wait for it and register
+the jobs that run here. It knows ids only: the queue itself is `catalogue.jobs`. The runner also counts outcomes and
+seconds for /metrics, whose labels are kinds of jobs and error codes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Outcome = Literal["succeeded", "failed", "retried", "cancelled"]
 
 @dataclass(frozen=True)
 class JobFigures:
-    """Tries of jobs: their ends by kind and outcome, the codes of their errors, their number and seconds by kind."""
+    """Attempts of jobs: outcomes by kind, error codes, and number and seconds by kind."""
 
     ends: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -31,27 +31,27 @@ class JobFigures:
 
 
 class JobTally:
-    """The figures of one process."""
+    """Counts the attempts of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._figures = JobFigures()
 
     def ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
-        """A try of a job came to an end, with an error of this code where there is one."""
+        """Count the outcome of an attempt, with its error code if there is one."""
         with self._lock:
             self._figures.ends[kind, outcome] += 1
             if code is not None:
                 self._figures.errors[code] += 1
 
     def took(self, kind: str, seconds: float) -> None:
-        """A try of a job took so long, whatever came of it."""
+        """Count the seconds of an attempt, whatever its outcome."""
         with self._lock:
             self._figures.tries[kind] += 1
             self._figures.seconds[kind] += seconds
 
     def figures(self) -> JobFigures:
-        """The figures as they stand."""
+        """Return a copy of the current figures."""
         with self._lock:
             return copy.deepcopy(self._figures)
 
@@ -61,7 +61,7 @@ class Interrupted(SoupError):
 
 
 class JobBoard:
-    """The announcements of one process; any thread may use it."""
+    """The notifications of one process; any thread may use it."""
 
     def __init__(self) -> None:
         self._rang = threading.Condition()
@@ -70,30 +70,30 @@ class JobBoard:
         self._running: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
         self.tally = JobTally()
-        """What became of the jobs that ran here."""
+        """Counts of the jobs that ran here."""
         self.closed = False
-        """Whether the server stops: nothing that is queued or running ends here any more."""
+        """True once the server stops: no queued or running job ends here any more."""
 
     @property
     def rung(self) -> int:
-        """How often it was rung: what a thread remembers before it looks at the queue."""
+        """The number of wake-ups so far, which a thread reads before it looks at the queue."""
         return self._rung
 
     def wake(self) -> None:
-        """Ring: something was enqueued."""
+        """Wake the threads that wait: a job was enqueued."""
         with self._rang:
             self._rung += 1
             self._rang.notify_all()
 
     def wait(self, *, rung: int, seconds: float) -> None:
-        """Wait until it is rung, at most so long; not at all where it was since it had been rung `rung` times."""
+        """Wait for the next wake-up, at most so long; returns at once if there was one since `rung` was read."""
         with self._rang:
             if self._rung == rung:
                 self._rang.wait(timeout=seconds)
 
     @contextmanager
     def watched(self, job_id: str, callback: Callable[[], None]) -> Iterator[None]:
-        """While open, `callback` is called, from any thread, whenever this job changes."""
+        """Call `callback`, from any thread, whenever this job changes while open."""
         with self._lock:
             self._watchers[job_id].append(callback)
         try:
@@ -105,7 +105,7 @@ class JobBoard:
                     del self._watchers[job_id]
 
     def close(self) -> None:
-        """Tell whoever waits for jobs, and the threads that run them, that the server stops."""
+        """Notify the watchers of jobs and the threads that run them that the server stops."""
         self.closed = True
         self.wake()
         with self._lock:
@@ -114,7 +114,7 @@ class JobBoard:
             callback()
 
     def tell(self, job_id: str) -> None:
-        """Tell whoever watches this job that it has changed."""
+        """Notify the watchers of this job that it has changed."""
         with self._lock:
             callbacks = list(self._watchers.get(job_id, ()))
         for callback in callbacks:
@@ -122,7 +122,7 @@ class JobBoard:
 
     @contextmanager
     def runs(self, job_id: str) -> Iterator[threading.Event]:
-        """While open, this job runs here; the event says that it is to end."""
+        """Register this job as running here while open; the event is set if it is to end."""
         with self._lock:
             event = self._running[job_id] = threading.Event()
         try:
@@ -132,6 +132,6 @@ class JobBoard:
                 del self._running[job_id]
 
     def running(self) -> Mapping[str, threading.Event]:
-        """The jobs that run here, with the events that end them."""
+        """Return the jobs that run here with the events that end them."""
         with self._lock:
             return dict(self._running)

@@ -1,4 +1,4 @@
-"""The life cycle of a server: its parts are built, started and stopped here, and no other module holds state.
+"""The life cycle of a server: its services are built, started and stopped here; no other module has global state.
 
 `soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, `join`, and `stop` it. Two
 can live in one process, over two data folders. Base models are loaded and run by the engine only.
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("soup.runtime")
 
 STOP_SECONDS = 20.0
-"""How long jobs, and requests in the engine, may take to end where nobody says how long."""
+"""Default seconds that jobs and requests in the engine may take to end."""
 
 
 class Runtime:
-    """The parts of one server and their life cycle; `parts` and `jobs` are there from `start` on.
+    """The life cycle of one server; `services` and `jobs` exist from `start` on.
 
-    Building one reads the allowlist and nothing else; raises InvalidParameter where that is wrong.
+    Building one only reads the allowlist; raises InvalidParameter if that is wrong.
     """
 
     services: Services
@@ -65,7 +65,8 @@ class Runtime:
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
         self.engine = engine_of(
-            settings, allowed,
+            settings,
+            allowed,
             max_queue=settings.engine_queue,
             max_queue_tokens=settings.engine_queue_tokens,
             max_step_tokens=settings.engine_batch_tokens,
@@ -74,13 +75,13 @@ class Runtime:
             kv_bytes=settings.engine_kv_bytes,
             share_prompts=settings.engine_share_prompts,
             memory_bytes=settings.memory_bytes,
-        )  # fmt: skip
+        )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
         self.tracing = tracing_of(settings)
         self.presence: Presence | None = None
-        """Its place among the servers of a database that servers share, which it takes by `join`."""
+        """Its registration among the servers of a shared database, made by `join`."""
         self._open = ExitStack()
         self._stop_at: float | None = None
         self._at_work = False
@@ -92,7 +93,7 @@ class Runtime:
 
     @property
     def sole_owner(self) -> bool:
-        """Whether nobody else uses database and blobs: they are the data folder's own, and that has one owner."""
+        """True if no other server uses database and blobs: they are in the data folder, which has one owner."""
         return self.settings.database_url is None and self.settings.blobs is None
 
     def start(self, *, wait: bool = True) -> None:
@@ -115,7 +116,7 @@ class Runtime:
             if self.tracing is not None:
                 self.database.traceparent = self.tracing.traceparent
                 self.tracing.instrument_database(self.database.engine)
-            self.services = self._services(blobs)
+            self.services = self._build_services(blobs)
             self._usage = UsageWriter(self.services.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
             stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
@@ -142,62 +143,69 @@ class Runtime:
         for base_id in sorted(set(self._preloads) - set(self.engine.loaded_bases())):
             log.warning(
                 "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
-                base_id, self.bases[base_id].size,
+                base_id,
+                self.bases[base_id].size,
                 "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
                 self.settings.memory_bytes,
-            )  # fmt: skip
+            )
 
     def join(self) -> None:
-        """Be one of the servers of the database, once this one listens.
+        """Register among the servers of the database, once this one listens.
 
-        Raises Incompatible where one of them has another state of a base model.
+        Raises Incompatible if one of them has another state of a base model.
         """
         if self.presence is not None:
             self.presence.join()
 
     def begin_stop(self) -> None:
-        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it."""
+        """Return jobs to the queue while requests are still answered, and wake requests that wait for jobs."""
         self.jobs.begin_stop()
 
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
-        """Stop the jobs, then the engine, close the database, give the data folder back. A second call does nothing.
+        """Stop the jobs, then the engine, close the database, unlock the data folder. A second call does nothing.
 
-        False where a thread is at work after so many seconds: what it does is given up, and its process is to end.
+        Returns False if a thread still runs after so many seconds; the process should then end.
         """
         self._stop_at = time.monotonic() + seconds
         self._open.close()
         return not self._at_work
 
     def _stop_jobs(self) -> None:
-        """Give jobs half of the time, so that the engine has the rest."""
-        self._at_work |= not self.jobs.stop(seconds=self._left() / 2)
+        """Stop the jobs within half of the time, which leaves the rest to the engine."""
+        self._at_work |= not self.jobs.stop(seconds=self._remaining() / 2)
 
     def _stop_engine(self) -> None:
-        left = self._left() / 2
-        self._at_work |= not self.engine.stop(drain=left, patience=left)
+        seconds = self._remaining() / 2
+        self._at_work |= not self.engine.stop(drain=seconds, patience=seconds)
 
     def _stop_usage(self) -> None:
-        """A second there is always: what is not written is lost."""
-        self._at_work |= not self._usage.stop(seconds=max(1.0, self._left()))
+        """Write the usage; takes at least a second, as unwritten usage is lost."""
+        self._at_work |= not self._usage.stop(seconds=max(1.0, self._remaining()))
 
     def _stop_rates(self, rates: SharedRates) -> None:
         rates.stop(seconds=1.0)
 
     def _stop_tracing(self) -> None:
         if self.tracing is not None:
-            self.tracing.close(max(1.0, min(2.0, self._left())))
+            self.tracing.close(max(1.0, min(2.0, self._remaining())))
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
-    def _services(self, blobs: ServerBlobs) -> Services:
+    def _build_services(self, blobs: ServerBlobs) -> Services:
         settings = self.settings
         days = settings.selector_idle_days
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
         registry = Registry(
-            self.database, blobs, self.bases, limits_of(settings), refits, default_effort=settings.default_effort,
-            quotas=default_limits(settings), retention=retention_of(settings),
-        )  # fmt: skip
+            self.database,
+            blobs,
+            self.bases,
+            limits_of(settings),
+            refits,
+            default_effort=settings.default_effort,
+            quotas=default_limits(settings),
+            retention=retention_of(settings),
+        )
         return Services(
             settings=settings,
             registry=registry,
@@ -224,9 +232,12 @@ class Runtime:
         try:
             blobs = open_blobs(settings.blob_place)
             check_blobs(
-                self.database, blobs, alone=self.sole_owner, accept=settings.accept_database,
+                self.database,
+                blobs,
+                alone=self.sole_owner,
+                accept=settings.accept_database,
                 today=datetime.now(UTC).date(),
-            )  # fmt: skip
+            )
         except OSError as error:
             raise Unavailable(
                 f"The folder of the blobs {settings.blob_place.folder} cannot be used: {error.strerror}.", param="blobs"
@@ -238,7 +249,7 @@ class Runtime:
         return blobs
 
     def _check_bases(self) -> None:
-        """Raise Unavailable unless the files of every base model are there."""
+        """Raise Unavailable if files of a base model are missing."""
         for base in self.bases.values():
             _ = base.shape  # raises Unavailable where it cannot be read
             if base.entry.chat_template is not None:
@@ -265,7 +276,7 @@ class Runtime:
 
 
 def check_role(settings: Settings) -> None:
-    """Raises InvalidParameter for a server that would do nothing, or whose jobs nobody could do."""
+    """Raise InvalidParameter for a role without work, or without anybody to run its jobs."""
     if settings.role == "worker" and not (settings.job_workers or settings.training_workers):
         raise InvalidParameter(
             "SOUP_ROLE is 'worker', which runs jobs alone, and SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0: set "
@@ -281,7 +292,7 @@ def check_role(settings: Settings) -> None:
 
 
 def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engine:
-    """The engine of this process, or one that has replicas on Ray generate where the settings name a cluster."""
+    """The engine of this process, or one whose replicas on Ray generate if the settings name a cluster."""
     if settings.ray_address is None:
         return Engine(allowed, **limits)
     from service.ray_serving.engine import RayEngine
@@ -292,7 +303,7 @@ def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engin
 
 
 def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:
-    """What gives a blob's URL that lasts so long, None for 0; raises Unavailable where the store gives none."""
+    """A function from a blob's digest to a URL valid so long, None for 0; raises Unavailable if the store has none."""
     if not seconds:
         return None
     blobs.signed_url(sha256_digest(b""), seconds=seconds)  # else the first download would find out
@@ -300,7 +311,7 @@ def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:
 
 
 def tracing_of(settings: Settings) -> Tracing | None:
-    """The traces for the settings' collector, if any; raises Unavailable where the packages for it are missing."""
+    """The traces for the settings' collector, if any; raises Unavailable if the packages are missing."""
     if settings.otel_endpoint is None:
         return None
     try:
@@ -313,7 +324,7 @@ def tracing_of(settings: Settings) -> Tracing | None:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """The settings that bound what clients send, as the registry's verbs take them."""
+    """The registry's limits of requests, from the settings."""
     return Limits(
         inline_bytes=settings.max_inline_bytes,
         weights_bytes=settings.max_weights_bytes,
@@ -330,7 +341,7 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def upload_limits_of(settings: Settings) -> UploadLimits:
-    """The settings that bound uploads in parts."""
+    """The limits of uploads in parts, from the settings."""
     return UploadLimits(
         uploads=settings.max_uploads,
         reserved_bytes=settings.max_upload_bytes,
@@ -340,13 +351,13 @@ def upload_limits_of(settings: Settings) -> UploadLimits:
 
 
 def retention_of(settings: Settings) -> Retention:
-    """The settings that say what a collection takes away."""
+    """The retention of a collection, from the settings."""
     grace = timedelta(days=settings.collect_days) if settings.collect_days else None
     return Retention(grace, settings.unnamed_soup_days, settings.job_days, settings.usage_days, settings.audit_days)
 
 
 def default_limits(settings: Settings) -> DefaultLimits:
-    """The settings that limit keys and namespaces which have no limits of their own."""
+    """The default limits of keys and namespaces, from the settings."""
     return DefaultLimits(
         key=UseLimits(**{name: getattr(settings, f"key_{name}") for name in UseLimits.model_fields}),
         namespace=UseLimits(**{name: getattr(settings, f"namespace_{name}") for name in UseLimits.model_fields}),

@@ -1,7 +1,7 @@
 """Logs: each record as one line of JSON on standard error, without what people sent.
 
-Of an exception the class, the number of a failed system call and the places in our code, not its message: messages
-quote values. An `Internal` of ours speaks of the server's own state alone, so what it says is logged.
+An exception is logged with its class, errno and traceback, but without its message, which may quote values. An
+`Internal` describes only the server's state, so its message is logged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import IO, Any
 from registry.errors import Internal
 
 request_id_now: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the request that is being answered, None outside of one."""
+"""The id of the current request; None outside of one."""
 
 
 class JsonFormatter(logging.Formatter):
     """A log record as one line of JSON; extra values come from `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. Exceptions appear as class and places, without their message."""
+        """Return the line. Exceptions appear as class and traceback, without their message."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -40,22 +40,22 @@ class JsonFormatter(logging.Formatter):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception without its message: its class, that of its cause, and the innermost 12 places.
+    """Describe an exception without its message: its class, its cause's class, and the innermost 12 frames.
 
-    `errno` and `cause_errno` are there where a system call failed (`ENOSPC`), `detail` is what an Internal says.
+    `errno` and `cause_errno` are present if a system call failed (`ENOSPC`), `detail` is the message of an Internal.
     """
     frames = traceback.extract_tb(error.__traceback__)[-12:]
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "error": type(error).__qualname__,
         "where": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
         **_errno("errno", error),
     }
     if isinstance(error, Internal):
-        found["detail"] = error.message
+        fields["detail"] = error.message
     if error.__cause__ is not None:
-        found["cause"] = type(error.__cause__).__qualname__
-        found |= _errno("cause_errno", error.__cause__)
-    return found
+        fields["cause"] = type(error.__cause__).__qualname__
+        fields |= _errno("cause_errno", error.__cause__)
+    return fields
 
 
 def _errno(name: str, error: BaseException) -> dict[str, str]:

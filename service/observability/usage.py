@@ -1,7 +1,7 @@
-"""What inference is used, counted in memory and written to the database every few seconds and at the end.
+"""Usage of inference, counted in memory and written to the database every few seconds and at the end.
 
-`http.metering` counts, the runtime starts and stops the writer. A process that is killed loses what it counted since
-the last write, and nothing else. What could not be written is kept and written with the next.
+`http.metering` counts, the runtime starts and stops the writer. A killed process loses the counts since the last write.
+Counts that cannot be written are written with the next.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger("soup.usage")
 
 
 def today() -> date:
-    """The day that usage belongs to now, UTC."""
+    """Return the current day, UTC."""
     return datetime.now(UTC).date()
 
 
 class UsageCounts:
-    """What was used since it was last written. From any thread."""
+    """The usage since the last write. Any thread may use it."""
 
     def __init__(self, database: Database, *, day: Callable[[], date] = today) -> None:
         self._database = database
@@ -35,11 +35,11 @@ class UsageCounts:
         self._counted: dict[UsageKey, UsageSum] = {}
 
     def count(self, key_id: str, namespace: str, model: str, used: UsageSum) -> None:
-        """Add to what a key used of a model today."""
+        """Add to a key's usage of a model today."""
         self._add({UsageKey(self._day().isoformat(), key_id, namespace, model): used})
 
     def write(self) -> bool:
-        """Write what was counted, in one transaction; False where the database does not take it now."""
+        """Write the counts in one transaction; False if the database is unavailable."""
         with self._writing:
             with self._lock:
                 counted, self._counted = self._counted, {}
@@ -63,7 +63,7 @@ class UsageCounts:
 
 
 class UsageWriter:
-    """The thread that writes usage, and what keys did, every `seconds`, and once more when it is stopped."""
+    """The thread that writes usage and the use of keys every `seconds`, and once more when it is stopped."""
 
     def __init__(self, counts: UsageCounts, *, seconds: float, keys: KeyWatch | None = None) -> None:
         self._counts = counts
@@ -73,11 +73,11 @@ class UsageWriter:
         self._thread = threading.Thread(target=self._loop, name="usage", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the writer thread."""
         self._thread.start()
 
     def stop(self, *, seconds: float) -> bool:
-        """Have the rest written, when nothing counts any more; False where that takes longer, and is given up."""
+        """Write the rest and stop, once counting has ended; False if that takes longer."""
         self._over.set()
         self._thread.join(seconds)
         return not self._thread.is_alive()

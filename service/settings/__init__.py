@@ -230,14 +230,14 @@ class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
     @field_validator("allowed_hosts", "oidc_audience", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
 
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if one != "*" and ORIGIN.fullmatch(one) is None:
-                raise ValueError(f"{one!r} is no origin: write https://app.example.com, with a port if it has one")
+        for origin in value:
+            if origin != "*" and ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"{origin!r} is no origin: write https://app.example.com, with a port if it has one")
         return value
 
     @model_validator(mode="after")
@@ -277,9 +277,9 @@ class ClientSettings(BaseSettings):
     timeout: float = Field(600.0, gt=0, description="Seconds to wait for an answer.")
 
     def secret(self) -> str | None:
-        """The key to send: the one set, else the admin key of this machine's server, else None.
+        """Return the key to send: the setting, else the admin key of this machine's server, else None.
 
-        Raises InvalidParameter where the key holds anything but printable ASCII (it travels in a header).
+        Raises InvalidParameter if the key holds anything but printable ASCII (it travels in a header).
         """
         if self.key is not None:
             text = self.key.get_secret_value().strip()
@@ -294,22 +294,22 @@ class ClientSettings(BaseSettings):
 
 
 SPINS = "10000"
-"""Rounds of libgomp's waiting: some 100 microseconds."""
+"""Rounds of libgomp's busy waiting: some 100 microseconds."""
 
 
 def calm_threads() -> None:
-    """Let torch's threads wait awake for a moment and then sleep, and numpy have one; call it before their import.
+    """Limit the busy waiting of torch's threads and give numpy one thread; call it before importing them.
 
-    Unless the operator said something else. OpenMP's default is to stay awake for milliseconds: on a machine where
+    Variables that the operator has set win. OpenMP's default is to busy-wait for milliseconds: on a machine where
     anything else runs, decoding one token at a time becomes ten times slower. Threads that sleep at once are woken for
-    every operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
-    ours, wait for each other where cores are busy, and change sums with their number.
+    each operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
+    ours, wait for each other if cores are busy, and change sums with their number.
     """
     for name, value in calm_variables().items():
         os.environ.setdefault(name, value)
 
 
 def calm_variables() -> dict[str, str]:
-    """The variables by which a process's threads are calm, but for those that the operator's wait policy leaves out."""
+    """The environment variables that limit busy waiting, without those that the operator's wait policy replaces."""
     calm = {"OPENBLAS_NUM_THREADS": "1"}
     return calm if "OMP_WAIT_POLICY" in os.environ else {**calm, "GOMP_SPINCOUNT": SPINS}

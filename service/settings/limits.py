@@ -1,4 +1,4 @@
-"""How much keys and namespaces may use by default, and how long things are kept; part of `service.settings`."""
+"""The settings of default limits of keys and namespaces, and of retention; part of `service.settings`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 
 class LimitSettings(BaseSettings):
-    """How much a key, and a namespace, may ask for and store where nobody has said so."""
+    """Default limits of keys and namespaces without limits of their own."""
 
     key_requests_per_minute: int | None = Field(
         None, ge=1, le=10**15, description="Requests for inference a minute of a key; beyond it 429; none: no limit."
@@ -72,7 +72,7 @@ class LimitSettings(BaseSettings):
 
 
 class RetentionSettings(BaseSettings):
-    """When what is not used any more, or has ended, is removed."""
+    """When unused and ended objects are removed."""
 
     collect_days: float = Field(
         7,

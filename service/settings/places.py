@@ -1,4 +1,4 @@
-"""The settings of where a server keeps things and where its texts are generated; part of `service.settings`."""
+"""The settings of a server's folders, object store and Ray cluster; part of `service.settings`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_DATA = Path("soup-data")
 
 
 class PlaceSettings(BaseSettings):
-    """The folders of a server, and the bucket of its blobs where it has one."""
+    """The folders of a server, and the bucket of its blobs, if any."""
 
     data: Path = Field(
         DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
@@ -75,13 +75,16 @@ class PlaceSettings(BaseSettings):
 
     @property
     def blob_place(self) -> BlobPlace:
-        """Where blobs are kept: in `blobs_dir`, or in a bucket, with a folder of ours for what is on its way."""
+        """The place of the blobs: `blobs_dir`, or a bucket with a local folder for unfinished uploads."""
         if self.blobs_url is None:
             return BlobPlace(folder=self.blobs_dir)
         return BlobPlace(
-            folder=self.data / "unfinished", url=self.blobs_url, cache=self.cache / "blobs",
-            cache_bytes=self.blobs_cache_bytes, seconds=self.blobs_seconds,
-        )  # fmt: skip
+            folder=self.data / "unfinished",
+            url=self.blobs_url,
+            cache=self.cache / "blobs",
+            cache_bytes=self.blobs_cache_bytes,
+            seconds=self.blobs_seconds,
+        )
 
     @property
     def cache(self) -> Path:
@@ -90,7 +93,7 @@ class PlaceSettings(BaseSettings):
 
 
 class RaySettings(BaseSettings):
-    """Which Ray cluster generates for a server."""
+    """The Ray cluster that generates for a server."""
 
     ray_address: str | None = Field(
         None,

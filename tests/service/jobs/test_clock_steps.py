@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.jobs.clock_steps import DOUBTED, ClockSteps
+from service.jobs.clock_steps import DISTRUST, ClockSteps
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-DAY = DOUBTED.total_seconds()
+DAY = DISTRUST.total_seconds()
 
 
 class Clocks:
