@@ -26,29 +26,51 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine.request import RequestTimeline, timeline_observer
 
 ALLOWED = {
-    "db.system", "db.system.name", "error.type", "http.method", "http.request.method", "http.status_code",
-    "http.response.status_code", "http.route", "soup.request_id", "soup.key", "soup.job", "soup.job.kind",
-    "soup.job.outcome", "soup.base_model", "soup.adapter", "soup.end", "soup.queue_seconds",
-    "soup.first_token_seconds", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens",
-}  # fmt: skip
+    "db.system",
+    "db.system.name",
+    "error.type",
+    "http.method",
+    "http.request.method",
+    "http.status_code",
+    "http.response.status_code",
+    "http.route",
+    "soup.request_id",
+    "soup.key",
+    "soup.job",
+    "soup.job.kind",
+    "soup.job.outcome",
+    "soup.base_model",
+    "soup.adapter",
+    "soup.end",
+    "soup.queue_seconds",
+    "soup.first_token_seconds",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+}
 
 
 class AllowedExporter(OTLPSpanExporter):
     """Exports no path, query, statement, message or header, and no database span outside of a request or job."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export what is allowed of spans."""
+        """Export spans with their allowed attributes only."""
         return super().export([_allowed(span) for span in spans if span.parent or span.kind != SpanKind.CLIENT])
 
 
 def _allowed(span: ReadableSpan) -> ReadableSpan:
     return ReadableSpan(
         span.name.partition(" ")[0] if span.kind == SpanKind.CLIENT else span.name,  # of a statement its first word
-        _stateless(span.context), _stateless(span.parent), kind=span.kind, links=span.links, resource=span.resource,
+        _stateless(span.context),
+        _stateless(span.parent),
+        kind=span.kind,
+        links=span.links,
+        resource=span.resource,
         attributes={name: value for name, value in (span.attributes or {}).items() if name in ALLOWED},
-        status=Status(span.status.status_code), start_time=span.start_time, end_time=span.end_time,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
         instrumentation_scope=span.instrumentation_scope,
-    )  # fmt: skip
+    )
 
 
 def _stateless(context: SpanContext | None) -> SpanContext | None:
@@ -56,7 +78,7 @@ def _stateless(context: SpanContext | None) -> SpanContext | None:
 
 
 class Tracing:
-    """The traces of one server. Its provider is not the global one, which other packages would send to."""
+    """The traces of one server, with its own provider: other packages would send to the global one."""
 
     def __init__(self, endpoint: str) -> None:
         resource = Resource({"service.name": "adaptersoup"}).merge(OTELResourceDetector().detect())
@@ -68,9 +90,12 @@ class Tracing:
     def instrument_app(self, app: Any) -> None:
         """Trace the requests of a FastAPI application."""
         FastAPIInstrumentor.instrument_app(
-            app, self._watch_request, tracer_provider=self.provider, meter_provider=NoOpMeterProvider(),
+            app,
+            self._watch_request,
+            tracer_provider=self.provider,
+            meter_provider=NoOpMeterProvider(),
             exclude_spans=["receive", "send"],
-        )  # fmt: skip
+        )
 
     def _watch_request(self, *_: Any) -> None:
         timeline_observer.set(partial(self._record, get_current()))
@@ -81,24 +106,24 @@ class Tracing:
         EngineTracer(self._tracer, engine, connections)  # type: ignore[no-untyped-call]
 
     def traceparent(self) -> str | None:
-        """The current span."""
+        """Return the current span as a W3C traceparent, or None."""
         carrier: dict[str, str] = {}
         W3C().inject(carrier)
         return carrier.get("traceparent")
 
     @contextmanager
     def job(self, kind: str, id: str, traceparent: str | None) -> Iterator[None]:
-        """A span in a trace of its own, linked to the request that asked for the job."""
-        asking = get_current_span(W3C().extract({"traceparent": traceparent or ""}, Context())).get_span_context()
-        about, links = {"soup.job": id, "soup.job.kind": kind}, [Link(asking)] if asking.is_valid else []
-        with self._tracer.start_as_current_span(f"job {kind}", Context(), SpanKind.CONSUMER, about, links):
+        """Open a span in a new trace, linked to the request that enqueued the job."""
+        origin = get_current_span(W3C().extract({"traceparent": traceparent or ""}, Context())).get_span_context()
+        attributes, links = {"soup.job": id, "soup.job.kind": kind}, [Link(origin)] if origin.is_valid else []
+        with self._tracer.start_as_current_span(f"job {kind}", Context(), SpanKind.CONSUMER, attributes, links):
             timeline_observer.set(partial(self._record, get_current()))
             yield
 
     def _record(self, context: Context, timeline: RequestTimeline) -> None:
         """Record the span of an engine request that has ended."""
-        behind = time.time_ns() - time.monotonic_ns()
-        about = {
+        clock_offset = time.time_ns() - time.monotonic_ns()
+        values = {
             "soup.base_model": timeline.base_id,
             "soup.adapter": timeline.digest,
             "soup.end": timeline.status,
@@ -107,14 +132,14 @@ class Tracing:
             "gen_ai.usage.input_tokens": timeline.prompt_tokens,
             "gen_ai.usage.output_tokens": timeline.generated_tokens,
         }
-        attributes = {name: value for name, value in about.items() if value is not None}
+        attributes = {name: value for name, value in values.items() if value is not None}
         span = self._tracer.start_span(
-            "engine", context, attributes=attributes, start_time=behind + int(timeline.arrived_at * 1e9)
+            "engine", context, attributes=attributes, start_time=clock_offset + int(timeline.arrived_at * 1e9)
         )
-        span.end(behind + int(timeline.ended_at * 1e9))
+        span.end(clock_offset + int(timeline.ended_at * 1e9))
 
     def close(self, seconds: float) -> None:
-        """Send what is left; the SDK would wait longer for its collector."""
+        """Send the remaining spans within so many seconds; the SDK alone would wait longer."""
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(seconds)
