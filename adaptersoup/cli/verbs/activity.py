@@ -1,4 +1,4 @@
-"""`soup audit` and `usage`: who did what, and how many requests and tokens that took."""
+"""`soup audit` and `usage`: the log of changes, and sums of requests and tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adaptersoup.cli.remote import Remote, verb
 
 @dataclass(frozen=True)
 class AuditFilters:
-    """Which entries are listed, as `SoupClient.audit` takes it."""
+    """The filters of a list of entries, as keyword arguments of `SoupClient.audit`."""
 
     action: Annotated[
         str | None, typer.Option(help="Only this action (adapter.retire), or all that begin so (key.).")
@@ -52,12 +52,12 @@ def audit(
             raise typer.BadParameter("--csv is all of it: leave out --lines and --limit.")
         write(remote.client.audit_csv(**asdict(filters)))
         return
-    found = remote.client.audit(limit=limit or (None if lines else 50), **asdict(filters))
+    stream = remote.client.audit(limit=limit or (None if lines else 50), **asdict(filters))
     if lines:
-        for entry in found:
+        for entry in stream:
             as_json(entry, lines=True)
         return
-    entries = list(found)
+    entries = list(stream)
     rows = [
         (str(e["at"])[:19].replace("T", " "), e["action"], e["subject"], e["key_id"], e["request_id"], e["detail"])
         for e in entries
@@ -67,7 +67,7 @@ def audit(
 
 
 class Group(StrEnum):
-    """What sums are told apart by."""
+    """Columns by which sums are grouped."""
 
     DAY = "day"
     KEY = "key_id"
@@ -84,7 +84,7 @@ def _day(text: str) -> str:
 
 @dataclass(frozen=True)
 class UsageFilters:
-    """What is summed up, as `SoupClient.usage` takes it."""
+    """The filters of sums, as keyword arguments of `SoupClient.usage`."""
 
     since: Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Only from this day on (UTC).")] = None
     until: Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Only before this day (UTC).")] = None
@@ -109,12 +109,11 @@ def usage(
       soup usage --by model --by day
       soup usage --namespace team --csv > usage.csv
     """
-    groups = [one.value for one in by or ()]
+    groups = [group.value for group in by or ()]
     if csv:
         write(remote.client.usage_csv(by=groups, **asdict(filters)))
         return
-    found = list(remote.client.usage(by=groups, limit=limit or 100, **asdict(filters)))
-    shown = [group.value for group in Group if not groups or group.value in groups]
-    header = (*shown, "requests", "tokens_in", "tokens_out")
-    rows = [tuple(row[name] for name in header) for row in found]
-    remote.answer_rows(found, header, rows)
+    sums = list(remote.client.usage(by=groups, limit=limit or 100, **asdict(filters)))
+    columns = [group.value for group in Group if not groups or group.value in groups]
+    header = (*columns, "requests", "tokens_in", "tokens_out")
+    remote.answer_rows(sums, header, [tuple(row[name] for name in header) for row in sums])

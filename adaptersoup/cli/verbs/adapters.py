@@ -1,4 +1,4 @@
-"""`soup ls`, `show` and `open`: the adapters and soups that the registry holds."""
+"""`soup ls`, `show` and `open`: the adapters and soups in the registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from registry.spec import EncoderName, PoolRequest
 
 @dataclass(frozen=True)
 class Near:
-    """A text that adapters are to be like."""
+    """The options for a list of the adapters nearest to a text."""
 
     near: Annotated[
         Path | None, typer.Option(help=f"The nearest to this text, by their samples: {SAMPLE_FORMS}", metavar="FILE")
@@ -33,11 +33,11 @@ class Near:
 
 HEADER = ("name", "kind", "domain", "owner", "structure", "base", "parameters", "sample", "created")
 SPARE = ("owner", "parameters", "structure", "base", "created", "kind")
-"""Columns that a narrow terminal does without, in this order; `soup show` has them."""
+"""Columns dropped on a narrow terminal, in this order; `soup show` has them."""
 NEAR = 10
-"""Adapters that are listed by their nearness, where nothing else is said."""
+"""Default number of nearest adapters."""
 POOL = ("base_model", "method", "namespace", "tag")
-"""Filters that the nearest are chosen by; the others are of lists alone."""
+"""Filters that --near supports."""
 
 
 @verb
@@ -57,13 +57,12 @@ def ls(
       soup ls --kind soup --quiet
       pbpaste | soup ls --near -
     """
-    asked = asdict(filters)
     if near.near is not None:
-        _nearest(remote, near, asked, limit or NEAR, quiet=quiet)
+        _nearest(remote, near.near, near.encoder, asdict(filters), limit or NEAR, quiet=quiet)
         return
     if near.encoder is not None:
         raise typer.BadParameter("--encoder is for the text of --near.")
-    rows = list(remote.client.adapters(limit=limit, **asked))
+    rows = list(remote.client.adapters(limit=limit, **asdict(filters)))
     if remote.json:
         as_json({"object": "list", "data": rows})
     elif quiet:
@@ -72,29 +71,28 @@ def ls(
     elif rows:
         data(columns(HEADER, [_list_row(row) for row in rows], within=data_width(), spare=SPARE))
     else:
-        talk("Nothing matches." if any(asked.values()) else "Nothing yet: `soup push` adds some.")
+        talk("Nothing matches." if any(asdict(filters).values()) else "Nothing yet: `soup push` adds some.")
 
 
-def _nearest(remote: Remote, near: Near, asked: dict[str, Any], limit: int, *, quiet: bool) -> None:
-    """List the adapters nearest to a text; raises a usage error for filters that only lists have."""
-    others = [name for name, value in asked.items() if value is not None and name not in POOL]
-    tags = asked["tag"] or [None]
-    if others or len(tags) > 1:
+def _nearest(
+    remote: Remote, file: Path, encoder: EncoderName | None, filters: dict[str, Any], limit: int, *, quiet: bool
+) -> None:
+    """List the adapters nearest to the texts of a file; raises a usage error for filters that --near lacks."""
+    tags = filters["tag"] or [None]
+    if len(tags) > 1 or any(value is not None and name not in POOL for name, value in filters.items()):
         raise typer.BadParameter("--near goes with --base, --method, --namespace and one --tag; drop the others.")
-    namespaces = None if asked["namespace"] is None else (asked["namespace"],)
-    pool = PoolRequest(base_model=asked["base_model"], method=asked["method"], tag=tags[0], namespaces=namespaces)
-    assert near.near is not None
-    texts = read_texts(near.near)
+    namespaces = None if filters["namespace"] is None else (filters["namespace"],)
+    pool = PoolRequest(base_model=filters["base_model"], method=filters["method"], tag=tags[0], namespaces=namespaces)
+    texts = read_texts(file)
     with progress_bar("looking") as report:
-        answer = remote.client.nearest(texts, limit=limit, encoder=near.encoder, pool=pool, progress=report)
-    found = answer["data"]
+        answer = remote.client.nearest(texts, limit=limit, encoder=encoder, pool=pool, progress=report)
     if remote.json:
         as_json(answer)
     elif quiet:
-        for one in found:
-            data(one_line(one["adapter"]["ref"]))
+        for neighbour in answer["data"]:
+            data(one_line(neighbour["adapter"]["ref"]))
     else:
-        rows = [(f"{one['similarity']:.4f}", *_list_row(one["adapter"])) for one in found]
+        rows = [(f"{row['similarity']:.4f}", *_list_row(row["adapter"])) for row in answer["data"]]
         data(columns(("similarity", *HEADER), rows, within=data_width(), spare=SPARE))
         missing = answer["not_yet_included"]
         if missing:
@@ -119,7 +117,7 @@ def _list_row(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _structure_name(config: dict[str, Any]) -> str | None:
-    """A word for a list: a bottleneck's structure, a LoRA with its ranks, or what is in a union."""
+    """The structure in a few words: a bottleneck's structure, a LoRA with its ranks, or the members of a union."""
     if config.get("method") == "union":
         return " + ".join(filter(None, map(_structure_name, config["members"])))
     if config.get("method") != "lora":
@@ -152,7 +150,7 @@ def show(remote: Remote, ref: RefArgument) -> None:
 def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
     card, sample = row.get("card") or {}, row.get("sample") or {}
     provenance = row.get("provenance") or {}
-    counted = f"{sample['kept']} of {sample['received']} passages" if sample else None
+    sample_size = f"{sample['kept']} of {sample['received']} passages" if sample else None
     return [
         ("name", row["ref"]),
         ("digest", row["digest"]),
@@ -165,7 +163,7 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
         ("dtype", row.get("dtype")),
         ("bytes", row.get("size_bytes")),
         ("sample", row.get("sample_state")),
-        ("sample size", counted),
+        ("sample size", sample_size),
         ("sample notes", sample.get("notes")),
         ("initialisation", provenance.get("init_source")),
         ("init hash", provenance.get("init_hash")),
@@ -180,27 +178,27 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _structure(config: dict[str, Any]) -> str:
-    """A configuration for a reader: its method, then what is set of it; of a union every member."""
+    """A configuration as text: its method, then the fields that are set; for a union, every member."""
     if config.get("method") == "lora":
         return _lora(config)
     if config.get("method") == "union":
         return " + ".join(map(_structure, config["members"]))
-    return f"{config.get('method')}: {_said({name: value for name, value in config.items() if name != 'method'})}"
+    return f"{config.get('method')}: {_set_fields({name: value for name, value in config.items() if name != 'method'})}"
 
 
-def _said(config: dict[str, Any]) -> str:
-    """What is set of a configuration, and of those it holds."""
+def _set_fields(config: dict[str, Any]) -> str:
+    """The fields of a configuration that are set, with those of nested ones in parentheses."""
     return ", ".join(f"{spelt(name)} {_value(value)}" for name, value in config.items() if value not in (None, []))
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return f"({_said(value)})"
+        return f"({_set_fields(value)})"
     return "/".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
 def _lora(config: dict[str, Any]) -> str:
-    """A LoRA for a reader: each group's ranks, modules and layers."""
+    """A LoRA's configuration as text: each group's rank, alpha, modules and layers."""
     groups = [
         f"rank {group['rank']}, alpha {group['alpha']:g} on {', '.join(group['targets'])}"
         + (f" of {len(group['layers'])} layers" if group["layers"] else "")

@@ -26,9 +26,9 @@ def ls(remote: Remote, ref: RefArgument) -> None:
     Examples:
       soup alias ls team/law
     """
-    found = remote.client.aliases(ref)
-    rows = [(one["alias"], one["ref"]) for one in found]
-    remote.answer_rows(found, ("alias", "points at"), rows, empty=f"{ref} has no alias.")
+    aliases = remote.client.aliases(ref)
+    rows = [(row["alias"], row["ref"]) for row in aliases]
+    remote.answer_rows(aliases, ("alias", "points at"), rows, empty=f"{ref} has no alias.")
 
 
 @app.command("set")
@@ -53,8 +53,8 @@ def set_(
     row = remote.client.adapter(ref)
     name, version = f"{row['namespace']}/{row['name']}", int(row["version"])
     etag = None if instead_of is None else _etag(remote.client.aliases(name), name, alias, instead_of)
-    found = remote.client.put_alias(name, alias, version, if_match=etag)
-    remote.answer(found, f"{name}@{alias}", note=f"It points at {found['ref']}.")
+    answer = remote.client.put_alias(name, alias, version, if_match=etag)
+    remote.answer(answer, f"{name}@{alias}", note=f"It points at {answer['ref']}.")
 
 
 @app.command()
@@ -86,10 +86,10 @@ def _name_of(ref: str) -> str:
     return str(parsed)
 
 
-def _etag(found: list[dict[str, Any]], name: str, alias: str, version: int) -> str:
-    """The etag of an alias that points at this version; raises PreconditionFailed where it does not."""
-    now = next((one for one in found if one["alias"] == alias), None)
-    if now is None or now["version"] != version:
-        at = "is not set" if now is None else f"points at version {now['version']}"
-        raise PreconditionFailed(f"{name}@{alias} {at}, and not at version {version}.", param="alias")
-    return str(now["etag"])
+def _etag(aliases: list[dict[str, Any]], name: str, alias: str, version: int) -> str:
+    """The etag of an alias that points at this version; raises PreconditionFailed if it does not."""
+    row = next((row for row in aliases if row["alias"] == alias), None)
+    if row is None or row["version"] != version:
+        target = "is not set" if row is None else f"points at version {row['version']}"
+        raise PreconditionFailed(f"{name}@{alias} {target}, and not at version {version}.", param="alias")
+    return str(row["etag"])

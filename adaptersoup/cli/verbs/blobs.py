@@ -1,4 +1,4 @@
-"""`soup blobs`: the store of the blobs itself, on the server's machine; beside its server or without one."""
+"""`soup blobs`: copies the stored blobs, on the server's machine, whether its server runs or not."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def copy(
     """
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
-    done = _copied(settings_of(Settings, **asdict(storage)), url)
-    _tell(done, url, json=json)
-    if done.unsound:
+    copied = _copy(settings_of(Settings, **asdict(storage)), url)
+    _print(copied, url, json=json)
+    if copied.unsound:
         raise typer.Exit(1)
 
 
-def _copied(settings: Settings, url: str) -> Copied:
+def _copy(settings: Settings, url: str) -> Copied:
     from registry.blobs import open_blobs
     from service.operations.blob_copy import copy_blobs
 
     if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
         raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
     place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
-    nothing_kept = {"cache": place.folder / "copying", "cache_bytes": 0}  # the server's cache stays as it is
+    no_cache = {"cache": place.folder / "copying", "cache_bytes": 0}  # leaves the server's cache unchanged
     with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
-        return copy_blobs(database, source, open_blobs(place.model_copy(update=nothing_kept)), progress=progress)
+        return copy_blobs(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)
 
 
-def _tell(done: Copied, url: str, *, json: bool) -> None:
-    unsound = [asdict(one) for one in done.unsound]
+def _print(copied: Copied, url: str, *, json: bool) -> None:
     if json:
-        as_json({"object": "copy", "blobs": done.blobs, "new": done.new, "unsound": unsound})
+        unsound = [asdict(blob) for blob in copied.unsound]
+        as_json({"object": "copy", "blobs": copied.blobs, "new": copied.new, "unsound": unsound})
         return
-    print_unsound(done.unsound)
-    talk(f"{url}: {done.blobs} blobs, {done.new} of them new, {len(done.unsound)} not whole and left out.")
+    print_unsound(copied.unsound)
+    talk(f"{url}: {copied.blobs} blobs, {copied.new} of them new, {len(copied.unsound)} not whole and left out.")

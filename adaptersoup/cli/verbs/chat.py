@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,25 +51,25 @@ def chat(
       soup chat team/law --system "Answer in one sentence."
       soup chat base/small --temperature 0 < questions.txt
     """
-    talking = Talk(remote, model, system or "", {"max_tokens": max_tokens, **sampling.sampling()})
+    conversation = Conversation(remote, model, system or "", {"max_tokens": max_tokens, **sampling.sampling()})
     if not sys.stdin.isatty():
         for line in sys.stdin:
             if line.strip():
-                talking.ask(line.strip())
+                conversation.send(line.strip())
         return
     talk(f"{model}. /help says what can be typed, Ctrl-D leaves.")
-    with _remembering(history) as ask:
-        while (line := ask()) is not None:
+    with _line_history(history):
+        while (typed := _read_line()) is not None:
             try:
-                if line.strip() and not talking.take(line.strip()):
+                if typed.strip() and not conversation.handle(typed.strip()):
                     return
             except SoupError as error:
                 talk(explain(error))
 
 
 @dataclass
-class Talk:
-    """A conversation: messages so far, whom they are with, and what the next line does."""
+class Conversation:
+    """A conversation with a model, and the commands that change it."""
 
     remote: Remote
     model: str
@@ -77,101 +77,91 @@ class Talk:
     sampling: dict[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def take(self, line: str) -> bool:
-        """Do what a line says, False where it ends the conversation. Raises what the server refuses a message for."""
+    def handle(self, line: str) -> bool:
+        """Run the command of a line, or send it as a message; return False if it ends the conversation.
+
+        Raises the error of a message that the server refuses.
+        """
         if not line.startswith("/") or line.startswith("//"):
-            self.ask(line.removeprefix("/") if line.startswith("//") else line)
+            self.send(line.removeprefix("/") if line.startswith("//") else line)
             return True
-        word, _, rest = line[1:].partition(" ")
-        if word in ("exit", "quit"):
-            return False
-        does = self._commands().get(word)
-        if does is None:
-            talk(f"/{word} is none of these:\n{HELP}")
-        else:
-            does(rest.strip())
+        word, _, argument = line[1:].partition(" ")
+        argument = argument.strip()
+        match word:
+            case "exit" | "quit":
+                return False
+            case "system":
+                self.system = argument
+                talk("From the next message on." if argument else "Nothing is said of how to behave.")
+            case "reset":
+                self.messages.clear()
+                talk("A new conversation.")
+            case "model":
+                self.model = argument or self.model
+                talk(f"With {self.model}.")
+            case "show":
+                for message in self._with_system():
+                    if message["content"]:
+                        talk(f"{message['role']}: {message['content']}")
+            case "help":
+                talk(HELP)
+            case _:
+                talk(f"/{word} is none of these:\n{HELP}")
         return True
 
-    def _commands(self) -> dict[str, Callable[[str], None]]:
-        """What a stroke stands before, and what it does with the rest of the line."""
-        return {
-            "system": self._behave,
-            "reset": self._forget,
-            "model": self._turn_to,
-            "show": self._show,
-            "help": lambda _: talk(HELP),
-        }
-
-    def ask(self, text: str) -> None:
-        """Send a message and print the answer as it comes; a message that is refused is taken back."""
-        said = [{"role": "system", "content": self.system}] if self.system else []
-        asked = [*said, *self.messages, {"role": "user", "content": text}]
-        parts: list[str] = []
+    def send(self, text: str) -> None:
+        """Send a message and print the answer as it arrives; a refused message is not kept."""
+        message = {"role": "user", "content": text}
+        tokens: list[str] = []
         try:
-            with self.remote.client.stream_chat(self.model, asked, **self.sampling) as stream:
-                for part in _pieces(stream):
-                    parts.append(part)
+            with self.remote.client.stream_chat(self.model, [*self._with_system(), message], **self.sampling) as stream:
+                for token in _texts(stream):
+                    tokens.append(token)
                     if not self.remote.json:
-                        write(part)
+                        write(token)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
             talk("\n(stopped)")
         else:
-            self._end(parts)
-        if parts:
-            answer = {"role": "assistant", "content": "".join(parts)}
-            self.messages += [{"role": "user", "content": text}, answer]
+            if self.remote.json:
+                as_json({"model": self.model, "role": "assistant", "content": "".join(tokens)}, lines=True)
+            else:
+                write("\n")
+        if tokens:
+            self.messages += [message, {"role": "assistant", "content": "".join(tokens)}]
 
-    def _end(self, parts: list[str]) -> None:
-        if self.remote.json:
-            as_json({"model": self.model, "role": "assistant", "content": "".join(parts)}, lines=True)
-        else:
-            write("\n")
-
-    def _behave(self, text: str) -> None:
-        self.system = text
-        talk("From the next message on." if text else "Nothing is said of how to behave.")
-
-    def _forget(self, _: str) -> None:
-        self.messages.clear()
-        talk("A new conversation.")
-
-    def _turn_to(self, model: str) -> None:
-        self.model = model or self.model
-        talk(f"With {self.model}.")
-
-    def _show(self, _: str) -> None:
-        for one in [{"role": "system", "content": self.system}, *self.messages]:
-            if one["content"]:
-                talk(f"{one['role']}: {one['content']}")
+    def _with_system(self) -> list[dict[str, str]]:
+        """The messages so far, after the system's if there is one."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
 
-def _pieces(stream: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """The text of an answer's chunks."""
+def _texts(stream: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """The texts of an answer's chunks."""
     for chunk in stream:
         for choice in chunk.get("choices") or ():
             yield str((choice.get("delta") or {}).get("content") or "")
 
 
 @contextmanager
-def _remembering(file: Path | None) -> Iterator[Callable[[], str | None]]:
-    """While open, what is given asks for a line, None at the end; arrow keys find earlier ones, also of the file."""
+def _line_history(file: Path | None) -> Iterator[None]:
+    """Let arrow keys edit and recall lines until `with` ends; reads the history from `file`, and saves it there."""
     try:
         import readline
-    except ImportError:  # a Python without it: lines are read, and not edited
-        yield _line
+    except ImportError:  # a Python without it: lines cannot be edited
+        yield
         return
     if file is not None and file.exists():
         readline.read_history_file(file)
     try:
-        yield _line
+        yield
     finally:
         if file is not None:
             readline.write_history_file(file)
 
 
-def _line() -> str | None:
+def _read_line() -> str | None:
+    """The next line that is typed; None at the end of the input."""
     while True:
         try:
             return input("> " if sys.stdout.isatty() else "")

@@ -1,4 +1,4 @@
-"""`soup fit` and `select`: fit a selector over a pool, and say which adapters fit a sample."""
+"""`soup fit` and `select`: fit a selector over a pool, and select adapters for a sample."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def fit(
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
     if fitted.get("object") == "job":
-        said = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
+        note = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
     else:
-        said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
-    remote.answer(fitted, fitted["id"], note=said)
+        note = report_text({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
+    remote.answer(fitted, fitted["id"], note=note)
     save_plot(plot, lambda: _fit_plot(selector.kind, fitted))
 
 
@@ -57,37 +57,35 @@ def _fit_plot(kind: str, fitted: dict[str, Any]) -> Plot:
     return fit_plot(kind, fitted["domains"], fitted["report"])
 
 
-def told(report: dict[str, Any]) -> str:
-    """A selector's report for people: its figures a line each, what it has by cluster or domain as tables, notes."""
+def report_text(report: dict[str, Any]) -> str:
+    """A selector's fit report as text: a line a figure, then tables by domain or cluster, then notes."""
     tables = {name: value for name, value in report.items() if name != "component_zero" and _is_table(value)}
-    parts = [fields([(spelt(name), value) for name, value in _figures(report) if name not in tables])]
-    parts += [_table(name, value) for name, value in tables.items() if value]
+    figures = [(spelt(name), value) for name, value in _figures(report) if name not in tables]
     notes = [fields([("Note:", note)]) for note in report.get("warnings") or ()]
-    return "\n\n".join(part for part in [*parts, "\n".join(notes)] if part)
+    paragraphs = [fields(figures), *(_table(name, value) for name, value in tables.items() if value), "\n".join(notes)]
+    return "\n\n".join(filter(None, paragraphs))
 
 
 def _figures(report: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The figures of a report; of component 0 of gmm what was done with it, and how well each way did."""
-    found = [(name, value) for name, value in report.items() if name not in ("warnings", "component_zero")]
+    """The names and values of a report; for component 0 of gmm, the choice and the accuracy of each option."""
+    figures = [(name, value) for name, value in report.items() if name not in ("warnings", "component_zero")]
     zero = report.get("component_zero")
     if zero:
-        tried = [f"{option} {accuracy:.2f}" for option, accuracy in zero["held_out_accuracy"].items()]
-        found.append(("component 0", f"{zero['chosen']} (held-out accuracy: {', '.join(tried)})"))
-    return found
+        accuracies = [f"{option} {accuracy:.2f}" for option, accuracy in zero["held_out_accuracy"].items()]
+        figures.append(("component 0", f"{zero['chosen']} (held-out accuracy: {', '.join(accuracies)})"))
+    return figures
 
 
 def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(part, dict) for part in value))
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(row, dict) for row in value))
 
 
 def _table(name: str, value: Any) -> str:
-    """What is known by domain, or of one cluster after another."""
+    """A table of values by domain, or of rows by cluster."""
     if isinstance(value, dict):
         return columns(("domain", spelt(name)), list(value.items()), within=table_width())
-    header = tuple(value[0])
-    return columns(
-        [spelt(part) for part in header], [tuple(row[part] for part in header) for row in value], within=table_width()
-    )
+    rows = [tuple(row[column] for column in value[0]) for row in value]
+    return columns([spelt(column) for column in value[0]], rows, within=table_width())
 
 
 ListAllOption = Annotated[

@@ -21,7 +21,7 @@ import pytest
 
 from adaptersoup.cli import app as cli
 from adaptersoup.cli.remote import complete_ref
-from adaptersoup.cli.verbs.compare import shown
+from adaptersoup.cli.verbs.compare import report
 from adaptersoup.cli.verbs.push import sending, sources
 from adaptersoup.client.client import SoupClient
 from registry.adapters import create
@@ -891,21 +891,21 @@ class TestComparing:
         assert code == 0, err
         assert self.soups(soup) == before, "what was cooked for the comparison is gone"
         found = json.loads(out)["data"]
-        rows = list(csv.DictReader(io.StringIO(shown.csv_text(found))))
+        rows = list(csv.DictReader(io.StringIO(report.csv_text(found))))
         assert [(row["domain"], row["draw"], row["strategy"]) for row in rows] == [
             (domain, draw, strategy) for domain in ("kitchen", "court") for draw in ("0", "1")
             for strategy in ("base", "uniform soup", "single, cosine")
         ]  # fmt: skip
         picture = (tmp_path / "c.svg").read_text()
         assert all(name in picture for name in ("kitchen", "court", "uniform soup"))
-        lines = shown.markdown(found).splitlines()
+        lines = report.markdown(found).splitlines()
         assert lines[0] == "| strategy | kitchen | court | all |"
         cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
         mean = {d: [float(r["difference"]) for r in rows if (r["domain"], r["strategy"]) == (d, "uniform soup")]
                 for d in ("kitchen", "court")}  # fmt: skip
         assert cells[:2] == pytest.approx([sum(mean[d]) / 2 for d in ("kitchen", "court")], abs=1e-4)
         assert cells[2] == pytest.approx(sum(cells[:2]) / 2, abs=1e-4)
-        table = shown.summary(found).splitlines()
+        table = report.summary(found).splitlines()
         assert table[0].split()[:3] == ["STRATEGY", "DIFFERENCE", "PERPLEXITY"]
         assert [line.split("  ")[0] for line in table[1:]] == ["uniform soup", "single, cosine"]
 

@@ -1,7 +1,4 @@
-"""The verb `soup compare`.
-
-Strategies are compared on held-out text only: on the sample itself the choice has already been made.
-"""
+"""The verb `soup compare`. It compares strategies on text other than the sample that they have selected for."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from adaptersoup.cli.output import as_json, data, progress_bar, talk, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, pool_of
-from adaptersoup.cli.verbs.compare.cooking import compared, kitchen
+from adaptersoup.cli.verbs.compare.cooking import Steps, compare_draw, temporary_soups
 from adaptersoup.cli.verbs.compare.domains import Draw, draws_of
-from adaptersoup.cli.verbs.compare.shown import csv_text, markdown, strategies_plot_of, summary, table
+from adaptersoup.cli.verbs.compare.report import csv_text, markdown, strategies_plot_of, summary, table
 from adaptersoup.cli.verbs.compare.strategies import STRATEGIES, strategies_of
 from registry.errors import SoupError
 
 
 @dataclass(frozen=True)
-class What:
-    """What is compared, on which text."""
+class Subject:
+    """The options for the strategies and texts of a comparison."""
 
     sample: Annotated[Path | None, typer.Option(help=f"Of one domain: {SAMPLE_FORMS}")] = None
     test: Annotated[Path | None, typer.Option(help="Other text of the same domain, to score on.")] = None
@@ -40,8 +37,8 @@ class What:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """How the comparison is shown."""
+class OutputFlags:
+    """The options for the output of a comparison."""
 
     csv: Annotated[bool, typer.Option("--csv", help="A line for each strategy of each sample, as CSV.")] = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Strategies by domains, as a Markdown table.")] = False
@@ -57,8 +54,8 @@ def compare(
         typer.Argument(help="Folders of domains, each with sample.* or valid.*, and test.*", metavar="FOLDER..."),
     ] = None,
     *,
-    what: What,
-    shown: Shown,
+    subject: Subject,
+    output: OutputFlags,
     flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
 ) -> None:
     """Cook with every strategy and compare on other text.
@@ -74,59 +71,57 @@ def compare(
       soup compare novel/* --draws 3 --size 60 --plot comparison.svg
       soup compare novel/* --strategy "effort quick" --strategy "soup, cosine" --markdown
     """
-    if sum((shown.csv, shown.markdown, remote.json)) > 1:
+    if sum((output.csv, output.markdown, remote.json)) > 1:
         raise typer.BadParameter("Give one of --csv, --markdown and --json.")
-    draws = draws_of(domains or (), what.sample, what.test, number=what.draws, size=what.size)
-    found, failed = _compare(remote, draws, what, flags, keep=shown.keep)
-    _tell(remote, found, shown)
-    save_plot(shown.plot, lambda: strategies_plot_of(found))
-    for row, error in failed:
+    draws = draws_of(domains or (), subject.sample, subject.test, number=subject.draws, size=subject.size)
+    comparisons, errors = _compare(remote, draws, subject, flags, keep=output.keep)
+    _print(remote, comparisons, output)
+    save_plot(output.plot, lambda: strategies_plot_of(comparisons))
+    for row, error in errors:
         talk(f"{row}: {explain(error)}")
-    ended = Failures()
-    ended += [error for _, error in failed]
-    ended.end()
+    Failures(error for _, error in errors).end()
 
 
 def _compare(
-    remote: Remote, draws: Sequence[Draw], what: What, flags: ParsedFlags, *, keep: bool
+    remote: Remote, draws: Sequence[Draw], subject: Subject, flags: ParsedFlags, *, keep: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[str, SoupError]]]:
-    """The comparison of each draw, and the errors of rows with what they are about."""
-    pool, strategies = pool_of(flags), strategies_of(what.strategy or ())
-    found: list[dict[str, Any]] = []
-    failed: list[tuple[str, SoupError]] = []
-    steps = 2 * len(strategies) + 1
-    with kitchen(remote.client, keep=keep) as cooking, progress_bar("comparing") as report:
-        cooking.progress = report
+    """The comparison of each draw, and the errors with the names of their rows.
+
+    Raises the first error if no draw could be compared.
+    """
+    pool, strategies = pool_of(flags), strategies_of(subject.strategy or ())
+    comparisons: list[dict[str, Any]] = []
+    errors: list[tuple[str, SoupError]] = []
+    with temporary_soups(remote.client, keep=keep) as soups, progress_bar("comparing") as report:
+        soups.progress = report
+        steps_a_draw = 2 * len(strategies) + 1
         for number, draw in enumerate(draws):
-
-            def tell(step: int, said: str, before: int = number * steps) -> None:
-                report(before + step, steps * len(draws), said)
-
+            steps = Steps(report, done=number * steps_a_draw, total=len(draws) * steps_a_draw)
             try:
-                one, errors = compared(cooking, draw, pool, strategies, tell)
-            except SoupError as error:  # of this one nothing could be cooked
-                failed.append((draw.called, error))
+                comparison, failed = compare_draw(soups, draw, pool, strategies, steps)
+            except SoupError as error:  # nothing could be cooked for this draw
+                errors.append((draw.title, error))
                 continue
-            found.append(one)
-            wrong = [row["strategy"] for row in one["rows"] if row.get("error")]
-            called = [name if len(draws) == 1 else f"{draw.called}, {name}" for name in wrong]
-            failed += zip(called, errors, strict=True)
-    if not found:
-        raise failed[0][1]
-    return found, failed
+            comparisons.append(comparison)
+            names = [row["strategy"] for row in comparison["rows"] if row.get("error")]
+            titles = [name if len(draws) == 1 else f"{draw.title}, {name}" for name in names]
+            errors += zip(titles, failed, strict=True)
+    if not comparisons:
+        raise errors[0][1]
+    return comparisons, errors
 
 
-def _tell(remote: Remote, found: Sequence[dict[str, Any]], shown: Shown) -> None:
+def _print(remote: Remote, comparisons: Sequence[dict[str, Any]], output: OutputFlags) -> None:
     if remote.json:
-        as_json(found[0] if len(found) == 1 else {"object": "list", "data": list(found)})
-    elif shown.csv:
-        write(csv_text(found))
-    elif shown.markdown:
-        data(markdown(found))
-    elif len(found) == 1:
-        data(table(found[0]["rows"]))
-        tokens, passages = found[0]["tokens"], found[0]["passages"]
+        as_json(comparisons[0] if len(comparisons) == 1 else {"object": "list", "data": list(comparisons)})
+    elif output.csv:
+        write(csv_text(comparisons))
+    elif output.markdown:
+        data(markdown(comparisons))
+    elif len(comparisons) == 1:
+        data(table(comparisons[0]["rows"]))
+        tokens, passages = comparisons[0]["tokens"], comparisons[0]["passages"]
         talk(f"{tokens} tokens in {passages} texts; difference is mean NLL per token against the base.")
     else:
-        data(summary(found))
+        data(summary(comparisons))
         talk("Difference of mean NLL per token against the base, the mean over domains; and that as perplexity.")

@@ -1,14 +1,13 @@
-"""Cooks with every strategy for one sample and scores what came of it. What was cooked is temporary.
+"""Cooks temporary soups with every strategy for a sample, and scores them.
 
-Every cook is under a name of its own, so that no soup of somebody else is ever taken for one that was made here. What
-was made is retired when the comparison ends, however it ends: it is no longer found or served, and the server removes
-it as it removes unnamed soups that were retired.
+Every cook has a temporary name, so that no soup of another user is retired. The soups are retired when the comparison
+ends, also by an error; the server then removes them like unnamed soups.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,94 +24,107 @@ from registry.progress import Progress, silent
 from registry.spec import CookRequest, PoolRequest
 
 Json = dict[str, Any]
-LOOKS = 2
-"""For a soup of a job that was given up, a second apart."""
+CHECKS = 2
+"""Times that a cancelled job's soup is looked for, a second apart."""
 
 
 @dataclass
-class Kitchen:
-    """Cooks, and remembers what it made, so that it can go again."""
+class Steps:
+    """The progress of a comparison, counted in steps."""
+
+    report: Progress
+    done: int
+    total: int
+
+    def begin(self, message: str) -> None:
+        """Report the step that begins."""
+        self.report(self.done, self.total, message)
+        self.done += 1
+
+
+@dataclass
+class TemporarySoups:
+    """Cooks soups, and retires them with `retire`."""
 
     client: SoupClient
     progress: Progress = silent
-    """Told while samples of the pool are waited for."""
-    made: list[str] = field(default_factory=list)
+    """Called while no sample of the pool is embedded yet."""
+    refs: list[str] = field(default_factory=list)
     uncertain: list[str] = field(default_factory=list)
-    """Names of what jobs that were given up may have made, or make yet."""
+    """Names of soups that cancelled jobs may have made, or may still make."""
+    _is_interrupted: threading.Event = field(default_factory=threading.Event)
 
     def cook(self, request: CookRequest) -> Json | SoupError:
-        """What the service answers, or why it refuses; a job that the command does not wait for is cancelled."""
+        """The server's answer to a cook, or its error; cancels the job if the wait is interrupted."""
         name = temporary_name()
         try:
-            begun = self._begin(request.model_copy(update={"name": name}), name)
-            if begun["object"] != "job":
-                return self._noted(begun)
-            answer: Json | None = None
+            answer = self._begin(request.model_copy(update={"name": name}), name)
+            if answer["object"] != "job":
+                return self._recorded(answer)
+            result: Json | None = None
             try:
-                answer = self._noted(self.client.result_of(begun))
-                return answer
+                result = self._recorded(self.client.result_of(answer))
+                return result
             finally:
-                if answer is None:
-                    self._give_up(begun, name)
+                if result is None:
+                    self._cancel(answer, name)
         except SoupError as error:
             return error
 
     def _begin(self, request: CookRequest, name: str) -> Json:
-        """The job that cooks. Who ends the command before its answer still awaits it: without its id none is cancelled.
+        """Start a cook: its job, or the soup. An interrupt waits for the answer, to cancel the job by its id.
 
-        A pool of which no sample is embedded yet is no longer waited for then.
+        It no longer waits for a pool of which no sample is embedded yet.
         """
-        over = threading.Event()
-
-        def tell(done: int, total: int, message: str) -> None:
-            if over.is_set():
-                raise Cancelled("The command was ended.")
-            self.progress(done, total, message)
-
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(self.client.begin_cook, request, progress=tell)
+            future = pool.submit(self.client.begin_cook, request, progress=self._report)
             try:
-                return asked.result()
+                return future.result()
             except KeyboardInterrupt:
-                over.set()
+                self._is_interrupted.set()
                 with suppress(SoupError):
-                    self._give_up(asked.result(), name)
+                    self._cancel(future.result(), name)
                 raise
 
-    def _noted(self, answer: Json) -> Json:
+    def _report(self, done: int, total: int, message: str) -> None:
+        if self._is_interrupted.is_set():
+            raise Cancelled("The command was ended.")
+        self.progress(done, total, message)
+
+    def _recorded(self, answer: Json) -> Json:
         if answer.get("created"):
-            self.made.append(str(answer["model"]))
+            self.refs.append(str(answer["model"]))
         return answer
 
-    def _give_up(self, begun: Json, name: str) -> None:
-        """Cancel a job; one that was quicker, or is past its last look at that, makes a soup all the same."""
-        if begun["object"] != "job":
-            self._noted(begun)
+    def _cancel(self, answer: Json, name: str) -> None:
+        """Cancel the job of a cook; one that has ended, or does not check for it any more, may still make a soup."""
+        if answer["object"] != "job":
+            self._recorded(answer)
             return
         with suppress(SoupError):
-            if self.client.cancel_job(str(begun["id"]))["state"] == "failed":
+            if self.client.cancel_job(str(answer["id"]))["state"] == "failed":
                 return
         self.uncertain.append(name)
 
-    def clear(self) -> None:
-        """Retire what was made; tells of what cannot be."""
-        for ref in self.made:
+    def retire(self) -> None:
+        """Retire the soups; prints which of them could not be retired."""
+        for ref in self.refs:
             try:
                 self.client.delete_adapter(ref)
             except SoupError as error:
                 talk(f"{ref}, which was made for the comparison, is still there: {explain(error)}")
-        if self.made:
-            talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(self.made)}.")
+        if self.refs:
+            talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(self.refs)}.")
         for name in self.uncertain:
-            self._retire_if_made(name)
-        self.made.clear()
+            self._retire_uncertain(name)
+        self.refs.clear()
         self.uncertain.clear()
 
-    def _retire_if_made(self, name: str) -> None:
-        """Retire what a job that was given up made, if it did: looked for again a moment later, when it has stopped."""
+    def _retire_uncertain(self, name: str) -> None:
+        """Retire the soup of a cancelled job if there is one; checks once more a second later, when it has stopped."""
         try:
-            for look in range(LOOKS):
-                if look:
+            for check in range(CHECKS):
+                if check:
                     self.client.pause(1.0)
                 for row in list(self.client.adapters(name=name)):
                     self.client.delete_adapter(str(row["ref"]))
@@ -122,54 +134,61 @@ class Kitchen:
 
 
 @contextmanager
-def kitchen(client: SoupClient, *, keep: bool) -> Iterator[Kitchen]:
-    """A kitchen whose soups go when it is left, unless they are kept."""
-    found = Kitchen(client)
+def temporary_soups(client: SoupClient, *, keep: bool) -> Iterator[TemporarySoups]:
+    """Soups that are retired when `with` ends, unless `keep`."""
+    soups = TemporarySoups(client)
     try:
-        yield found
+        yield soups
     finally:
         if not keep:
-            found.clear()
+            soups.retire()
 
 
-def compared(
-    cooking: Kitchen, draw: Draw, pool: PoolRequest, strategies: Sequence[Strategy], tell: Callable[[int, str], object]
+def compare_draw(
+    soups: TemporarySoups, draw: Draw, pool: PoolRequest, strategies: Sequence[Strategy], steps: Steps
 ) -> tuple[Json, list[SoupError]]:
     """Cook and score every strategy for one sample: a comparison, and the errors of rows that failed.
 
-    A model that several strategies arrive at is scored once. `tell` is told of each step and what it is. Raises the
-    first error where nothing was cooked at all.
+    A model that several strategies arrive at is scored once. Takes 2 * len(strategies) + 1 steps. Raises the first
+    error if no strategy cooked anything.
     """
-    sample = cooking.client.sample(draw.sample)
+    sample = soups.client.sample(draw.sample)
     cooked: list[Json | SoupError] = []
-    for number, strategy in enumerate(strategies):
-        tell(number, f"{draw.called}: cooking: {strategy.name}")
-        cooked.append(cooking.cook(strategy.request(sample, pool)))
-    base = _base_of(cooking.client, cooked, pool)
-    tell(len(strategies), f"{draw.called}: scoring the base")
-    scores = {base: cooking.client.perplexity(base, draw.test)}
+    for strategy in strategies:
+        steps.begin(f"{draw.title}: cooking: {strategy.name}")
+        cooked.append(soups.cook(strategy.request(sample, pool)))
+    base = _base_of(soups.client, cooked, pool)
+    steps.begin(f"{draw.title}: scoring the base")
+    scores = {base: soups.client.perplexity(base, draw.test)}
     rows: list[Json] = [_row("base", {"model": base, "abstained": False}, scores[base])]
-    failed: list[SoupError] = []
-    for number, (strategy, answer) in enumerate(zip(strategies, cooked, strict=True), start=len(strategies) + 1):
-        tell(number, f"{draw.called}: scoring: {strategy.name}")
+    errors: list[SoupError] = []
+    for strategy, answer in zip(strategies, cooked, strict=True):
+        steps.begin(f"{draw.title}: scoring: {strategy.name}")
         try:
             if isinstance(answer, SoupError):
                 raise answer
             model = str(answer["model"])
-            same = str(answer.get("digest") or model)
-            if same not in scores:
-                scores[same] = cooking.client.perplexity(model, draw.test, baseline=base)
-            rows.append(_row(strategy.name, answer, scores[same]))
+            digest = str(answer.get("digest") or model)
+            if digest not in scores:
+                scores[digest] = soups.client.perplexity(model, draw.test, baseline=base)
+            rows.append(_row(strategy.name, answer, scores[digest]))
         except SoupError as error:
-            failed.append(error)
+            errors.append(error)
             rows.append({"strategy": strategy.name, "error": {"code": error.code, "message": error.message}})
-    counted = {"tokens": scores[base]["tokens"], "passages": len(draw.test)}
-    found = {"object": "comparison", "domain": draw.domain, "draw": draw.number, "base": base, **counted, "rows": rows}
-    return found, failed
+    comparison = {
+        "object": "comparison",
+        "domain": draw.domain,
+        "draw": draw.number,
+        "base": base,
+        "tokens": scores[base]["tokens"],
+        "passages": len(draw.test),
+        "rows": rows,
+    }
+    return comparison, errors
 
 
 def _base_of(client: SoupClient, cooked: Sequence[dict[str, Any] | SoupError], pool: PoolRequest) -> str:
-    """`base/<id>` that everything is compared with; raises the first error where nothing was cooked at all."""
+    """The base model of the comparison, `base/<id>`; raises the first error if no strategy cooked anything."""
     if pool.base_model is not None:
         return f"base/{pool.base_model}"
     answers = [answer for answer in cooked if isinstance(answer, dict)]
@@ -182,7 +201,7 @@ def _base_of(client: SoupClient, cooked: Sequence[dict[str, Any] | SoupError], p
 
 
 def _row(strategy: str, answer: dict[str, Any], score: dict[str, Any]) -> dict[str, Any]:
-    against = score.get("baseline") or {}
+    baseline = score.get("baseline") or {}
     return {
         "strategy": strategy,
         "model": answer["model"],
@@ -193,8 +212,8 @@ def _row(strategy: str, answer: dict[str, Any], score: dict[str, Any]) -> dict[s
         "mixing": ((answer.get("recipe") or {}).get("mixing") or {}).get("method"),
         "perplexity": score["perplexity"],
         "mean_nll": score["mean_nll"],
-        "difference": against.get("difference", 0.0),
-        "standard_error": against.get("standard_error", 0.0),
+        "difference": baseline.get("difference", 0.0),
+        "standard_error": baseline.get("standard_error", 0.0),
         "verification": answer.get("verification"),
     }
 

@@ -1,4 +1,4 @@
-"""What `soup compare` compares on: samples of each domain to cook for, and other text."""
+"""Texts of `soup compare`: samples of each domain to cook for, and test texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from adaptersoup.client.samples import ENDINGS, find_texts, read_texts
 from registry.errors import NotFound
 
 SAMPLES, TESTS = ("sample", "valid"), ("test",)
-"""How the files of a domain's folder are called, before their endings."""
+"""Names of the files in a domain's folder, without their endings."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One sample of a domain, and the text that what is cooked for it is scored on."""
+    """One sample of a domain, and the texts that score the models cooked for it."""
 
     domain: str
     number: int
@@ -27,43 +27,42 @@ class Draw:
     of_several: bool
 
     @property
-    def called(self) -> str:
-        """The draw for people."""
+    def title(self) -> str:
+        """The domain, with the draw's number if there are several draws."""
         return f"{self.domain}, draw {self.number}" if self.of_several else self.domain
 
 
 def draws_of(
     folders: Sequence[Path], sample: Path | None, test: Path | None, number: int, size: int | None
 ) -> list[Draw]:
-    """Every draw of every domain, all files read; raises a usage error, NotFound or InvalidSample."""
+    """Every draw of every domain, with all files read; raises a usage error, NotFound or InvalidSample."""
     if (sample is None) != (test is None) or (sample is None) == (not folders):
         raise typer.BadParameter("Give --sample and --test, or folders of domains that hold both.")
     if number > 1 and size is None:
         raise typer.BadParameter("--draws needs --size: so many passages are drawn each time.")
     if sample is not None and test is not None:
-        pairs = [(sample.name.partition(".")[0] or "sample", sample, test)]
-    else:
-        pairs = [(folder.resolve().name, _file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
-    return [draw for name, one, other in pairs for draw in _draws(name, one, other, number, size)]
+        return list(_draws(sample.name.partition(".")[0] or "sample", sample, test, number, size))
+    files = [(folder.resolve().name, _file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
+    return [draw for domain, sample, test in files for draw in _draws(domain, sample, test, number, size)]
 
 
 def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None) -> Iterator[Draw]:
-    passages, others = read_texts(sample), read_texts(test)
+    passages, test_passages = read_texts(sample), read_texts(test)
     if number > 1 and size is not None and size >= len(passages):
         raise typer.BadParameter(
             f"--size {size}: {sample} has {len(passages)} passages, so that every draw would be all of them: "
             "take fewer, or one draw."
         )
-    for one in range(number):
+    for index in range(number):
         drawn: Sequence[str] = passages
         if size is not None and size < len(passages):
-            generator = random.Random(f"{domain}-{one}")  # noqa: S311 - a sample, no secret
+            generator = random.Random(f"{domain}-{index}")  # noqa: S311 - a sample, no secret
             drawn = [passages[i] for i in sorted(generator.sample(range(len(passages)), size))]
-        yield Draw(domain, one, drawn, others, of_several=number > 1)
+        yield Draw(domain, index, drawn, test_passages, of_several=number > 1)
 
 
 def _file(folder: Path, names: Sequence[str]) -> Path:
-    """The file of a domain's folder, or folder of files, that is called so; raises NotFound."""
+    """The file of texts, or folder of them, with one of these names in a domain's folder; raises NotFound."""
     file = find_texts(folder, names)
     if file is None:
         raise NotFound(f"{folder} has no {' or '.join(names)} ({', '.join(ENDINGS)}).", param="sample")

@@ -1,4 +1,4 @@
-"""The strategies that `soup compare` compares: each a way to ask the service for a model."""
+"""The strategies that `soup compare` compares, each with its request to the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from registry.spec import (
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to choose; `verify` lets the service fall back to the base."""
+    """A selector or an effort to cook with; `verify` lets the server abstain."""
 
     name: str
     selector: GmmSpec | CosineSpec | UniformSpec | None
@@ -30,7 +30,7 @@ class Strategy:
     effort: Effort | None = None
 
     def request(self, sample: SampleSource, pool: PoolRequest) -> CookRequest:
-        """What this strategy asks the service for."""
+        """The cook request of this strategy for a sample."""
         options = SelectOptions(single=self.single)
         return CookRequest(
             sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify, effort=self.effort
@@ -53,9 +53,9 @@ STRATEGIES = (
 
 
 def strategies_of(names: Sequence[str]) -> tuple[Strategy, ...]:
-    """The strategies that are called so, all of them without a name; raises a usage error for another."""
-    known = {one.name: one for one in STRATEGIES}
-    unknown = [name for name in names if name not in known]
+    """The strategies with these names, or all without any; raises a usage error for an unknown name."""
+    by_name = {strategy.name: strategy for strategy in STRATEGIES}
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise typer.BadParameter(f"--strategy is none of {'; '.join(known)}: {unknown[0]!r}.")
-    return tuple(known[name] for name in dict.fromkeys(names)) or STRATEGIES
+        raise typer.BadParameter(f"--strategy is none of {'; '.join(by_name)}: {unknown[0]!r}.")
+    return tuple(by_name[name] for name in dict.fromkeys(names)) or STRATEGIES

@@ -2,7 +2,7 @@
 
 import typer
 
-from adaptersoup.cli.verbs.train.one import train
+from adaptersoup.cli.verbs.train.command import train
 from adaptersoup.cli.verbs.train.submit import submit
 from adaptersoup.cli.verbs.train.sweep import sweep
 
