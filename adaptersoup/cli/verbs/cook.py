@@ -1,4 +1,4 @@
-"""`soup cook`: a soup for a sample, or by a recipe. Prints the model to use, which is the base where it abstains."""
+"""`soup cook`: cooks a soup for a sample, or by a recipe, and prints the model to use: the base if it abstains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from plots.style import Plot
 
 
-CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-_OF_SOME = {
+SELECTING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
+_MIXING_METHODS = {
     "width": ("recompress",),
     "seed": ("recompress", "dare"),
     "density": ("ties", "dare"),
@@ -30,12 +30,12 @@ _OF_SOME = {
     "by_inputs": ("recompress",),
     "off_diagonal": ("regmean",),
 }
-"""Flags by the mixing methods that have them."""
+"""The mixing methods that support a flag, for flags that not all of them do."""
 
 COOK = Flags(
     CookRequest,
     {
-        **SELECTION.only(*CHOOSING),
+        **SELECTION.only(*SELECTING),
         "effort": Flag(
             "effort",
             "How much to spend: instant (similarity), quick (what lowers the loss; the server's default), "
@@ -115,11 +115,11 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and flags.present(*CHOOSING, *POOL[1:]):
+    if recipe is not None and flags.present(*SELECTING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     if plot is not None and not wait:
         raise typer.BadParameter("--plot draws what was cooked: wait for it.")
-    how = _how(flags)
+    fields = _mixing_fields(flags)
     try:
         request = CookRequest(
             sample=None if sample is None else remote.client.sample(read_texts(sample)),
@@ -127,7 +127,7 @@ def cook(
             options=options_of(flags),
             pool=pool_of(flags),
             recipe=None if recipe is None else parse_recipe(recipe),
-            **how,
+            **fields,
         )
     except ValidationError as error:
         raise usage_error(error, COOK.by_path) from None
@@ -139,7 +139,7 @@ def cook(
         data(cooked["id"])
         talk(f"Cooking goes on as a job: `soup jobs watch {cooked['id']}`.")
     else:
-        _tell(cooked)
+        _print_notes(cooked)
         data(cooked["model"])
     save_plot(plot, lambda: _drawn(cooked))
 
@@ -161,10 +161,10 @@ def _drawn(cooked: dict[str, Any]) -> Plot:
     )
 
 
-def _how(flags: ParsedFlags) -> dict[str, Any]:
-    """The fields of a request that choose nothing; raises a usage error for flags that contradict each other.
+def _mixing_fields(flags: ParsedFlags) -> dict[str, Any]:
+    """The fields of a request without those of the selection; raises a usage error for contradictions.
 
-    A rule for masks asks for an average: nothing else keeps any.
+    --masks implies an average: other methods keep no masks.
     """
     fields = {name: value for name, value in flags.nested().items() if name not in ("selector", "options", "pool")}
     method = fields["mixing"]["method"]
@@ -176,11 +176,10 @@ def _how(flags: ParsedFlags) -> dict[str, Any]:
         raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
     if method in ("concat", "recompress", "align") and "assume_same_init" in flags:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
-    for name, methods in _OF_SOME.items():
-        if flags.present(name) and method not in methods:
-            raise typer.BadParameter(
-                f"{COOK.flag_name(name)} is of --mixing {' or '.join(methods)}: drop it, or mix so."
-            )
+    for name, methods in _MIXING_METHODS.items():
+        if name in flags and method not in methods:
+            flag = COOK.flag_name(name)
+            raise typer.BadParameter(f"{flag} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
     if "masks" in flags:
         fields["mixing"]["method"] = method = "average"
     if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in flags:
@@ -189,25 +188,25 @@ def _how(flags: ParsedFlags) -> dict[str, Any]:
 
 
 def parse_recipe(text: str) -> HandRecipe:
-    """`ref=0.5,ref=0.5` (a ref alone weighs 1) as a recipe; raises a usage error."""
-    found: list[WeightedRef] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        ref, equals, weight = part.partition("=")
+    """The recipe `ref=0.5,ref=0.5`, in which a ref without a weight has 1; raises a usage error."""
+    ingredients: list[WeightedRef] = []
+    for item in filter(None, map(str.strip, text.split(","))):
+        ref, equals, weight = item.partition("=")
         try:
-            found.append(WeightedRef(ref=ref.strip(), weight=float(weight) if equals else 1.0))
+            ingredients.append(WeightedRef(ref=ref.strip(), weight=float(weight) if equals else 1.0))
         except (ValueError, ValidationError):
             raise typer.BadParameter(
-                f"--recipe takes REF=WEIGHT with weights that are not negative, not {part!r}."
+                f"--recipe takes REF=WEIGHT with weights that are not negative, not {item!r}."
             ) from None
-    if not found:
+    if not ingredients:
         raise typer.BadParameter("--recipe names no ingredient: write it as REF=WEIGHT,REF=WEIGHT.")
-    return HandRecipe(ingredients=tuple(found))
+    return HandRecipe(ingredients=tuple(ingredients))
 
 
-def _tell(cooked: dict[str, Any]) -> None:
-    """On stderr: why this model."""
+def _print_notes(cooked: dict[str, Any]) -> None:
+    """Print on stderr the selection, the evidence and the costs of a cook."""
     if cooked.get("selection"):
-        if not (cooked.get("search") or {}).get("candidates"):  # their table has the same adapters, and their losses
+        if not (cooked.get("search") or {}).get("candidates"):  # the table of candidates has the same adapters
             talk(selection_table(cooked["selection"]))
         talk_about(cooked)
     if cooked.get("abstained"):
@@ -216,14 +215,14 @@ def _tell(cooked: dict[str, Any]) -> None:
         talk("Cooked before: the same soup is used again.")
     if cooked.get("search"):
         talk_about_search(cooked["search"])
-    check = cooked.get("verification")
-    if check:
-        where = "the held-out passages" if check["held_out"] else "the sample"
-        reach = check.get("interval")
-        between = f", 90 % interval {reach[0]:+.4f} to {reach[1]:+.4f}" if reach else ""
+    verification = cooked.get("verification")
+    if verification:
+        texts = "the held-out passages" if verification["held_out"] else "the sample"
+        limits = verification.get("interval")
+        interval = f", 90 % interval {limits[0]:+.4f} to {limits[1]:+.4f}" if limits else ""
         talk(
-            f"On {where}: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}{between}) mean NLL "
-            f"per token against the base, over {check['passages']} passages."
+            f"On {texts}: {verification['difference']:+.4f} (standard error {verification['standard_error']:.4f}"
+            f"{interval}) mean NLL per token against the base, over {verification['passages']} passages."
         )
     report = cooked.get("report") or {}
     if report and not cooked.get("abstained"):
@@ -234,12 +233,12 @@ def _tell(cooked: dict[str, Any]) -> None:
 
 
 def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:
-    """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
+    """The reason for the mixing, the soup's relative cost and width, and its distance from the exact mixture."""
     if report.get("members") == 1:
         return reason or ""
-    parts = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
+    figures = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
     if report.get("width_out"):
-        parts.append(f"width {report['width_out']}")
+        figures.append(f"width {report['width_out']}")
     if report.get("residual") is not None:
-        parts.append(f"{report['residual']:.2g} from the exact mixture")
-    return f"{reason or ''} ({', '.join(parts)})".strip()
+        figures.append(f"{report['residual']:.2g} from the exact mixture")
+    return f"{reason or ''} ({', '.join(figures)})".strip()

@@ -1,4 +1,4 @@
-"""`soup backup`, `restore` and `check`: database and blobs of a data folder, beside its server or without one."""
+"""`soup backup`, `restore` and `check`: work on a data folder's database and blobs, whether its server runs or not."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def backup(
       soup backup /backups/soup --data /srv/soup --with-admin-key
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
-    done = _backed_up(settings_of(Settings, **asdict(storage)), folder, with_admin_key=with_admin_key)
-    _tell_backup(done, folder, json=json)
-    if done.unsound:
+    backed_up = _back_up(settings_of(Settings, **asdict(storage)), folder, with_admin_key=with_admin_key)
+    _print_backup(backed_up, folder, json=json)
+    if backed_up.unsound:
         raise typer.Exit(1)
 
 
-def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
+def _back_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
     from service.operations.backup import back_up
 
     key = settings.admin_key_path if with_admin_key else None
@@ -53,16 +53,16 @@ def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> Bac
         return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
-def _tell_backup(done: BackedUp, folder: Path, *, json: bool) -> None:
-    manifest = done.manifest
+def _print_backup(backed_up: BackedUp, folder: Path, *, json: bool) -> None:
+    manifest = backed_up.manifest
     if json:
-        unsound = [asdict(one) for one in done.unsound]
-        as_json({**manifest.model_dump(mode="json"), "new": done.new, "unsound": unsound})
+        unsound = [asdict(blob) for blob in backed_up.unsound]
+        as_json({**manifest.model_dump(mode="json"), "new": backed_up.new, "unsound": unsound})
         return
-    print_unsound(done.unsound)
+    print_unsound(backed_up.unsound)
     talk(
         f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
-        f"{done.new} of them new, {len(done.unsound)} not whole and left out."
+        f"{backed_up.new} of them new, {len(backed_up.unsound)} not whole and left out."
     )
 
 
@@ -90,26 +90,27 @@ def restore(
 
     settings = settings_of(Settings, **asdict(storage))
     with progress_bar("restoring") as progress:
-        done = restore_backup(settings, folder, replace=replace, progress=progress)
-    manifest = done.manifest
-    kept = None if done.replaced is None else str(done.replaced)
+        restored = restore_backup(settings, folder, replace=replace, progress=progress)
+    manifest = restored.manifest
+    replaced = None if restored.replaced is None else str(restored.replaced)
     if json:
-        as_json({**manifest.model_dump(mode="json"), "object": "restore", "replaced": kept})
+        as_json({**manifest.model_dump(mode="json"), "object": "restore", "replaced": replaced})
         return
     talk(f"Restored the backup of {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {manifest.blobs} blobs.")
     if manifest.lacking:
         talk(f"{len(manifest.lacking)} blobs were not whole when it was made and are not in it: see 'soup check'.")
-    if kept:
-        talk(f"The database that was there is kept at {kept}.")
+    if replaced:
+        talk(f"The database that was there is kept at {replaced}.")
 
 
 RATE = 50 * 1024 * 1024
+"""Default of `soup check --rate`, in bytes a second."""
 
 
 @command
 def check(
     storage: StorageFlags,
-    every: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="With --all: bytes read a second.", metavar="BYTES")] = RATE,
     json: Annotated[bool, typer.Option("--json", help="Print counts and blobs as JSON.")] = False,
 ) -> None:
@@ -124,27 +125,27 @@ def check(
       soup check --all --rate 200000000
       soup check --all --data /srv/soup --json
     """
-    found = _checked(settings_of(Settings, **asdict(storage)), every=every, rate=rate)
-    _tell_check(found, json=json)
-    if found.unsound:
+    checked = _check(settings_of(Settings, **asdict(storage)), whole=whole, rate=rate)
+    _print_check(checked, json=json)
+    if checked.unsound:
         raise typer.Exit(1)
 
 
-def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
+def _check(settings: Settings, *, whole: bool, rate: int) -> Checked:
     from service.operations import storage
     from service.operations.blob_hashes import Pace, check_hashes
 
     with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
         storage.check_serves(database)
-        return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
+        return check_hashes(database, blobs, whole=whole, pace=Pace(rate), progress=progress)
 
 
-def _tell_check(found: Checked, *, json: bool) -> None:
-    counts = {problem: found.count(problem) for problem in ("missing", "damaged", "unreadable")}
+def _print_check(checked: Checked, *, json: bool) -> None:
+    counts = {problem: checked.count(problem) for problem in ("missing", "damaged", "unreadable")}
     if json:
-        unsound = [asdict(one) for one in found.unsound]
-        as_json({"object": "check", "blobs": found.blobs, "bytes": found.bytes, **counts, "unsound": unsound})
+        unsound = [asdict(blob) for blob in checked.unsound]
+        as_json({"object": "check", "blobs": checked.blobs, "bytes": checked.bytes, **counts, "unsound": unsound})
         return
-    print_unsound(found.unsound)
-    told = ", ".join(f"{count} {problem}" for problem, count in counts.items())
-    talk(f"{found.blobs} blobs, {found.bytes} bytes read: {told}.")
+    print_unsound(checked.unsound)
+    problems = ", ".join(f"{count} {problem}" for problem, count in counts.items())
+    talk(f"{checked.blobs} blobs, {checked.bytes} bytes read: {problems}.")

@@ -1,4 +1,4 @@
-"""`soup edit`: what people say about adapters and soups: tags, description, license, metadata, domain, owner."""
+"""`soup edit`: changes tags, description, license, metadata, domain and owner of adapters and soups."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from registry.errors import PreconditionFailed
 from registry.spec import Card, Owner
 
 TRIES = 3
-"""Times that a card which somebody else changes meanwhile is read again."""
+"""Most tries of a change to a card that others change at the same time."""
 OWNER: TypeAdapter[str | None] = TypeAdapter(Owner | None)
 _NAMES = {"tags": "--add-tag", "metadata": "--metadata", "license": "--license", "description": "--description"}
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is to be another. A text that is empty takes away what there is."""
+    """The options for the changes; an empty text removes the value."""
 
     add_tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
     remove_tag: Annotated[list[str] | None, typer.Option(help="A tag to take away; may be repeated.")] = None
@@ -45,7 +45,7 @@ class Changes:
     ] = None
 
     def card(self, card: Card) -> Card:
-        """A card with the changes; raises a usage error for what no card takes."""
+        """The card with the changes; raises a usage error for values that a card does not accept."""
         tags = [tag for tag in dict.fromkeys([*card.tags, *(self.add_tag or ())]) if tag not in (self.remove_tag or ())]
         metadata = {**card.metadata, **key_values(self.metadata or (), "--metadata")}
         for key in self.remove_metadata or ():
@@ -61,14 +61,14 @@ class Changes:
             raise usage_error(error, _NAMES) from None
 
     def check_owner(self) -> None:
-        """Raises a usage error for an owner that no adapter takes."""
+        """Raise a usage error if the new owner is not valid."""
         try:
             OWNER.validate_python(self.new_owner or None)
         except ValidationError as error:
             raise usage_error(error, {"": "--set-owner"}) from None
 
     def any(self) -> bool:
-        """Whether something is to be another."""
+        """Return True if there is any change."""
         return any(value not in (None, []) for value in vars(self).values())
 
 
@@ -102,24 +102,24 @@ def edit(
     changes.check_owner()
     check_names_or_filters(refs or (), matching)
     failed = Failures()
-    rows = _named(remote.client, refs, failed) if refs else matching_adapters(remote.client, matching)
+    rows = _adapters_named(remote.client, refs, failed) if refs else matching_adapters(remote.client, matching)
     if not rows and not failed:
         remote.answer({"object": "list", "data": []}, note="Nothing matches.")
         return
-    wanted = [row for row in rows if _is_another(row, changes)]
-    if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", wanted):
-        remote.answer({"object": "list", "data": wanted}, *(str(row["ref"]) for row in wanted))
+    outdated = [row for row in rows if _differs(row, changes)]
+    if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", outdated):
+        remote.answer({"object": "list", "data": outdated}, *(str(row["ref"]) for row in outdated))
         return
     changed = []
-    for row in wanted:
+    for row in outdated:
         with failed.of(row["ref"]):
             changed.append(_change(remote.client, row, changes))
-    said = "" if changed or failed else "Nothing is to be another."
-    remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), note=said)
+    note = "" if changed or failed else "Nothing is to be another."
+    remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), note=note)
     failed.end()
 
 
-def _named(client: SoupClient, refs: list[str], failed: Failures) -> list[dict[str, Any]]:
+def _adapters_named(client: SoupClient, refs: list[str], failed: Failures) -> list[dict[str, Any]]:
     rows = []
     for ref in refs:
         with failed.of(ref):
@@ -127,30 +127,31 @@ def _named(client: SoupClient, refs: list[str], failed: Failures) -> list[dict[s
     return rows
 
 
-def _is_another(row: dict[str, Any], changes: Changes) -> bool:
+def _differs(row: dict[str, Any], changes: Changes) -> bool:
+    """Return True if the changes would change an adapter."""
     card = Card.model_validate(row["card"])
-    owner = (row.get("owner") or "") if changes.new_owner is None else changes.new_owner
-    another = changes.new_domain not in (None, row["domain"]) or owner != (row.get("owner") or "")
-    return another or changes.card(card) != card
+    if changes.new_domain not in (None, row["domain"]) or changes.new_owner not in (None, row.get("owner") or ""):
+        return True
+    return changes.card(card) != card
 
 
 def _change(client: SoupClient, row: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """Change one version, again where somebody else was quicker; raises what the server refuses it for."""
-    for left in reversed(range(TRIES)):
-        before = Card.model_validate(row["card"])
-        card = changes.card(before)
+    """Change one version, and retry if others have changed it meanwhile; raises the server's error."""
+    for tries in range(1, TRIES + 1):
+        stored = Card.model_validate(row["card"])
+        card = changes.card(stored)
         try:
             return client.update_adapter(
                 row["ref"],
-                card=None if card == before else card,
+                card=None if card == stored else card,
                 domain=changes.new_domain,
                 owner=changes.new_owner,
                 if_match=row["etag"],
             )
         except PreconditionFailed:
-            if not left:
+            if tries == TRIES:
                 raise
             row = client.adapter(str(row["ref"]))
-            if not _is_another(row, changes):  # another version of the name was given the owner just now
+            if not _differs(row, changes):  # the owner was set with another version of the name
                 return row
-    raise AssertionError("tried at least once")
+    raise AssertionError("TRIES is at least 1")

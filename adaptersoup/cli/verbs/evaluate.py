@@ -1,6 +1,6 @@
-"""`soup evaluate`: the figures of a trained adapter on a task's data. It needs no server.
+"""`soup evaluate`: evaluates a trained adapter on a task's data, without a server.
 
-Torch is imported when there is something to evaluate, not for the help.
+Torch is imported when the evaluation begins, not for the help.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the data are read: as which task, and in which batches."""
+class EvaluationFlags:
+    """The options for the task, the length of sequences and the batch."""
 
     task: Annotated[
         str | None, typer.Option(help="By default what the adapter was trained for, or else its language.")
@@ -40,7 +40,7 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="Adapter directory, as `soup train` writes it.", metavar="DIR")],
     items: Annotated[Path, typer.Option("--data", help="JSON lines (.jsonl, .jsonl.gz) of the task.")],
     base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
-    reading: Reading,
+    options: EvaluationFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     plot: PlotOption = None,
 ) -> None:
@@ -61,7 +61,7 @@ def evaluate(
     """
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
-    name, figures = _figures(folder, items, base.entry(), reading)
+    name, figures = _figures(folder, items, base.entry(), options)
     if as_json:
         print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
     else:
@@ -76,7 +76,7 @@ def _drawn(title: str, figures: dict[str, Any]) -> Plot:
     return evaluation_plot(title, figures)
 
 
-def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tuple[str, dict[str, Any]]:
+def _figures(path: Path, items: Path, entry: BaseEntry, options: EvaluationFlags) -> tuple[str, dict[str, Any]]:
     """The task's name and its figures."""
     from registry.base_model import load_base
     from registry.formats import read_directory
@@ -84,8 +84,8 @@ def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tup
     from training.evaluate import adapter_of, evaluate_task, task_of
 
     folder = read_directory(path)
-    chosen = task_of(folder, reading.task)
-    read = chosen.items(read_lines(items), where=str(items))
+    task = task_of(folder, options.task)
+    examples = task.items(read_lines(items), where=str(items))
     loaded = load_base(entry)
     adapter = adapter_of(folder, loaded)
-    return chosen.name, evaluate_task(loaded, adapter, chosen, read, block=reading.block, batch=reading.batch)
+    return task.name, evaluate_task(loaded, adapter, task, examples, block=options.block, batch=options.batch)

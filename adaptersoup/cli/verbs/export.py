@@ -1,6 +1,6 @@
-"""`soup export`: an adapter or soup to a directory that another program loads, or a refusal.
+"""`soup export`: writes an adapter or soup as a directory that another program loads.
 
-llama.cpp alone gets another file than PEFT's, and has to know how the base model is built.
+All programs load PEFT's files, except llama.cpp, whose file depends on the base model's architecture.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def export(
       soup export team/soup@prod soup --vllm --force
       soup export team/law law --llamacpp
     """
-    asked: dict[Program, bool] = {"peft": peft, "vllm": vllm, "lorax": lorax, "llamacpp": llamacpp}
-    wanted = [program for program, given in asked.items() if given]
-    if len(wanted) != 1:
+    flags: dict[Program, bool] = {"peft": peft, "vllm": vllm, "lorax": lorax, "llamacpp": llamacpp}
+    programs = [program for program, is_set in flags.items() if is_set]
+    if len(programs) != 1:
         raise typer.BadParameter(f"Say for which program: one of {', '.join('--' + name for name in NAMES)}.")
-    (program,) = wanted
-    check_installed(program)  # what is missing is said before anything is pulled
+    (program,) = programs
+    check_installed(program)  # before anything is pulled
     check_place(directory, replace=force, advice="replace it with --force")
-    with TemporaryDirectory(prefix="soup-export-") as beside, progress_bar(f"pulling {ref}") as report:
-        folder = pull_folder(remote.client, ref, Path(beside) / "pulled", progress=report)
+    with TemporaryDirectory(prefix="soup-export-") as temporary, progress_bar(f"pulling {ref}") as report:
+        folder = pull_folder(remote.client, ref, Path(temporary) / "pulled", progress=report)
         files = exported(folder, program, name=ref, base_model=remote.client.base_model)
     place_files(directory, files, replace=force)
     line = command_line(folder, program, str(directory), ref.partition("@")[0].rpartition("/")[2])
@@ -67,13 +67,13 @@ def export(
 Program = Literal["peft", "vllm", "lorax", "llamacpp"]
 NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
 ENGINES: frozenset[Program] = frozenset({"vllm", "lorax"})
-"""Those that get one rank and one scale for all modules."""
+"""Programs that load only LoRAs with one rank and one scale for all modules."""
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` can be; a larger LoRA is refused by vLLM."""
+"""Values of vLLM's `--max-lora-rank`; it refuses larger LoRAs."""
 
 
 def check_installed(program: Program) -> None:
-    """Import what the program's files are made with; raises Unavailable, or ModuleNotFoundError without torch."""
+    """Import the modules that write the program's files; raises Unavailable, or ModuleNotFoundError without torch."""
     if program in ENGINES:
         import_module("registry.adapters.lora_ranks")
     if program != "llamacpp":
@@ -89,9 +89,9 @@ def check_installed(program: Program) -> None:
 def exported(
     folder: AdapterDirectory, program: Program, *, name: str, base_model: Callable[[str], Mapping[str, Any]]
 ) -> dict[str, bytes]:
-    """The files that the program loads, by name; `base_model` gives what the server says of one, by its id.
+    """The contents of the files that the program loads, by name; `base_model` gets a base model by its id.
 
-    Raises Incompatible, in one sentence, for what it cannot load.
+    Raises Incompatible if the program cannot load the adapter.
     """
     if not is_peft_config(folder.config) or (program != "peft" and not isinstance(folder.config, LoraConfig)):
         loads = "LoRAs and prefixes that are not pruned" if program == "peft" else "LoRAs that are not pruned"
@@ -104,23 +104,23 @@ def exported(
     return _files(folder, {})
 
 
-def command_line(folder: AdapterDirectory, program: Program, place: str, name: str) -> str:
-    """How the exported directory `place` is loaded, under `name` where it has one there."""
+def command_line(folder: AdapterDirectory, program: Program, path: str, name: str) -> str:
+    """The command, or expression, that loads the exported directory `path`; vLLM serves it as `name`."""
     base = folder.recorded_base or folder.base_model or "BASE"
     if program == "vllm":
         assert isinstance(folder.config, LoraConfig)
-        most = next(rank for rank in VLLM_RANKS if rank >= largest_rank(folder.config))
-        served = f"--enable-lora --max-lora-rank {most} --lora-modules {shlex.quote(f'{name}={place}')}"
+        max_rank = next(rank for rank in VLLM_RANKS if rank >= largest_rank(folder.config))
+        served = f"--enable-lora --max-lora-rank {max_rank} --lora-modules {shlex.quote(f'{name}={path}')}"
         return f"vllm serve {shlex.quote(base)} {served}"
     if program == "llamacpp":
-        return f"llama-server --model BASE.gguf --lora {shlex.quote(f'{place}/{GGUF_FILE}')} over {base}"
+        return f"llama-server --model BASE.gguf --lora {shlex.quote(f'{path}/{GGUF_FILE}')} over {base}"
     if program == "lorax":
-        return f'"parameters": {{"adapter_id": "{place}", "adapter_source": "local"}} in a request to LoRAX over {base}'
-    return f'PeftModel.from_pretrained(model, "{place}") over {base}'
+        return f'"parameters": {{"adapter_id": "{path}", "adapter_source": "local"}} in a request to LoRAX over {base}'
+    return f'PeftModel.from_pretrained(model, "{path}") over {base}'
 
 
 def largest_rank(config: LoraConfig) -> int:
-    """The largest rank of a module."""
+    """The largest rank among the modules of a LoRA."""
     return max(module.rank for module in config.modules().values())
 
 
@@ -134,20 +134,20 @@ def _check_rank(config: LoraConfig, program: Program) -> None:
 
 
 def _for_engine(folder: AdapterDirectory, config: LoraConfig) -> dict[str, bytes]:
-    """The files for an engine that takes rank and scale from `r` and `lora_alpha` alone."""
+    """The files for an engine that reads rank and scale only from `r` and `lora_alpha`."""
     from registry.adapters.lora_ranks import is_uniform, uniform
     from registry.adapters.weights import load_tensors, save_tensors
 
     if is_uniform(config):
         return _files(folder, {})
-    even, tensors = uniform(config, load_tensors(folder.weights.read_bytes()))
-    rank = largest_rank(even)
-    said = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
-    return _files(folder, said) | {WEIGHTS_FILE: save_tensors(tensors)}
+    uniform_config, tensors = uniform(config, load_tensors(folder.weights.read_bytes()))
+    rank = largest_rank(uniform_config)
+    changes = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+    return _files(folder, changes) | {WEIGHTS_FILE: save_tensors(tensors)}
 
 
 def _gguf(folder: AdapterDirectory, config: LoraConfig, base: Mapping[str, Any], name: str) -> dict[str, bytes]:
-    """The files for llama.cpp, whose rows and names depend on how the base model is built."""
+    """The files for llama.cpp, whose order of rows and names of tensors depend on the base model's architecture."""
     from registry.adapters.lora_gguf import GgufBase, gguf_file
     from registry.adapters.weights import load_tensors
 
@@ -156,20 +156,20 @@ def _gguf(folder: AdapterDirectory, config: LoraConfig, base: Mapping[str, Any],
             f"This adapter is of a base model with the fingerprint {folder.base_fingerprint}, and "
             f"{folder.base_model!r} has {base['fingerprint']} now."
         )
-    built = base.get("architecture")
-    if built is None:
+    architecture = base.get("architecture")
+    if architecture is None:
         raise Unavailable(
             f"The server does not say how {folder.base_model!r} is built, as servers of this version do: update it."
         )
-    of = GgufBase(built["model_type"], layers=built["layers"], head=built["head_size"])
-    file = gguf_file(config, load_tensors(folder.weights.read_bytes()), of, name=name)
+    gguf_base = GgufBase(architecture["model_type"], layers=architecture["layers"], head=architecture["head_size"])
+    file = gguf_file(config, load_tensors(folder.weights.read_bytes()), gguf_base, name=name)
     return {GGUF_FILE: file, **_card(folder)}
 
 
-def _files(folder: AdapterDirectory, said: dict[str, Any]) -> dict[str, bytes]:
-    """PEFT's files of a directory, with these fields of its configuration changed."""
+def _files(folder: AdapterDirectory, changes: dict[str, Any]) -> dict[str, bytes]:
+    """PEFT's files of a directory, with changes to its configuration."""
     config = json.loads((folder.path / CONFIG_FILE).read_bytes())
-    files = {CONFIG_FILE: config_json({**config, **said}), WEIGHTS_FILE: folder.weights.read_bytes()}
+    files = {CONFIG_FILE: config_json({**config, **changes}), WEIGHTS_FILE: folder.weights.read_bytes()}
     return files | _card(folder)
 
 

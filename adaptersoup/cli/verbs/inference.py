@@ -1,4 +1,4 @@
-"""`soup models`, `generate`, `embed` and `ppl`: what models are there, and text, vectors and perplexity from them."""
+"""`soup models`, `generate`, `embed` and `ppl`: the models of a server, and text, vectors and perplexity from them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def models(
       soup models --kind base
       soup generate "$(soup models --kind soup --quiet | head -n 1)" "Once"
     """
-    found = [card for card in remote.client.models() if kind in (None, card["kind"])]
-    found = [card for card in found if owner in (None, card.get("owner"))]
+    cards = [
+        card for card in remote.client.models() if kind in (None, card["kind"]) and owner in (None, card.get("owner"))
+    ]
     if quiet and not remote.json:
-        for card in found:
+        for card in cards:
             data(one_line(card["id"]))
         return
     rows = [
         (card["id"], card["kind"], card["base_model"], "yes" if card["speaks"] else "no", card.get("max_model_len"))
-        for card in found
+        for card in cards
     ]
-    remote.answer_rows(found, ("model", "kind", "base", "generates", "context"), rows)
+    remote.answer_rows(cards, ("model", "kind", "base", "generates", "context"), rows)
 
 
 @verb
@@ -70,9 +71,9 @@ def generate(
       cat prompt.txt | soup generate team/soup -
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    chosen = {"max_tokens": max_tokens, **sampling.sampling()}
+    options = {"max_tokens": max_tokens, **sampling.sampling()}
     if stream:
-        with remote.client.stream(model, text, **chosen) as chunks:
+        with remote.client.stream(model, text, **options) as chunks:
             for chunk in chunks:
                 if remote.json:
                     as_json(chunk, lines=True)
@@ -82,7 +83,7 @@ def generate(
             data("")
         return
     with progress_bar("generating"):
-        answer = remote.client.complete(model, text, **chosen)
+        answer = remote.client.complete(model, text, **options)
     remote.answer(answer, answer["choices"][0]["text"])
 
 
@@ -104,14 +105,10 @@ def embed(
     """
     if (text is None) == (texts is None):
         raise typer.BadParameter("Give TEXT, or --texts FILE.")
-    given = [sys.stdin.read() if text == "-" else str(text)] if texts is None else read_texts(texts)
+    contents = [sys.stdin.read() if text == "-" else str(text)] if texts is None else read_texts(texts)
     with progress_bar("embedding"):
-        answer = remote.client.embed(model, given)
-    if remote.json:
-        as_json(answer)
-        return
-    for one in answer["data"]:
-        data(json.dumps(one["embedding"]))
+        answer = remote.client.embed(model, contents)
+    remote.answer(answer, *(json.dumps(row["embedding"]) for row in answer["data"]))
 
 
 @verb
@@ -131,7 +128,7 @@ def ppl(
     """
     with progress_bar("scoring"):
         answer = remote.client.perplexity(model, read_texts(texts), baseline=baseline)
-    against = answer.get("baseline") or {}
+    comparison = answer.get("baseline") or {}
     remote.answer(
         answer,
         fields(
@@ -141,11 +138,11 @@ def ppl(
                 ("bits per byte", f"{answer['bits_per_byte']:.4f}"),
                 ("tokens", f"{answer['tokens']} in {len(answer['texts'])} texts"),
                 ("baseline", baseline),
-                ("its perplexity", against.get("perplexity")),
+                ("its perplexity", comparison.get("perplexity")),
                 (
                     "difference",
-                    f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
-                    if against
+                    f"{comparison['difference']:+.4f} (paired standard error {comparison['standard_error']:.4f})"
+                    if comparison
                     else None,
                 ),
             ]
