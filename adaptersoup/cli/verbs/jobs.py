@@ -1,4 +1,4 @@
-"""`soup jobs`: what the server is doing: embedding samples, fitting selectors, cooking."""
+"""`soup jobs`: the server's jobs: embedding samples, fitting selectors, cooking, training."""
 
 from __future__ import annotations
 
@@ -117,34 +117,34 @@ def _print(remote: Remote, job: dict[str, Any]) -> None:
 
 
 def _result(job: dict[str, Any]) -> list[tuple[str, object]]:
-    """What a job gave, a line a figure; the rest of a soup's answer is in --json."""
-    found = job.get("result") or {}
+    """The plain values of a job's result, by the names of their fields; nested ones are only in --json."""
+    result = job.get("result") or {}
     return [
         (spelt(name), value)
-        for name, value in found.items()
+        for name, value in result.items()
         if name != "object" and not isinstance(value, dict) and value is not False
     ]
 
 
 def _duration(job: dict[str, Any]) -> str | None:
-    """From when the job was begun to its end, or to what was last heard of it; None where it waits or never began."""
-    begun, last = job.get("started_at"), job.get("finished_at") or job.get("updated_at")
-    if not begun or not last or job.get("state") == "queued":
+    """The time from a job's start to its end or last update; None if it is queued or has never started."""
+    start, end = job.get("started_at"), job.get("finished_at") or job.get("updated_at")
+    if not start or not end or job.get("state") == "queued":
         return None
-    seconds = round((datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds(), 1)
+    seconds = round((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds(), 1)
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _owner(job: dict[str, Any]) -> str | None:
-    """The name of the key that asked; its id where it has none to show."""
+    """The name of the key that requested the job, or its id if the name is not shown."""
     return job.get("owner") or job.get("created_by")
 
 
 def _progress(job: dict[str, Any]) -> str:
     progress = job.get("progress") or {}
     total = progress.get("total")
-    counted = f"{progress.get('done', 0)}/{total}" if total else ""
-    return " ".join(part for part in (counted, progress.get("message") or "") if part)
+    count = f"{progress.get('done', 0)}/{total}" if total else ""
+    return " ".join(filter(None, (count, progress.get("message"))))

@@ -1,4 +1,4 @@
-"""`soup keys`: who may do what. Needs a key with scope admin."""
+"""`soup keys`: makes, lists, changes and revokes keys. Needs a key with scope admin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Id = Annotated[str, typer.Argument(help="Its id, as `soup keys ls` shows it.", m
 
 
 class Scope(StrEnum):
-    """`registry.names.KeyScope` as an enumeration: typer takes no list of a Literal."""
+    """`registry.names.KeyScope` as an enumeration, since typer does not support lists of a Literal."""
 
     READ = "read"
     WRITE = "write"
@@ -31,8 +31,8 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-def _end(text: str) -> datetime:
-    """The moment of `90d` from now, or of a date."""
+def _expiry(text: str) -> datetime:
+    """The datetime `90d` from now, or of an ISO date; raises BadParameter."""
     if not (text.endswith("d") and text[:-1].isdecimal()):
         return moment(text)
     try:
@@ -56,7 +56,7 @@ def create(
     expires: Annotated[
         datetime | None,
         typer.Option(
-            parser=_end,
+            parser=_expiry,
             metavar="90d|DATE",
             help="When it ends: in so many days, or at a date (UTC). By default never.",
         ),
@@ -135,11 +135,11 @@ def change(
     """
     changes: dict[str, Any] = {} if name is None else {"name": name}
     if scope:
-        changes["scopes"] = [one.value for one in scope]
+        changes["scopes"] = [s.value for s in scope]
     if namespace:
         changes["namespaces"] = None if namespace == ["*"] else namespace
     if expires is not None:
-        changes["expires_at"] = None if expires == "never" else _end(expires)
+        changes["expires_at"] = None if expires == "never" else _expiry(expires)
     if not changes:
         raise typer.BadParameter("name something to change.")
     remote.answer(remote.client.change_key(key_id, **changes), key_id)

@@ -1,4 +1,4 @@
-"""`soup limits`: what a key or a namespace may use. Changing them needs a key with scope admin."""
+"""`soup limits`: the limits and quotas of keys and namespaces. Changing them needs a key with scope admin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUOTAS = ("stored_bytes", "adapters", "jobs")
 
 @dataclass(frozen=True)
 class Subject:
-    """Whose limits they are."""
+    """The options that name a key or a namespace."""
 
     key_id: Annotated[str | None, typer.Option("--of-key", help="Those of this key, by its id.", metavar="ID")] = None
     namespace: Annotated[str | None, typer.Option(help="Those of this namespace.", metavar="NS")] = None
@@ -35,8 +35,8 @@ def _limit(help: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The limits, as `SoupClient.change_limits` takes them."""
+class LimitFlags:
+    """The options for the limits, as keyword arguments of `SoupClient.change_limits`."""
 
     requests_per_minute: Annotated[int | None, _limit("Requests for inference a minute.")] = None
     tokens_per_minute: Annotated[int | None, _limit("Tokens read and written a minute.")] = None
@@ -60,7 +60,7 @@ def show(remote: Remote, subject: Subject) -> None:
 
 @app.command(name="set")
 @verb
-def change(remote: Remote, subject: Subject, numbers: Numbers) -> None:
+def change(remote: Remote, subject: Subject, flags: LimitFlags) -> None:
     """Change those limits of a key or a namespace that are named.
 
     \b
@@ -68,18 +68,18 @@ def change(remote: Remote, subject: Subject, numbers: Numbers) -> None:
       soup limits set --namespace team --tokens-per-minute 100000 --adapters 200
       soup limits set --of-key key-1234 --requests-per-minute default
     """
-    wanted = {name: None if value == -1 else value for name, value in asdict(numbers).items() if value is not None}
-    _answer(remote, remote.client.change_limits(**asdict(subject), **wanted))
+    limits = {name: None if value == -1 else value for name, value in asdict(flags).items() if value is not None}
+    _answer(remote, remote.client.change_limits(**asdict(subject), **limits))
 
 
-def _answer(remote: Remote, found: Json) -> None:
+def _answer(remote: Remote, limits: Json) -> None:
     rows = [
         (
             name,
-            "default" if own is None else own,
-            "none" if found["in_force"][name] is None else found["in_force"][name],
-            found["in_use"][name] if name in QUOTAS else "",
+            "default" if value is None else value,
+            "none" if limits["in_force"][name] is None else limits["in_force"][name],
+            limits["in_use"][name] if name in QUOTAS else "",
         )
-        for name, own in found["limits"].items()
+        for name, value in limits["limits"].items()
     ]
-    remote.answer(found, columns(("limit", "set", "in force", "in use"), rows, within=data_width()))
+    remote.answer(limits, columns(("limit", "set", "in force", "in use"), rows, within=data_width()))

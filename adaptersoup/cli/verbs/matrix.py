@@ -1,4 +1,4 @@
-"""`soup matrix`: how well every adapter of a pool predicts the samples of all of them, against the base model."""
+"""`soup matrix`: evaluates every adapter of a pool on the samples of all its adapters, against the base model."""
 
 from __future__ import annotations
 
@@ -38,42 +38,41 @@ def matrix(
     failed: dict[str, str] = {}
     if not show:
         with progress_bar("evaluating") as report:
-            done = remote.client.evaluate_pool(pool=pool, passages=passages, wait=wait, progress=report)
-        if done.get("object") == "job":
-            remote.answer(done, done["id"], note=f"It goes on as a job: `soup jobs watch {done['id']}`.")
+            result = remote.client.evaluate_pool(pool=pool, passages=passages, wait=wait, progress=report)
+        if result.get("object") == "job":
+            remote.answer(result, result["id"], note=f"It goes on as a job: `soup jobs watch {result['id']}`.")
             return
-        failed = done["failed"]
-    rows = _known(remote, pool)
-    rows.sort(key=lambda row: (row["domain"], row["difference"]))
-    shown = [
+        failed = result["failed"]
+    evaluations = sorted(_evaluations(remote, pool), key=lambda row: (row["domain"], row["difference"]))
+    rows = [
         (row["domain"], row["adapter"], f"{row['difference']:+.4f}", f"{row['standard_error']:.4f}", row["passages"])
-        for row in rows
+        for row in evaluations
     ]
     header = ("domain", "adapter", "difference", "standard error", "passages")
-    remote.answer_rows(rows, header, shown, empty="Nothing is evaluated yet.")
-    for ref, why in failed.items():
-        talk(f"{ref}: {why}")
+    remote.answer_rows(evaluations, header, rows, empty="Nothing is evaluated yet.")
+    for ref, reason in failed.items():
+        talk(f"{ref}: {reason}")
     if failed:
         raise typer.Exit(1)
 
 
-def _known(remote: Remote, pool: PoolRequest | None) -> list[dict[str, Any]]:
-    """What is known of the adapters of a pool on its samples; of all that the key sees where no pool is named."""
-    if pool is None:
-        return list(remote.client.evaluations())
-    spaces = pool.namespaces or (None,)
-    rows = remote.client.evaluations(base_model=pool.base_model, namespace=spaces[0] if len(spaces) == 1 else None)
-    meant = [
-        one
-        for space in spaces
-        for one in remote.client.adapters(
+def _evaluations(remote: Remote, pool: PoolRequest) -> list[dict[str, Any]]:
+    """The stored evaluations of the adapters of a pool on its samples."""
+    namespaces = pool.namespaces or (None,)
+    rows = remote.client.evaluations(
+        base_model=pool.base_model, namespace=namespaces[0] if len(namespaces) == 1 else None
+    )
+    adapters = [
+        adapter
+        for namespace in namespaces
+        for adapter in remote.client.adapters(
             base_model=pool.base_model,
-            namespace=space,
+            namespace=namespace,
             method=pool.method,
             tag=pool.tag,
             kind=None if pool.include_soups else "adapter",
         )
     ]
-    digests = {one["digest"] for one in meant}
-    samples = {one["sample"]["digest"] for one in meant if one.get("sample")}
+    digests = {adapter["digest"] for adapter in adapters}
+    samples = {adapter["sample"]["digest"] for adapter in adapters if adapter.get("sample")}
     return [row for row in rows if row["digest"] in digests and row["sample"] in samples]

@@ -1,8 +1,8 @@
-"""`soup migrate`: the database's schema to this version's. `soup serve` does it by itself for SQLite only."""
+"""`soup migrate`: migrates the database's schema to this version; `soup serve` does so by itself for SQLite only."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -36,20 +36,21 @@ def migrate(
     from registry.catalogue.database import Database
     from service.operations import storage
 
-    def _owned(database: Database, folder: Path) -> AbstractContextManager[None]:
-        return storage.owned(folder) if storage.is_sqlite(database) else nullcontext()
-
     settings = settings_of(Settings, data=data_folder, database_url=database_url)
-    with closing(Database(settings.database)) as database, _owned(database, settings.data):
-        done = storage.migrate(database, backups=settings.data / "backups")
-    backup = None if done.backup is None else str(done.backup)
+    with (
+        closing(Database(settings.database)) as database,
+        storage.owned(settings.data) if storage.is_sqlite(database) else nullcontext(),
+    ):
+        migration = storage.migrate(database, backups=settings.data / "backups")
+    backup = None if migration.backup is None else str(migration.backup)
     if json:
-        as_json({"object": "migration", "before": done.before, "after": done.after, "backup": backup})
+        as_json({"object": "migration", "before": migration.before, "after": migration.after, "backup": backup})
         return
-    data(done.after)
-    if done.is_later:
+    data(migration.after)
+    if migration.is_later:
         talk("The database is of a later version, beside which this one serves: nothing was changed.")
-    elif done.before == done.after:
+    elif migration.before == migration.after:
         talk("The schema was up to date.")
     else:
-        talk(f"From {done.before or 'nothing'} to {done.after}." + (f" A copy is at {backup}." if backup else ""))
+        copy = f" A copy is at {backup}." if backup else ""
+        talk(f"From {migration.before or 'nothing'} to {migration.after}.{copy}")

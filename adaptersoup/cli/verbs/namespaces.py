@@ -71,20 +71,20 @@ def change(
     if not (protect or unprotect):
         _answer(remote, remote.client.change_namespace(namespace, **changes))
         return
-    before = remote.client.namespace(namespace)
-    aliases = {*before["protected_aliases"], *(protect or ())} - set(unprotect or ())
+    settings = remote.client.namespace(namespace)
+    aliases = {*settings["protected_aliases"], *(protect or ())} - set(unprotect or ())
     changes["protected_aliases"] = sorted(aliases)
-    _answer(remote, remote.client.change_namespace(namespace, if_match=before["etag"], **changes))
+    _answer(remote, remote.client.change_namespace(namespace, if_match=settings["etag"], **changes))
 
 
 def _answer(remote: Remote, settings: Json) -> None:
     days = settings["unnamed_soup_days"]
-    shown = (
+    row = (
         settings["namespace"],
         settings["tuning"],
         ", ".join(settings["protected_aliases"]) or "-",
         "as the server" if days is None else "for ever" if days == 0 else f"{days} days",
     )
     remote.answer(
-        settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown], within=data_width())
+        settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [row], within=data_width())
     )

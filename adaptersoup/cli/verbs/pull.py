@@ -1,4 +1,4 @@
-"""`soup pull`: an adapter or soup to a directory that loads offline and can be pushed again."""
+"""`soup pull`: writes an adapter or soup to a directory that loads offline and can be pushed again."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def pull(
     with progress_bar(f"pulling {ref}") as report:
         folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
     files = sorted(file.name for file in folder.path.iterdir())
-    said = f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}."
-    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), note=said)
+    note = f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}."
+    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), note=note)

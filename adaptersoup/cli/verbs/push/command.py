@@ -1,4 +1,4 @@
-"""The verb `soup push`: reads and checks all adapters, sends them, and tells what became of each."""
+"""The verb `soup push`: reads and checks all adapters, sends them, and prints the outcome of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adaptersoup.cli.flags import base_id, key_values
 from adaptersoup.cli.output import as_json, data, progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.verbs.push.manifest_file import COLUMNS, from_manifest
-from adaptersoup.cli.verbs.push.outcomes import Outcome, comment, summary
+from adaptersoup.cli.verbs.push.outcomes import Outcome, notes, print_summary
 from adaptersoup.cli.verbs.push.sending import AT_ONCE, send_all
 from adaptersoup.cli.verbs.push.sources import Samples, Source, from_folders, local_folders, read_source
 from adaptersoup.client import SoupClient
@@ -23,8 +23,8 @@ from registry.errors import SoupError
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the flags say of the adapters, in the place of their directories or beside it."""
+class AdapterFlags:
+    """The options for fields of the adapters, which replace or extend those of their directories."""
 
     domain: Annotated[str | None, typer.Option(help="Domain label, instead of the folder's.")] = None
     base: Annotated[
@@ -42,14 +42,14 @@ class Said:
     metadata: Annotated[list[str] | None, typer.Option(help="A field to add; may be repeated.", metavar="K=V")] = None
 
     def additions(self) -> Additions:
-        """The same for a push, without the sample. Raises a usage error."""
+        """The fields of a push, without the sample; raises a usage error."""
         metadata = key_values(self.metadata or (), "--metadata")
         return Additions(domain=self.domain, base=self.base, owner=self.owner, tags=self.tag or (), metadata=metadata)
 
 
 @dataclass(frozen=True)
-class Many:
-    """What is said of many adapters in one call."""
+class BatchFlags:
+    """The options for pushing many adapters at once."""
 
     manifest: Annotated[
         Path | None,
@@ -80,8 +80,8 @@ def push(
         str, typer.Option(help="Namespace of adapters that are named after their folder.")
     ] = "default",
     *,
-    more: Said,
-    many: Many,
+    fields: AdapterFlags,
+    batch: BatchFlags,
     anew: Annotated[
         bool, typer.Option("--anew", help="Send all bytes, also those that are there: repairs what is damaged.")
     ] = False,
@@ -103,81 +103,85 @@ def push(
       soup push many/* --namespace acme --samples corpora/
       soup push --manifest many.csv --namespace acme
     """
-    _check(folders or [], name, more, many)
+    _check(folders or [], name, fields, batch)
     failed = Failures()
     with local_folders(folders or []) as local:
-        sources = _sources(local, name, namespace, more, many)
-        several = len(sources) > 1 or many.manifest is not None
-        outcomes = [_read(source, own_domain=several) for source in sources]
+        sources = _sources(local, name, namespace, fields, batch)
+        is_batch = len(sources) > 1 or batch.manifest is not None
+        outcomes = [_read(source, is_batch=is_batch) for source in sources]
         try:
-            send_all(remote.client, outcomes, at_once=many.parallel, many=several, anew=anew)
+            send_all(remote.client, outcomes, at_once=batch.parallel, is_batch=is_batch, anew=anew)
             if wait:
                 _wait_all(remote.client, outcomes, failed)
         except KeyboardInterrupt:
-            _tell(remote, outcomes, several)
+            _print(remote, outcomes, is_batch=is_batch)
             raise
-    _tell(remote, outcomes, several)
-    failed += [one.error for one in outcomes if one.error is not None]
+    _print(remote, outcomes, is_batch=is_batch)
+    failed += [outcome.error for outcome in outcomes if outcome.error is not None]
     failed.end()
 
 
-def _check(folders: Sequence[Path], name: str | None, more: Said, many: Many) -> None:
-    """Raises a usage error for arguments that do not go together."""
-    if many.manifest is None and not folders:
+def _check(folders: Sequence[Path], name: str | None, fields: AdapterFlags, batch: BatchFlags) -> None:
+    """Raise a usage error for arguments that exclude each other."""
+    if batch.manifest is None and not folders:
         raise typer.BadParameter("Give at least one FOLDER, or --manifest FILE.csv.")
-    if (len(folders) > 1 or many.manifest is not None) and (name or more.sample or more.domain):
+    if (len(folders) > 1 or batch.manifest is not None) and (name or fields.sample or fields.domain):
         raise typer.BadParameter(
             "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
             "each with its own domain and sample in it, or said in a CSV (--manifest) or with --samples."
         )
-    if many.manifest is not None and folders:
+    if batch.manifest is not None and folders:
         raise typer.BadParameter("--manifest names the folders: drop FOLDER, or the option.")
 
 
-def _sources(folders: Sequence[Path], name: str | None, namespace: str, more: Said, many: Many) -> list[Source]:
-    """What is to be pushed; raises a usage error for a manifest that names nothing."""
-    said = more.additions()
-    if many.manifest is not None:
-        sources = from_manifest(many.manifest, namespace=namespace, more=said)
+def _sources(
+    folders: Sequence[Path], name: str | None, namespace: str, fields: AdapterFlags, batch: BatchFlags
+) -> list[Source]:
+    """The adapters to push; raises a usage error for an empty manifest."""
+    additions = fields.additions()
+    if batch.manifest is not None:
+        sources = from_manifest(batch.manifest, namespace=namespace, additions=additions)
     else:
-        sources = from_folders(folders, namespace=namespace, name=name, more=said, sample=more.sample)
+        sources = from_folders(folders, namespace=namespace, name=name, additions=additions, sample=fields.sample)
     if not sources:
-        raise typer.BadParameter(f"{many.manifest} names no adapter.")
-    samples = None if many.samples is None else Samples(many.samples)
+        raise typer.BadParameter(f"{batch.manifest} names no adapter.")
+    samples = None if batch.samples is None else Samples(batch.samples)
     return [replace(source, samples=samples) for source in sources]
 
 
-def _read(source: Source, *, own_domain: bool) -> Outcome:
-    """A source with its directory, or refused; raises what is wrong with the one that there is."""
-    found = read_source(source, own_domain=own_domain)
-    if not isinstance(found, SoupError):
-        return Outcome(found)
-    if not own_domain:
-        raise found
-    return Outcome(source, state="refused", error=found)
+def _read(source: Source, *, is_batch: bool) -> Outcome:
+    """A source with its directory read; raises its error, or returns it as the outcome in a batch."""
+    try:
+        return Outcome(read_source(source, domain_from_folder=is_batch))
+    except SoupError as error:
+        if not is_batch:
+            raise
+        return Outcome(source, state="refused", error=error)
 
 
-def _tell(remote: Remote, outcomes: Sequence[Outcome], several: bool) -> None:
-    adapters = [one.adapter for one in outcomes if one.adapter is not None]
-    if remote.json:
-        pushes = [one.as_json() for one in outcomes]
-        one = adapters[0] if adapters and not several else None
-        as_json(one or {"object": "list", "data": adapters, "pushes": pushes})
-    elif several:
-        summary(outcomes)
+def _print(remote: Remote, outcomes: Sequence[Outcome], *, is_batch: bool) -> None:
+    adapters = [outcome.adapter for outcome in outcomes if outcome.adapter is not None]
+    if remote.json and adapters and not is_batch:
+        as_json(adapters[0])
+    elif remote.json:
+        as_json({"object": "list", "data": adapters, "pushes": [outcome.as_json() for outcome in outcomes]})
+    elif is_batch:
+        print_summary(outcomes)
     else:
         for adapter in adapters:
-            comment(adapter)
+            for note in notes(adapter):
+                talk(f"{adapter['ref']}: {note}")
             data(adapter["ref"])
-    if not several and outcomes[0].error is not None:
+    if not is_batch and outcomes[0].error is not None:
         talk(f"{outcomes[0].source.path}: {explain(outcomes[0].error)}")
 
 
 def _wait_all(client: SoupClient, outcomes: Sequence[Outcome], failed: Failures) -> None:
-    """Wait until samples are embedded; an adapter whose sample could not be stays as it was pushed."""
-    for one in outcomes:
-        if one.adapter is not None and (one.adapter.get("job") or one.adapter.get("sample_state") == "pending"):
-            with failed.of(one.ref):
-                with progress_bar(f"embedding {one.ref}") as report:
-                    client.wait_embedded(one.adapter, progress=report)
-                one.adapter = {**one.adapter, **client.adapter(one.ref)}
+    """Wait until the samples are embedded; collects errors, after which an outcome stays as it was pushed."""
+    for outcome in outcomes:
+        adapter = outcome.adapter
+        if adapter is not None and (adapter.get("job") or adapter.get("sample_state") == "pending"):
+            with failed.of(outcome.ref):
+                with progress_bar(f"embedding {outcome.ref}") as report:
+                    client.wait_embedded(adapter, progress=report)
+                outcome.adapter = {**adapter, **client.adapter(outcome.ref)}

@@ -1,7 +1,7 @@
-"""`soup push --manifest FILE.csv`: a row for each adapter directory, with what is said of it.
+"""Reader of `soup push --manifest FILE.csv`: a row for each adapter directory, with fields of its push.
 
-The first line names the columns. `path` is needed; an empty cell is as a column that is not there. Relative paths start
-at the file's folder. All that is wrong with the file is said at once, before anything is sent.
+The first line names the columns. `path` is required; an empty cell counts as missing. Relative paths start at the
+file's folder. All errors of the file are raised together, before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from adaptersoup.cli.flags import key_values, usage_error
-from adaptersoup.cli.verbs.push.sources import Source, both_named
+from adaptersoup.cli.verbs.push.sources import Source, same_name
 from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.samples import read_text
 from registry.errors import InvalidManifest, SoupError
@@ -32,7 +32,7 @@ _TYPES: dict[str, TypeAdapter[str]] = {
     "base": TypeAdapter(BaseId),
     "owner": TypeAdapter(Owner),
 }
-"""Columns whose cells are no part of a card, and what they have to be."""
+"""The types of columns that are not fields of a card."""
 
 COLUMNS = {
     "path": "the adapter directory",
@@ -48,16 +48,16 @@ COLUMNS = {
 }
 
 
-def from_manifest(file: Path, *, namespace: str, more: Additions) -> list[Source]:
-    """A source of each row. Raises InvalidManifest with every problem, NotFound or InvalidSample for the file."""
+def from_manifest(file: Path, *, namespace: str, additions: Additions) -> list[Source]:
+    """A source for each row. Raises InvalidManifest with every problem, NotFound or InvalidSample for the file."""
     sources, problems = [], []
-    named: dict[str, tuple[Source, bool]] = {}
+    firsts: dict[str, tuple[Source, bool]] = {}
     for number, row in _rows(file):
         try:
-            source = _source(row, file.parent, namespace, more)
-            other, said = named.setdefault(source.name, (source, bool(row.get("name"))))
-            if other is not source and not (said and row.get("name")):
-                raise InvalidManifest(f"{both_named(other.path, source.path, source.name)}.", param="name")
+            source = _source(row, file.parent, namespace, additions)
+            first, is_named = firsts.setdefault(source.name, (source, bool(row.get("name"))))
+            if first is not source and not (is_named and row.get("name")):
+                raise InvalidManifest(f"{same_name(first.path, source.path, source.name)}.", param="name")
             sources.append(source)
         except (SoupError, typer.BadParameter) as error:
             problems.append(f"{file}, line {number}: {error.message}")
@@ -71,7 +71,7 @@ def from_manifest(file: Path, *, namespace: str, more: Additions) -> list[Source
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """(line, cells by column) of each row; raises InvalidManifest for what is no CSV, and for its columns."""
+    """The line number and the cells by column of each row; raises InvalidManifest for invalid CSV or columns."""
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
     try:
         yield from _read(file, reader)
@@ -86,10 +86,10 @@ def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
     unknown = [repr(name) for name in header if name not in COLUMNS]
     twice = sorted({name for name in header if header.count(name) > 1})
     if unknown or twice or "path" not in header:
-        wrong = (
+        problem = (
             f"has {', '.join(unknown)}" if unknown else f"has {twice[0]!r} twice" if twice else "has no column 'path'"
         )
-        raise InvalidManifest(f"{file} {wrong}; columns are {', '.join(COLUMNS)}.", param="manifest")
+        raise InvalidManifest(f"{file} {problem}; columns are {', '.join(COLUMNS)}.", param="manifest")
     for cells in reader:
         if any(cell.strip() for cell in cells):
             if len(cells) > len(header):
@@ -101,31 +101,32 @@ def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
             yield reader.line_num, dict(zip(header, map(str.strip, cells), strict=False))
 
 
-def _source(row: Row, beside: Path, namespace: str, more: Additions) -> Source:
+def _source(row: Row, parent: Path, namespace: str, additions: Additions) -> Source:
+    """The source of a row, whose paths start at `parent` and whose fields extend `additions`."""
     if not row.get("path"):
         raise InvalidManifest("The cell of 'path' is empty.", param="path")
-    path = beside / row["path"]
+    path = parent / row["path"]
     name = row.get("name") or name_of(path)
     name = name if "/" in name else f"{namespace}/{name}"
     split_name(name)
-    said = {column: read(row[column]) for column, read in _READ.items() if row.get(column)}
-    tags = (*more.tags, *said.pop("tags", ()))
-    metadata = {**more.metadata, **said.pop("metadata", {})}
-    found = Additions(**{**vars(more), **said, "tags": tags, "metadata": metadata})
+    cells = {column: parse(row[column]) for column, parse in _PARSERS.items() if row.get(column)}
+    tags = (*additions.tags, *cells.pop("tags", ()))
+    metadata = {**additions.metadata, **cells.pop("metadata", {})}
+    additions = Additions(**{**vars(additions), **cells, "tags": tags, "metadata": metadata})
     try:
-        found.card(Card())
+        additions.card(Card())
     except ValidationError as error:
         raise usage_error(error) from None
     for column, type_ in _TYPES.items():
-        if (value := getattr(found, column)) is not None:
+        if (value := getattr(additions, column)) is not None:
             try:
                 type_.validate_python(value)
             except ValidationError as error:
                 raise usage_error(error, {"": column}) from None
-    sample = beside / row["sample"] if row.get("sample") else None
+    sample = parent / row["sample"] if row.get("sample") else None
     if sample is not None and not sample.exists():
         raise InvalidManifest(f"The sample {sample} is not there.", param="sample")
-    return Source(path, name, found, sample)
+    return Source(path, name, additions, sample)
 
 
 def _tags(cell: str) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ def _metadata(cell: str) -> dict[str, Any]:
     return key_values([pair.strip() for pair in cell.split(";") if pair.strip()], "metadata")
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+_PARSERS: dict[str, Callable[[str], Any]] = {
     "domain": str,
     "base": lambda cell: cell.removeprefix("base/"),
     "owner": str,

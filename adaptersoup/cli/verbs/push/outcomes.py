@@ -1,4 +1,4 @@
-"""What became of each of the adapters that were pushed, as a table, as JSON, and as talk of one."""
+"""The outcomes of a push: as a table, as JSON, and as notes about one adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = PushStatus | Literal["refused", "not sent"]
 
 @dataclass
 class Outcome:
-    """What became of one source: the server's Adapter, or the error, or neither where the command was ended before."""
+    """The outcome of pushing one source: the server's Adapter or the error, or neither if it was not sent."""
 
     source: Source
     state: State = "not sent"
@@ -29,11 +29,11 @@ class Outcome:
 
     @property
     def ref(self) -> str:
-        """Name and version, once it has one."""
+        """The name, with the version once it is pushed."""
         return self.source.name if self.adapter is None else str(self.adapter["ref"])
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts; the Adapter objects stand beside the list of these."""
+        """The outcome as a JSON object; the server's Adapter is printed beside the list of these."""
         ref = None if self.adapter is None else self.ref
         error = None if self.error is None else as_dict(self.error)
         return {
@@ -45,49 +45,44 @@ class Outcome:
         }
 
 
-def summary(outcomes: Sequence[Outcome]) -> None:
-    """A table of all on a terminal; for a program the names on stdout, and the table on stderr."""
-    rows = [(one.ref, one.state, _domain(one), _note(one)) for one in outcomes]
+def print_summary(outcomes: Sequence[Outcome]) -> None:
+    """Print a table of all outcomes; if stdout is not a terminal, the names there and the table on stderr."""
+    rows = [(outcome.ref, outcome.state, _domain(outcome), _note(outcome)) for outcome in outcomes]
     table = columns(("adapter", "state", "domain", "note"), rows, within=table_width())
     if sys.stdout.isatty():
         data(table)
     else:
-        for one in outcomes:
-            if one.adapter is not None:
-                data(one.ref)
+        for outcome in outcomes:
+            if outcome.adapter is not None:
+                data(outcome.ref)
         talk(table)
-    counted = Counter(one.state for one in outcomes)
-    talk(", ".join(f"{number} {state}" for state, number in counted.items()) + ".")
-    if counted["not sent"]:
+    counts = Counter(outcome.state for outcome in outcomes)
+    talk(", ".join(f"{count} {state}" for state, count in counts.items()) + ".")
+    if counts["not sent"]:
         talk("The same command again goes on where this ended.")
 
 
-def comment(adapter: dict[str, Any]) -> None:
-    """Talk about one adapter that was pushed."""
-    for note in notes(adapter):
-        talk(f"{adapter['ref']}: {note}")
-
-
 def notes(adapter: dict[str, Any]) -> list[str]:
-    """The server's warnings, and what the adapter lacks."""
-    found = [str(warning) for warning in adapter.get("warnings") or ()]
+    """The server's warnings about an adapter, and what it lacks to be used or selected."""
+    texts = [str(warning) for warning in adapter.get("warnings") or ()]
     if (adapter.get("config") or {}).get("method") == "adamix":
         name = adapter["ref"].partition("@")[0]
         merge = name.removesuffix(BANK) if name.endswith(BANK) else f"{name}-merge"
-        made = f"`soup cook --recipe {adapter['ref']} --name {merge}`"
-        found.append(f"a bank is only stored; {made} makes the merge to use.")
+        command = f"`soup cook --recipe {adapter['ref']} --name {merge}`"
+        texts.append(f"a bank is only stored; {command} makes the merge to use.")
     elif adapter.get("sample_state") == "none":
-        found.append("no sample, so it can be used but not selected; push it again with --sample.")
-    return found
+        texts.append("no sample, so it can be used but not selected; push it again with --sample.")
+    return texts
 
 
-def _domain(one: Outcome) -> str | None:
-    if one.adapter is not None:
-        return str(one.adapter["domain"])
-    return one.source.more.domain or (None if one.source.read is None else one.source.read.domain)
+def _domain(outcome: Outcome) -> str | None:
+    if outcome.adapter is not None:
+        return str(outcome.adapter["domain"])
+    source = outcome.source
+    return source.additions.domain or (None if source.directory is None else source.directory.domain)
 
 
-def _note(one: Outcome) -> str:
-    if one.error is not None:
-        return " ".join(one_line(said) for said in dict.fromkeys([one.error.message, *one.error.problems]))
-    return "" if one.adapter is None else " ".join(notes(one.adapter))
+def _note(outcome: Outcome) -> str:
+    if outcome.error is not None:
+        return " ".join(map(one_line, dict.fromkeys([outcome.error.message, *outcome.error.problems])))
+    return "" if outcome.adapter is None else " ".join(notes(outcome.adapter))

@@ -1,6 +1,6 @@
-"""What `soup push` pushes: a directory, the name it gets, and what is said of it beside what stands in it.
+"""Sources of `soup push`: adapter directories with their names, added fields and samples.
 
-Sources come from folders on the command line, or from the rows of a CSV file (`manifest_file`).
+They come from folders on the command line, or from the rows of a CSV file (`manifest_file`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from registry.names import split_name
 
 
 class Samples:
-    """Where the samples of many adapters are. Raises NotFound for a path where nothing is."""
+    """The samples of many adapters, in a folder or a file of JSON lines; raises NotFound if the path does not exist."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -33,7 +33,7 @@ class Samples:
         self.path = path
 
     def of(self, folder: str, domain: str) -> Sequence[str] | None:
-        """The texts for an adapter whose folder is called so, or else for its domain; None where there are none."""
+        """The texts for an adapter by its folder's name, or else by its domain; None if there are none."""
         names = dict.fromkeys((folder, domain))
         if self.path.is_dir():
             file = find_texts(self.path, filter(_is_plain, names))
@@ -42,21 +42,20 @@ class Samples:
 
     @cached_property
     def _by_domain(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
-        lines = parse_lines(read_text(self.path), name=self._line, error=_invalid)
-        for number, value in lines:
-            said = (value.get("domain"), value.get("text")) if isinstance(value, dict) else (None, None)
-            if not (isinstance(said[0], str) and isinstance(said[1], str)):
+        by_domain: dict[str, list[str]] = defaultdict(list)
+        for number, value in parse_lines(read_text(self.path), name=self._line, error=_invalid):
+            domain, text = (value.get("domain"), value.get("text")) if isinstance(value, dict) else (None, None)
+            if not (isinstance(domain, str) and isinstance(text, str)):
                 raise _invalid(f'{self._line(number)} is not an object with strings "domain" and "text".')
-            found[said[0]].append(said[1])
-        return dict(found)
+            by_domain[domain].append(text)
+        return dict(by_domain)
 
     def _line(self, number: int) -> str:
         return f"{self.path}, line {number},"
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is one part of a path: a domain may be any text."""
+    """Return True if a name is a single segment of a path; a domain may be any text."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
@@ -66,95 +65,94 @@ def _invalid(message: str) -> InvalidSample:
 
 @dataclass(frozen=True)
 class Source:
-    """One adapter to push. `more` is what is said of it, without the texts of its sample, which are read when sent."""
+    """One adapter to push. `additions` lack the texts of its sample, which are read when it is sent."""
 
     path: Path
     name: str
-    more: Additions
+    additions: Additions
     sample: Path | None = None
     samples: Samples | None = None
-    """Where a sample is looked for when there is none in `sample`."""
-    read: AdapterDirectory | None = field(default=None, compare=False)
+    """Samples to search if `sample` is None."""
+    directory: AdapterDirectory | None = field(default=None, compare=False)
+    """The directory at `path`, once it is read."""
 
     @property
     def size(self) -> int:
         """Bytes of the weights."""
-        return 0 if self.read is None else self.read.weights.stat().st_size
+        return 0 if self.directory is None else self.directory.weights.stat().st_size
 
     def texts(self) -> Sequence[str] | None:
-        """The texts of the sample, None for those of the directory; raises NotFound or InvalidSample."""
+        """The texts of the sample, None to use the directory's; raises NotFound or InvalidSample."""
         if self.sample is not None:
             return read_texts(self.sample)
         if self.samples is None:
             return None
-        said = self.read.domain if self.read is not None else None
-        domain = self.more.domain or said or self.path.resolve().name
-        found = self.samples.of(self.path.resolve().name, domain)
-        own = self.read is not None and (self.read.sample or self.read.embeddings)
-        if found is None and not own:
+        directory, folder_name = self.directory, self.path.resolve().name
+        domain = self.additions.domain or (directory and directory.domain) or folder_name
+        texts = self.samples.of(folder_name, domain)
+        if texts is None and not (directory and (directory.sample or directory.embeddings)):
             raise InvalidSample(f"{self.samples.path} has no sample for {self.path} (domain {domain}).", param="sample")
-        return found
+        return texts
 
 
 def from_folders(
-    folders: Sequence[Path], *, namespace: str, name: str | None, more: Additions, sample: Path | None
+    folders: Sequence[Path], *, namespace: str, name: str | None, additions: Additions, sample: Path | None
 ) -> list[Source]:
-    """A source of each folder, named after it unless there is a name; raises InvalidName.
+    """A source for each folder, with `name` or the folder's name; raises InvalidName.
 
-    Raises a usage error for two that get the same name: neither is meant as a version of the other.
+    Raises a usage error for two folders of the same name, since neither is meant as a version of the other.
     """
-    found = [Source(path, name or f"{namespace}/{name_of(path)}", more, sample) for path in folders]
-    named: dict[str, Path] = {}
-    for source in found:
+    sources = [Source(path, name or f"{namespace}/{name_of(path)}", additions, sample) for path in folders]
+    firsts: dict[str, Path] = {}
+    for source in sources:
         split_name(source.name)
-        if (other := named.setdefault(source.name, source.path)) is not source.path:
+        first = firsts.setdefault(source.name, source.path)
+        if first is not source.path:
             raise typer.BadParameter(
-                f"{both_named(other, source.path, source.name)}, or name them in a CSV (--manifest)."
+                f"{same_name(first, source.path, source.name)}, or name them in a CSV (--manifest)."
             )
-    return found
+    return sources
 
 
-def both_named(one: Path, other: Path, name: str) -> str:
-    """Why two folders do not go together of which each would be a version of the other."""
-    return f"{one} and {other} would both be {name}, after their folders: give one of them another name"
+def same_name(first: Path, second: Path, name: str) -> str:
+    """The sentence about two folders that would be versions of one name."""
+    return f"{first} and {second} would both be {name}, after their folders: give one of them another name"
 
 
 def cannot_be_read(path: Path, error: OSError) -> SoupError:
-    """The error for a directory, or a sample of it, that the system does not let be read."""
+    """The error for a directory, or its sample, that the operating system cannot read."""
     return NotFound(f"{error.filename or path} cannot be read: {error.strerror or error}.", param="path")
 
 
-def read_source(source: Source, *, own_domain: bool) -> Source | SoupError:
-    """The source with its directory read and checked, or why it cannot be pushed.
+def read_source(source: Source, *, domain_from_folder: bool) -> Source:
+    """The source with its directory read and checked; raises SoupError if it cannot be pushed.
 
-    With `own_domain` a directory that names no domain is of the one it is called after.
+    With `domain_from_folder` the folder's name is the domain of a directory that names none.
     """
     try:
-        read = read_directory(source.path)
-        read.weights.stat()
-    except SoupError as error:
-        return error
+        directory = read_directory(source.path)
+        directory.weights.stat()
     except OSError as error:
-        return cannot_be_read(source.path, error)
-    more = source.more
-    if own_domain and more.domain is None and read.domain is None:
-        more = Additions(**{**vars(more), "domain": source.path.resolve().name})
-    return Source(source.path, source.name, more, source.sample, source.samples, read)
+        raise cannot_be_read(source.path, error) from error
+    additions = source.additions
+    if domain_from_folder and additions.domain is None and directory.domain is None:
+        additions = replace(additions, domain=source.path.resolve().name)
+    return replace(source, additions=additions, directory=directory)
 
 
 def local_folders(sources: Sequence[Path]) -> AbstractContextManager[Sequence[Path]]:
-    """While open, the sources as directories of this machine: those named `hub:OWNER/NAME[@revision]` are downloaded.
+    """Local directories for the sources until `with` ends: those named `hub:OWNER/NAME[@revision]` are downloaded.
 
-    Raises Unavailable where the hub's client is not installed, and, when it is opened, what the download raises.
+    Raises Unavailable if the hub's client is not installed, and on entry the errors of the downloads.
     """
-    named = [source for source in sources if is_hub(source)]
-    if not named:
+    on_hub = [source for source in sources if is_hub(source)]
+    if not on_hub:
         return nullcontext(sources)
     try:
         from adaptersoup.client.hub_download import directories
     except ModuleNotFoundError as error:
         if error.name != "huggingface_hub":
             raise
-        raise Unavailable(f"{named[0]} needs huggingface_hub: pip install 'adaptersoup[hub]'.") from None
-    talk(f"downloading {', '.join(map(str, named))}")
+        raise Unavailable(f"{on_hub[0]} needs huggingface_hub: pip install 'adaptersoup[hub]'.") from None
+    talk(f"downloading {', '.join(map(str, on_hub))}")
     return directories(sources)
