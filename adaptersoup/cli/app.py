@@ -1,8 +1,8 @@
-"""The command `soup`: finds the verb, runs it, and turns errors into one sentence and an exit code.
+"""The command `soup`: imports and runs a verb, and turns errors into one sentence and an exit code.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb stands in the module of
-`adaptersoup.cli.verbs` that `module_of` names, imported when it is called, so that `soup --help` starts at once; the
-summaries are here for that reason, and a test holds them equal to the verbs' own.
+Data goes to stdout, messages to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb is in the module of
+`adaptersoup.cli.verbs` that `module_of` names, and is imported when it is called, so that `soup --help` starts quickly;
+the summaries are here for that reason, and a test compares them with the verbs' own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ VERBS = {
     "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
 }
 
-TOGETHER = {
+SHARED_MODULES = {
     "inference": ("models", "generate", "embed", "ppl"),
     "removal": ("rm", "purge", "collect"),
     "data_folder": ("backup", "restore", "check"),
@@ -72,27 +72,27 @@ TOGETHER = {
     "choosing": ("fit", "select"),
     "activity": ("audit", "usage"),
 }
-"""Modules of several verbs; every other verb has a module of its name."""
+"""Modules with several verbs; any other verb is in the module of its name."""
 
 
 class LazyGroup(TyperGroup):
     """The verbs of VERBS, each imported when it is called."""
 
     def list_commands(self, _: Any) -> list[str]:
-        """Names of all verbs, in the order of use."""
+        """The names of all verbs, in the order of use."""
         return list(VERBS)
 
     def get_command(self, _: Any, cmd_name: str) -> Any:
-        """The command of a verb, None for an unknown one."""
+        """The command of a verb, None for an unknown name."""
         return command_of(cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, _: Any, formatter: Any) -> None:
-        """The list of verbs in `soup --help`, without importing them."""
+        """Write the list of verbs in `soup --help`, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As usual; the base class suggests from `commands`, which is filled for a name that is no verb."""
+        """Resolve a verb; fills `commands` for an unknown name, from which the base class suggests similar ones."""
         if args and args[0] not in VERBS:
             self.commands = cast(Any, dict.fromkeys(VERBS))
         return super().resolve_command(ctx, args)
@@ -100,7 +100,7 @@ class LazyGroup(TyperGroup):
 
 def module_of(name: str) -> str:
     """The dotted name of the module that holds a verb."""
-    module = next((module for module, verbs in TOGETHER.items() if name in verbs), name)
+    module = next((module for module, verbs in SHARED_MODULES.items() if name in verbs), name)
     return f"adaptersoup.cli.verbs.{module}"
 
 
@@ -117,8 +117,8 @@ def command_of(name: str) -> Any:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **ROOT)  # type: ignore[arg-type]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_set: bool) -> None:
+    if is_set:
         try:
             typer.echo(version("adaptersoup"))
         except PackageNotFoundError:
@@ -147,7 +147,7 @@ def _soup(
 
 
 def run(args: Sequence[str], *, connect: object = None) -> int:
-    """Run one command line and give its exit code. `connect` replaces how a client is made, in tests."""
+    """Run one command line and return its exit code. `connect` replaces the factory of clients in tests."""
     try:
         get_command(app).main(list(args), prog_name="soup", obj=connect)
     except SystemExit as stop:

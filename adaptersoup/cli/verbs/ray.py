@@ -1,6 +1,6 @@
-"""`soup ray`: inference replicas on a Ray cluster, to which servers with SOUP_RAY_ADDRESS send what is to be generated.
+"""`soup ray`: inference replicas on a Ray cluster, which generate for servers with SOUP_RAY_ADDRESS.
 
-It speaks to the cluster, not to a server: the cluster's token is the right to do this.
+It connects to the cluster, not to a server; the cluster's token authorizes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +29,8 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @dataclass(frozen=True)
-class OnRay:
-    """Which replicas are meant, by the settings' names."""
+class ClusterFlags:
+    """The options for the cluster and the name of its replicas, by the names of their settings."""
 
     ray_address: Annotated[
         str | None, typer.Option("--address", help="HOST:PORT of the cluster's head (SOUP_RAY_ADDRESS).")
@@ -38,8 +39,8 @@ class OnRay:
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """How many replicas there are to be, and what each takes."""
+class ScalingFlags:
+    """The options for the number of replicas and the resources of each."""
 
     replicas: Annotated[int, typer.Option(min=1, help="As few replicas as this.")] = 1
     max_replicas: Annotated[int | None, typer.Option(min=1, help="As many as this; else no more than --replicas.")] = (
@@ -56,8 +57,8 @@ class Scaling:
 @app.command()
 @command
 def deploy(
-    where: OnRay,
-    scaling: Scaling,
+    cluster: ClusterFlags,
+    scaling: ScalingFlags,
     bases: Annotated[
         Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")
     ] = None,
@@ -73,7 +74,7 @@ def deploy(
       soup ray deploy --address 10.0.0.5:6379 --bases bases.toml
       SOUP_RAY_ADDRESS=10.0.0.5:6379 soup ray deploy --bases bases.toml --max-replicas 8 --cpus 4
     """
-    settings = _settings(where, bases=bases)
+    settings = _settings(cluster, bases=bases)
     if settings.bases is not None and not settings.bases.is_file():
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
     with _connected(settings):
@@ -86,14 +87,14 @@ def deploy(
 
 @app.command()
 @command
-def status(where: OnRay, json: AS_JSON = False) -> None:
+def status(cluster: ClusterFlags, json: AS_JSON = False) -> None:
     """Say how the replicas on a Ray cluster are.
 
     \b
     Examples:
       soup ray status --address 10.0.0.5:6379
     """
-    settings = _settings(where)
+    settings = _settings(cluster)
     with _connected(settings):
         state = _state(settings)
     _show(state, json=json)
@@ -101,14 +102,14 @@ def status(where: OnRay, json: AS_JSON = False) -> None:
 
 @app.command()
 @command
-def remove(where: OnRay, json: AS_JSON = False) -> None:
+def remove(cluster: ClusterFlags, json: AS_JSON = False) -> None:
     """Take the replicas off a Ray cluster. What they have not answered in 30 seconds ends with an error.
 
     \b
     Examples:
       soup ray remove --address 10.0.0.5:6379
     """
-    settings = _settings(where)
+    settings = _settings(cluster)
     from service.ray_serving import deployment
 
     with _connected(settings):
@@ -119,8 +120,8 @@ def remove(where: OnRay, json: AS_JSON = False) -> None:
         talk(f"removed the replicas '{settings.ray_app}'")
 
 
-def _settings(where: OnRay, **more: Any) -> Settings:
-    settings = settings_of(Settings, **asdict(where), **more)
+def _settings(cluster: ClusterFlags, **more: Any) -> Settings:
+    settings = settings_of(Settings, **asdict(cluster), **more)
     if settings.ray_address is None:
         raise InvalidParameter(
             "Name the cluster: --address or SOUP_RAY_ADDRESS is HOST:PORT of its head.", param="ray_address"
@@ -128,8 +129,8 @@ def _settings(where: OnRay, **more: Any) -> Settings:
     return settings
 
 
-def _deploy(settings: Settings, scaling: Scaling) -> None:
-    """Deploy on the cluster that this process is connected to. Torch is imported here."""
+def _deploy(settings: Settings, scaling: ScalingFlags) -> None:
+    """Deploy on the cluster that this process is connected to; imports torch."""
     from service.ray_serving import deployment
     from service.ray_serving.plan import plan_of
 
@@ -152,22 +153,26 @@ def _state(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def _connected(settings: Settings) -> Iterator[None]:
-    import grpc  # noqa: F401  # comes with Ray, which may only be imported once its variables are set
+    import_module("grpc")  # a dependency of Ray, which may only be imported once its variables are set
 
     from registry.tasks.ray_connection import ray_connection
 
     assert settings.ray_address is not None
-    with redirect_stdout(sys.stderr), ray_connection(settings.ray_address):  # Ray prints news of its machines
+    with redirect_stdout(sys.stderr), ray_connection(settings.ray_address):  # Ray prints messages of its nodes
         yield
 
 
-def _show(found: dict[str, Any], *, json: bool) -> None:
+def _show(replicas: dict[str, Any], *, json: bool) -> None:
     if json:
-        as_json(found)
+        as_json(replicas)
         return
-    states = ", ".join(f"{count} {state.lower()}" for state, count in sorted(found["replicas"].items())) or "none"
+    states = ", ".join(f"{count} {state.lower()}" for state, count in sorted(replicas["replicas"].items())) or "none"
     data(
-        columns(("name", "status", "replicas"), [(found["name"], found["status"].lower(), states)], within=data_width())
+        columns(
+            ("name", "status", "replicas"),
+            [(replicas["name"], replicas["status"].lower(), states)],
+            within=data_width(),
+        )
     )
-    if found["message"]:
-        talk(found["message"])
+    if replicas["message"]:
+        talk(replicas["message"])

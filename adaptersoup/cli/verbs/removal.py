@@ -1,4 +1,4 @@
-"""`soup rm`, `purge` and `collect`: retire versions, remove them for good, and remove what is due."""
+"""`soup rm`, `purge` and `collect`: retire versions, remove them for good, and remove expired data."""
 
 from __future__ import annotations
 
@@ -82,22 +82,19 @@ def purge(
     """
     if not yes:
         typer.confirm(f"Remove {', '.join(refs)} for good?", abort=True, err=True)
-    done, failed = [], Failures()
+    purges, failed = [], Failures()
     for ref in refs:
         with failed.of(ref):
             purged = remote.client.purge(ref)
-            done.append(purged)
+            purges.append(purged)
             talk(f"{ref}: files removed: {purged['blobs']}, of {purged['bytes']} bytes.")
-            for said, what in (
-                ("not_rebuildable", "cannot be rebuilt any more"),
-                ("tuned_on_sample", "has learnt from its sample"),
-            ):
-                for soup in purged[said]:
-                    talk(f"{soup} {what}.")
+            for soup in purged["not_rebuildable"]:
+                talk(f"{soup} cannot be rebuilt any more.")
+            for soup in purged["tuned_on_sample"]:
+                talk(f"{soup} has learnt from its sample.")
             if purged["elsewhere"]:
                 talk(f"{purged['elsewhere']} more soups of it are in namespaces that this key does not see.")
-    versions = [one["adapter"]["ref"] for one in done]
-    remote.answer({"object": "list", "data": done}, *versions)
+    remote.answer({"object": "list", "data": purges}, *(purged["adapter"]["ref"] for purged in purges))
     failed.end()
 
 
@@ -111,7 +108,7 @@ COUNTS = {
     "usage": "old rows of usage removed",
     "audit": "old entries of the audit removed",
 }
-"""By count of the answer: what was counted."""
+"""Words for the counts of the answer, by their names."""
 
 
 @verb
@@ -130,7 +127,7 @@ def collect(
       soup collect --dry-run
       soup collect
     """
-    found = remote.client.collect(dry_run=dry_run)
-    counts = [f"{found[name]} {what}" for name, what in COUNTS.items() if found.get(name)]
+    collection = remote.client.collect(dry_run=dry_run)
+    counts = [f"{collection[name]} {words}" for name, words in COUNTS.items() if collection.get(name)]
     talk(f"{'Would go' if dry_run else 'Done'}: {', '.join(counts) or 'nothing is due'}.")
-    remote.answer(found, *found["expired"], *found["removed"])
+    remote.answer(collection, *collection["expired"], *collection["removed"])

@@ -1,7 +1,7 @@
-"""`soup serve`: builds the runtime from the settings, starts it, and serves it until a signal comes.
+"""`soup serve`: builds the runtime from the settings, starts it, and serves it until a signal arrives.
 
-`/healthz` answers while base models are loaded; the address is printed once they are. The runtime is stopped on every
-way out, so that running jobs go back into the queue and the data folder is free for the next server.
+`/healthz` answers while base models are loaded; the address is printed once they are. The runtime is always stopped at
+the end, so that running jobs return to the queue and the data folder is free for the next server.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 STOP_SECONDS = 9.0
-"""How long a stop takes in all; what a thread is at then is given up, and run again by the next server."""
+"""Longest duration of a stop; threads that still run are abandoned, and the next server repeats their work."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What the flags say of the server's settings, by the settings' names."""
+    """The options for settings of the server, by their names."""
 
     bases: Annotated[Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")] = None
     data: Annotated[Path | None, typer.Option(help="Folder of database, blobs and admin.key (SOUP_DATA).")] = None
@@ -71,9 +71,11 @@ def serve(
       soup serve --bases bases.toml --port 0 --json
     """
     settings = settings_of(Settings, **asdict(options))
-    if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
+    if settings.bases is not None and not settings.bases.is_file():  # checked here, before torch is loaded
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
-    if settings.no_auth and not is_loopback(settings.host):  # a Host header is easily made up by who gets this far
+    if settings.no_auth and not is_loopback(
+        settings.host
+    ):  # a Host header is easily forged, so the address has to protect it
         raise InvalidParameter(
             f"Without keys the server answers this machine only, not {settings.host}: drop --host (SOUP_HOST), or drop "
             "--no-auth (SOUP_NO_AUTH) and use keys.",
@@ -84,7 +86,7 @@ def serve(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
@@ -92,7 +94,7 @@ def is_loopback(host: str) -> bool:
 
 
 def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM; the address is printed once base models are loaded. Torch is imported here."""
+    """Serve until SIGINT or SIGTERM; prints the address once base models are loaded. Imports torch."""
     calm_threads()
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
     from service.http.app import create_app
@@ -100,19 +102,19 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     from service.observability.logs import configure_logging
     from service.runtime import Runtime
 
-    gc.freeze()  # a full collection would look through all that was imported, which takes 0.3 s
+    gc.freeze()  # a full collection would traverse all imported modules, which takes 0.3 s
     configure_logging(settings.log_level)
     runtime = Runtime(settings)
-    told: list[float] = []
+    stop_times: list[float] = []
 
     def ready() -> None:
         runtime.wait_for_bases()
-        if not told:
+        if not stop_times:
             runtime.join()
             _announce(settings, listener, json=json)
 
     def stopping() -> None:
-        told.append(time.monotonic())
+        stop_times.append(time.monotonic())
         runtime.begin_stop()
 
     try:
@@ -120,9 +122,9 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
         config = server_config(create_app(runtime), settings)
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
-        spent = time.monotonic() - told[0] if told else 0.0
-        ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - spent))
-    if not ended:  # a thread that computes would keep the process, or end it in disorder
+        elapsed = time.monotonic() - stop_times[0] if stop_times else 0.0
+        has_ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed))
+    if not has_ended:  # a computing thread would keep the process alive, or crash it at its end
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
@@ -140,7 +142,7 @@ def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> Non
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything slow is done; raises Unavailable where the port is taken."""
+    """A socket bound to an address; raises Unavailable if the port is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -160,7 +162,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The URL people use for a bound socket."""
+    """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{host}:{port}"
@@ -173,9 +175,9 @@ def until_signal(
     ready: Callable[[], None],
     stopping: Callable[[], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `stopping` is called once requests end.
+    """Serve until SIGINT or SIGTERM; calls `stopping` when the shutdown begins.
 
-    `ready` is called in a thread once requests are answered; what it raises ends the server and is raised here.
+    `ready` is called in a thread once requests are answered; its exception ends the server and is raised here.
     """
     from service.http.connections import BoundedServer
 
@@ -197,8 +199,8 @@ def until_signal(
             except Exception as error:
                 self.problem, self.should_exit = error, True
 
-    # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
-    # before the runtime is stopped
+    # uvicorn raises the signal that stopped it again, and the default handler would end the process before the runtime
+    # is stopped
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     server = Server(config)

@@ -1,4 +1,4 @@
-"""`soup train`: one adapter on this machine; below it a grid of them, and a training on a server."""
+"""`soup train`: trains one adapter on this machine; its subcommands train a grid of them, or on a server."""
 
 import typer
 

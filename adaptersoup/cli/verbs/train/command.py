@@ -1,4 +1,4 @@
-"""`soup train`: an adapter for the texts of a domain, trained here and written as a directory to push.
+"""The verb `soup train`: trains an adapter on texts of a domain, and writes it as a directory to push.
 
 It needs no server. Torch is imported when training begins, not for the help.
 """
@@ -19,7 +19,7 @@ from adaptersoup.cli.output import data
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.verbs.train import stopping
 from adaptersoup.cli.verbs.train.progress import training_progress
-from adaptersoup.cli.verbs.train.record import tell
+from adaptersoup.cli.verbs.train.record import print_record
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from registry.errors import InvalidParameter
 from registry.formats import check_place
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What is trained, on which data and where to; the three paths are needed, unless a verb below is called."""
+    """The options for data, output and base model; the three paths are required, unless a subcommand is called."""
 
     texts: Annotated[
         Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
@@ -45,7 +45,7 @@ class Material:
     domain: Annotated[str | None, typer.Option(help="Domain label; by default the folder's name.")] = None
 
     def paths(self) -> tuple[Path, Path, Path]:
-        """Texts, validation texts and the directory. Raises a usage error for those not given."""
+        """The training texts, validation texts and output directory; raises a usage error for missing ones."""
         missing = [f"--{name}" for name in ("texts", "valid", "out") if getattr(self, name) is None]
         if self.texts is None or self.valid is None or self.out is None:
             raise typer.BadParameter(f"Missing {', '.join(missing)}: see `soup train --help`.")
@@ -53,8 +53,8 @@ class Material:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
-    """What is kept: passages beside the weights, and the state of the training on the way."""
+class CheckpointFlags:
+    """The options for the sample beside the weights and for checkpoints."""
 
     sample: SampleSize = SAMPLE
     checkpoint: Annotated[
@@ -71,7 +71,7 @@ def train(
     context: typer.Context,
     material: Material,
     flags: Annotated[ParsedFlags, TRAINING],
-    keeping: Keeping,
+    checkpoints: CheckpointFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
     plot: PlotOption = None,
@@ -103,10 +103,10 @@ def train(
     if context.invoked_subcommand is not None:
         _refuse_before_verb(context)
         return
-    run = _run(material, flags, keeping, replace=replace)
-    _check_places(run)
+    run = _run(material, flags, checkpoints, replace=replace)
+    _check_output(run)
     trained = _train(material.base.entry(), run)
-    tell(trained)
+    print_record(trained)
     if as_json:
         print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
     else:
@@ -120,11 +120,11 @@ def _drawn(domain: str, trained: Trained) -> Plot:
     return training_plot(f"Training on {domain}", trained.record)
 
 
-def _run(material: Material, flags: ParsedFlags, keeping: Keeping, *, replace: bool) -> TrainingRun:
-    """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
+def _run(material: Material, flags: ParsedFlags, checkpoints: CheckpointFlags, *, replace: bool) -> TrainingRun:
+    """The training of the flags; raises a usage error or InvalidParameter for contradictions."""
     texts, valid, out = material.paths()
-    seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
-    if keeping.checkpoint is None and (seconds is not None or steps is not None):
+    seconds, steps = checkpoints.checkpoint_seconds, checkpoints.checkpoint_steps
+    if checkpoints.checkpoint is None and (seconds is not None or steps is not None):
         raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
     if valid.resolve() == texts.resolve():
         raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
@@ -136,17 +136,17 @@ def _run(material: Material, flags: ParsedFlags, keeping: Keeping, *, replace: b
         out=out,
         domain=material.domain or out.resolve().name,
         base_id=material.base.base,
-        sample=keeping.sample,
+        sample=checkpoints.sample,
         sample_seed=spec.recipe.data_seed,
         replace=replace,
-        checkpoint=keeping.checkpoint,
+        checkpoint=checkpoints.checkpoint,
         every_steps=steps,
         every_seconds=SAVE_SECONDS if seconds is None else seconds,
     )
 
 
 def _refuse_before_verb(context: typer.Context) -> None:
-    """Raises BadParameter for options that stand before the verb's name, where nothing would heed them."""
+    """Raise BadParameter for options before a subcommand's name, which would have no effect."""
     flags = [
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
@@ -155,8 +155,8 @@ def _refuse_before_verb(context: typer.Context) -> None:
         raise typer.BadParameter(f"Options of `soup train {verb}` go after '{verb}'.")
 
 
-def _check_places(run: TrainingRun) -> None:
-    """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
+def _check_output(run: TrainingRun) -> None:
+    """Raise Conflict if the output cannot be written; whether an existing bank fits is known once the data are read."""
     advice = "add --replace"
     check_place(run.out, replace=run.replace, advice=advice)
     if run.spec.adamix is not None and run.replace:
@@ -171,14 +171,14 @@ def _check_places(run: TrainingRun) -> None:
 
 
 def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
-    """Train, and write what comes of it."""
+    """Train, and write the adapter directory."""
     from registry.base_model import load_base
     from training import train as training
 
     examples = training.read_data(run)  # before the base is loaded, which takes longer
     base = load_base(entry)
     with (
-        stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
+        stopping.continue_hint(saved=run.checkpoint is not None),
         stopping.stoppable() as should_stop,
         training_progress(run.spec.recipe) as report,
     ):

@@ -1,4 +1,4 @@
-"""The progress of trainings: a bar or a table on a terminal, elsewhere a line on stderr for each evaluation.
+"""The progress of trainings: a bar or a table on a terminal, else a line on stderr for each evaluation.
 
 Used by `soup train` and `soup train sweep`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table as Drawn
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from adaptersoup.cli.output import is_terminal, progress_bar, talk
@@ -20,25 +20,25 @@ from training.hyperparameters import Hyperparameters
 
 
 class EvaluationLines:
-    """What was last said of each training, which are told apart by name."""
+    """Prints a line an evaluation, for one training or several told apart by name."""
 
     def __init__(self, recipe: Hyperparameters) -> None:
         self._evaluated_at = sorted({0, *recipe.evaluated_at()})
-        self._said: dict[str, int] = {}
+        self._printed: dict[str, int] = {}
 
     def at(self, step: int, steps: int, message: str, *, name: str = "") -> None:
-        """A training is at a step: says so where it was evaluated since it was last heard of."""
-        if not steps:  # it waits for a process
+        """Report the step of a training; prints it if there was an evaluation since the last report."""
+        if not steps:  # the training waits for a process
             return
         latest = max(at for at in self._evaluated_at if at <= step)
-        if self._said.get(name) != latest:
-            self._said[name] = latest
+        if self._printed.get(name) != latest:
+            self._printed[name] = latest
             talk(f"{name + ': ' if name else ''}step {step} of {steps}: {message}")
 
 
 @contextmanager
 def training_progress(recipe: Hyperparameters) -> Iterator[Progress]:
-    """The progress of one training: a bar on a terminal, elsewhere a line an evaluation."""
+    """The progress of one training: a bar on a terminal, else a line an evaluation."""
     if not is_terminal():
         yield EvaluationLines(recipe).at
         return
@@ -47,38 +47,38 @@ def training_progress(recipe: Hyperparameters) -> Iterator[Progress]:
 
 
 class Table:
-    """What is known of each cell; `__rich__` draws it."""
+    """The state of each cell of a grid, drawn by rich."""
 
     def __init__(self, names: Sequence[str], lines: EvaluationLines | None = None) -> None:
         self._lines = lines
         self._rows = {name: ["waiting", "", ""] for name in names}
 
     def at(self, name: str, step: int, steps: int, message: str) -> None:
-        """A cell is at a step."""
+        """Report the step of a cell."""
         self._rows[name] = ["training", f"{step}/{steps}" if steps else "", message]
         if self._lines is not None:
             self._lines.at(step, steps, message, name=name)
 
     def ended(self, name: str, state: str) -> None:
-        """A cell is done; what it came to stays."""
+        """Report the final state of a cell; its last message stays."""
         self._rows[name][0] = state
 
     def lines(self) -> list[tuple[str, ...]]:
-        """(cell, state, step, loss), in the order of the grid."""
+        """Rows of cell, state, step and message, in the order of the grid."""
         return [(name, *row) for name, row in self._rows.items()]
 
     def __rich__(self) -> Any:
-        drawn = Drawn(box=None, pad_edge=False)
+        table = RichTable(box=None, pad_edge=False)
         for header in ("ADAPTER", "STATE", "STEP", ""):
-            drawn.add_column(header, justify="right" if header == "STEP" else "left", no_wrap=True)
+            table.add_column(header, justify="right" if header == "STEP" else "left", no_wrap=True)
         for line in self.lines():
-            drawn.add_row(*(Text(cell) for cell in line))
-        return drawn
+            table.add_row(*map(Text, line))
+        return table
 
 
 @contextmanager
 def progress_table(names: Sequence[str], recipe: Hyperparameters) -> Iterator[Table]:
-    """The table of these cells, shown on stderr while open where that is a terminal."""
+    """The table of these cells, shown on stderr until `with` ends if that is a terminal."""
     if not is_terminal():
         yield Table(names, EvaluationLines(recipe))
         return

@@ -1,4 +1,4 @@
-"""Prints the record of a training for people."""
+"""Prints a training's record."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from adaptersoup.cli.output import talk
 if TYPE_CHECKING:
     from training.trainer import Trained
 
-TOO_LONG = {
+LONGER_THAN_BLOCK = {
     "texts_cut": "texts cut",
     "questions_cut": "questions cut",
     "contexts_in_windows": "contexts read in several windows",
     "documents_cut": "documents cut",
     "documents_left_out": "documents left out, with whose summary nothing of them fits",
 }
-"""Counts in a record of data that do not fit into a block, and their labels."""
+"""Words for the record's counts of data that are longer than a block."""
 
 
 def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Perplexity on validation data before and after a training; the loss if the task has no perplexity."""
-    metric = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
-    return record.get(f"{metric}_before"), record.get(metric)
+    """Perplexity on validation data before and after a training, or the loss if the task has no perplexity."""
+    figure = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
+    return record.get(f"{figure}_before"), record.get(figure)
 
 
-def tell(trained: Trained) -> None:
+def print_record(trained: Trained) -> None:
     """Print the result of a training on stderr."""
     record = trained.record
     if trained.resumed_at is not None:
@@ -35,10 +35,10 @@ def tell(trained: Trained) -> None:
         talk(trained.resume_note)
     parameters = record["parameters"]
     talk(f"Parameters: {parameters['trained']:,} trained, {100 * parameters['share']:.2g} % of the base model's.")
-    step_rows, rows = record["batch"] * record["accumulate"], record["rows_a_step"]
-    if rows < step_rows:
+    requested, rows = record["batch"] * record["accumulate"], record["rows_a_step"]
+    if rows < requested:
         talk(
-            f"Each step was of {rows} sequences, which are all there are: {step_rows} were asked for (batch "
+            f"Each step was of {rows} sequences, which are all there are: {requested} were asked for (batch "
             f"{record['batch']}, accumulate {record['accumulate']})."
         )
     if record.get("tokens_left_out"):
@@ -46,17 +46,17 @@ def tell(trained: Trained) -> None:
             f"Left out at the end, where they fill no block: {record['tokens_left_out']} tokens, "
             f"{record['texts_left_out']} whole texts."
         )
-    too_long = [
-        f"{record[split + name]} {label}{' to validate on' if split else ''}"
+    counts = [
+        f"{record[split + name]} {words}{' to validate on' if split else ''}"
         for split in ("", "valid_")
-        for name, label in TOO_LONG.items()
+        for name, words in LONGER_THAN_BLOCK.items()
         if record.get(split + name)
     ]
-    if too_long:
-        talk(f"Longer than a block of {record['block']} tokens: {', '.join(too_long)}.")
-    metric = "Perplexity" if "valid_perplexity" in record else "Loss"
-    start, end = validation(record)
-    talk(f"{metric} on validation data: {start:.4g} before, {end:.4g} after (step {record['best_step']}).")
+    if counts:
+        talk(f"Longer than a block of {record['block']} tokens: {', '.join(counts)}.")
+    figure = "Perplexity" if "valid_perplexity" in record else "Loss"
+    initial, final = validation(record)
+    talk(f"{figure} on validation data: {initial:.4g} before, {final:.4g} after (step {record['best_step']}).")
     if record["best_step"] == 0:
         talk(
             "No step was better than the start, so that the adapter is as it began: try another --lr, or more --steps."

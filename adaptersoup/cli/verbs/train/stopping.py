@@ -1,4 +1,4 @@
-"""Stops a training at Ctrl-C or a request to terminate, and says how to resume it."""
+"""Interrupts of a training by SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,39 +13,52 @@ from registry.errors import Cancelled
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """While open, record a first Ctrl-C or SIGTERM; the function that is yielded returns True from then on.
+    """A function that returns True after a first SIGINT or SIGTERM, which does not end the program.
 
-    A second signal ends the program as usual. In other threads than the main one no signal is recorded.
+    A second signal has its usual effect. Signals are not caught outside of the main thread.
     """
-    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = _CaughtSignals()
+    try:
+        signals.catch()
+        yield signals.is_caught
+    finally:
+        signals.restore()
 
-    def restore() -> None:
-        for number, handler in handlers.items():
+
+class _CaughtSignals:
+    """Catches the first SIGINT or SIGTERM, then restores the handlers."""
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_caught = False
+
+    def catch(self) -> None:
+        """Install the handler."""
+        for number in self._handlers:
+            signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Restore the handlers that were installed before."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)
-        restore()
+    def is_caught(self) -> bool:
+        """Return True if a signal has arrived."""
+        return self._is_caught
 
-    try:
-        for number in handlers:
-            signal.signal(number, note)
-        yield lambda: bool(signals)
-    finally:
-        restore()
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_caught = True
+        self.restore()
 
 
 @contextmanager
-def saying_how_to_go_on(*, saved: bool) -> Iterator[None]:
-    """Add to the message of a stopped training how to resume it."""
+def continue_hint(*, saved: bool) -> Iterator[None]:
+    """Add to the sentence of a cancelled training how to continue it."""
     try:
         yield
-    except Cancelled as stopped:
-        advice = (
-            "Run the same command again to go on." if saved else "Nothing of it is kept: --checkpoint FOLDER would."
-        )
-        raise Cancelled(f"{stopped.message} {advice}") from None
+    except Cancelled as error:
+        hint = "Run the same command again to go on." if saved else "Nothing of it is kept: --checkpoint FOLDER would."
+        raise Cancelled(f"{error.message} {hint}") from None

@@ -1,4 +1,4 @@
-"""`soup train submit`: the training of an adapter as a job of the server, which pushes what comes of it."""
+"""`soup train submit`: trains an adapter as a job of the server, which pushes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Material:
-    """What is trained and on which data, and the name it is pushed by."""
+    """The options for data and base model, and for the name of the adapter."""
 
     texts: Annotated[
         Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
@@ -70,16 +70,18 @@ def submit(
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
     job = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
-    if wait:
-        if job["state"] not in DONE:
-            talk(f"{job['id']} goes on when this command ends; `soup jobs cancel {job['id']}` stops it.")
-        with progress_bar("training") as report:
-            job = remote.client.result_of(job, report)
-    _print(remote, job, wait=wait)
+    if not wait:
+        _print(remote, job, str(job["id"]))
+        return
+    if job["state"] not in DONE:
+        talk(f"{job['id']} goes on when this command ends; `soup jobs cancel {job['id']}` stops it.")
+    with progress_bar("training") as report:
+        result = remote.client.result_of(job, report)
+    _print(remote, result, str(result["adapter"]))
 
 
 def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample: int) -> TrainingRequest:
-    """Upload the data and return the request; raises a usage error by the names of the flags."""
+    """The request of a training, whose data are uploaded here; raises a usage error that names the flags."""
     _, name = split_name(material.name)
     blobs = {"texts": _uploaded(client, material.texts)}
     if material.valid is not None:
@@ -99,14 +101,14 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
         raise usage_error(error, _NAMES) from None
 
 
-def _print(remote: Remote, job: dict[str, Any], *, wait: bool) -> None:
-    for warning in job.get("warnings") or ():
+def _print(remote: Remote, answer: dict[str, Any], line: str) -> None:
+    for warning in answer.get("warnings") or ():
         talk(warning)
-    remote.answer(job, str(job["adapter"] if wait else job["id"]))
+    remote.answer(answer, line)
 
 
 def _uploaded(client: SoupClient, path: Path) -> str:
-    """Upload a file of JSON lines and return its digest."""
+    """Upload a file's JSON lines, and return their digest."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content

@@ -1,4 +1,4 @@
-"""`soup train sweep`: a grid of adapters from one initialisation, and one table of what came of it."""
+"""`soup train sweep`: trains a grid of adapters from one initialisation, and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """What is trained: every domain with every learning rate and seed, from one base model."""
+class GridFlags:
+    """The options for the grid: domains, learning rates and seeds, with one base model."""
 
     domains: Annotated[
         list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
@@ -53,13 +53,13 @@ class Grid:
     base: BaseModelOptions
 
     def axes(self) -> tuple[list[float], list[int]]:
-        """Learning rates and seeds; raises a usage error for what is none."""
+        """The learning rates and seeds; raises a usage error for text that is not a number."""
         return _by_commas("--lr", self.learning_rates, float), _by_commas("--seed", self.seeds, int)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
-    """How the cells of the grid are trained, and where."""
+class ExecutionFlags:
+    """The options for the number of parallel cells, and for a Ray cluster."""
 
     sample: SampleSize = SAMPLE
     parallel: Annotated[
@@ -79,8 +79,8 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pushing:
-    """Where the adapters are pushed afterwards, if anywhere."""
+class PushFlags:
+    """The options for pushing the adapters to a server afterwards."""
 
     namespace: Annotated[
         str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
@@ -91,10 +91,10 @@ class Pushing:
 @command
 def sweep(
     context: typer.Context,
-    grid: Grid,
+    grid: GridFlags,
     flags: Annotated[ParsedFlags, TRAINING.without("learning_rate", "data_seed")],
-    running: Running,
-    pushing: Pushing,
+    execution: ExecutionFlags,
+    push: PushFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
@@ -111,16 +111,16 @@ def sweep(
       soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
       soup push adapters/* --namespace team --wait
     """
-    namespace = pushing.namespace
+    namespace = push.namespace
     if namespace is not None:
         check_part(namespace, "namespace")  # before hours of work
-    rows = _sweep(grid.base.entry(), grid, spec_of(flags), running)
-    pushed = {} if namespace is None else push_rows(pushing.address.client(context), rows, namespace)
+    rows = _sweep(grid.base.entry(), grid, spec_of(flags), execution)
+    pushed = {} if namespace is None else push_rows(push.address.client(context), rows, namespace)
     if as_json:
         refs = None if namespace is None else pushed
         print_json({"object": "list", "data": [_json_row(row, refs) for row in rows]})
     else:
-        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
+        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_table_row(row) for row in rows]))
     missing = [row for row in rows if row.problem is not None]
     for row in missing:
         talk(f"{row.cell.name}: {row.problem}")
@@ -129,7 +129,7 @@ def sweep(
 
 
 def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
-    """Numbers separated by commas; raises BadParameter."""
+    """Parse numbers separated by commas; raises BadParameter."""
     try:
         return [kind(number) for number in text.split(",")]
     except ValueError:
@@ -137,32 +137,32 @@ def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
         raise typer.BadParameter(f"{option} takes {numbers} separated by commas, not {text!r}.") from None
 
 
-def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -> list[Row]:
-    """Train every cell of the grid, and return the results in the grid's order; each is printed when it is done."""
+def _sweep(entry: BaseEntry, grid: GridFlags, spec: TrainingSpec, execution: ExecutionFlags) -> list[Row]:
+    """Train every cell, printing each result; returns the results in the order of the grid."""
     from training import sweep as sweeping
 
-    axes = grid.axes()  # before data are read
+    axes = grid.axes()  # raises before data are read
     cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
-    cell_grid = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
+    cell_grid = sweeping.Grid(cells, spec, grid.out, sample=execution.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
-        stopping.saying_how_to_go_on(saved=True),
+        stopping.continue_hint(saved=True),
         stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells], spec.recipe) as table,
     ):
-        for row in _outcomes(entry, cell_grid, running, table, should_stop):
+        for row in _results(entry, cell_grid, execution, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
-            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_describe(row)}")
+            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_result_text(row)}")
             if row.note is not None:
                 talk(f"{row.cell.name}: {row.note}")
     return [rows[cell.name] for cell in cells]
 
 
-def _outcomes(
-    entry: BaseEntry, grid: sweeping.Grid, running: Running, table: Table, should_stop: Callable[[], bool]
+def _results(
+    entry: BaseEntry, grid: sweeping.Grid, execution: ExecutionFlags, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
-    """The results of the cells in the order in which they end."""
+    """The results of the cells as they arrive."""
     from registry.base_model import load_base, load_text
     from registry.tasks.run import open_pool
     from training.sweep import sweep
@@ -170,27 +170,27 @@ def _outcomes(
     def report(cell: Cell, step: int, steps: int, message: str) -> None:
         table.at(cell.name, step, steps, message)
 
-    if running.on is None and running.parallel in (None, 1):
+    if execution.on is None and execution.parallel in (None, 1):
         yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
         return
-    with open_pool(running.on, at_once=running.parallel, cores=running.cores) as pool:
+    with open_pool(execution.on, at_once=execution.parallel, cores=execution.cores) as pool:
         yield from sweep(load_text(entry), grid, pool=pool, progress=report, should_stop=should_stop)
 
 
-def _describe(row: Row) -> str:
+def _result_text(row: Row) -> str:
     if row.problem is not None:
         return row.state
-    metric = "perplexity" if "valid_perplexity" in row.record else "loss"
-    start, end = validation(row.record)
-    return f"{row.state}, validation {metric} {start:.4g} -> {end:.4g}"
+    figure = "perplexity" if "valid_perplexity" in row.record else "loss"
+    initial, final = validation(row.record)
+    return f"{row.state}, validation {figure} {initial:.4g} -> {final:.4g}"
 
 
-def _line(row: Row) -> tuple[object, ...]:
+def _table_row(row: Row) -> tuple[object, ...]:
     return (row.cell.name, row.state, *validation(row.record), row.record.get("best_step"), row.record.get("steps"))
 
 
 def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
-    """The result of a cell as JSON; `refs` are the pushed adapters by cell."""
+    """A cell's result as JSON; `refs` has the names of the pushed adapters by cell."""
     folder = row.folder
     return {
         "object": "folder",
@@ -207,9 +207,9 @@ def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
-    """Push every adapter of the grid and return the refs by cell; a refused adapter does not affect the others.
+    """Push every adapter of the grid, except refused ones; returns name and version by cell.
 
-    Better adapters are pushed later, because selectors use the newest adapter of a domain.
+    The best on validation data is pushed last, since selectors use the newest adapter of a domain.
     """
     pushed = {}
     with client:
@@ -223,12 +223,12 @@ def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[s
 
 
 def _validation_loss(row: Row) -> float:
-    """The lowest validation loss; infinite if the cell has no adapter."""
+    """The lowest validation loss of a cell; infinite without one."""
     return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
 
 
 def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
-    """Push an adapter and return its ref; a bank is pushed and merged by the server, which records the lineage."""
+    """Push one adapter; of a bank of experts the server makes the merge, and so records its ingredients."""
     bank = folder.path.with_name(folder.path.name + BANK)
     if "bank" not in folder.provenance.training or not bank.is_dir():
         return str(push_folder(client, folder, name=name)["ref"])

@@ -1,6 +1,6 @@
-"""The options that describe a training, the same for `soup train`, `soup train sweep` and `soup train submit`.
+"""The options of a training, shared by `soup train`, `soup train sweep` and `soup train submit`.
 
-Each stands for a field of `training.spec.TrainingSpec`. Never imports torch.
+Each sets a field of `training.spec.TrainingSpec`. Does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SampleSize = Annotated[
 
 
 def _by_commas(texts: list[str]) -> list[str]:
-    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 TRAINING = Flags(
@@ -106,21 +106,21 @@ TRAINING = Flags(
 
 
 def spec_of(flags: ParsedFlags) -> TrainingSpec:
-    """The training that was asked for.
+    """The training of the flags.
 
-    Raises BadParameter for an option of another method or of no effect, InvalidParameter for what cannot be trained.
+    Raises BadParameter for an option of another method or without effect, InvalidParameter for other invalid values.
     """
-    _check_company(flags)
+    _check_effect(flags)
     try:
         return TrainingSpec.model_validate(flags.nested())
     except ValidationError as error:
         raise _refused(error, flags) from None
 
 
-def _check_company(flags: ParsedFlags) -> None:
-    """Raises BadParameter for options that would be of no effect without another."""
+def _check_effect(flags: ParsedFlags) -> None:
+    """Raise BadParameter for options that have no effect without another."""
     score = flags["score"] or PruningRequest().score
-    for names, heeded, needs in (
+    for names, is_effective, needs in (
         (("share", "consistency"), "adamix" in flags, "--adamix, which says how many experts"),
         (
             ("scope", "pruning_seed", "pruning_batches"),
@@ -131,19 +131,19 @@ def _check_company(flags: ParsedFlags) -> None:
         (("pruning_seed",), score != "magnitude", "a --score that draws: magnitude does not"),
         (("trained_norms",), flags["structure"] == "houlsby", "--structure houlsby"),
     ):
-        alone = flags.present(*names)
-        if alone and not heeded:
-            raise typer.BadParameter(f"{', '.join(alone)}: only with {needs}.")
+        present = flags.present(*names)
+        if present and not is_effective:
+            raise typer.BadParameter(f"{', '.join(present)}: only with {needs}.")
 
 
 def _refused(error: ValidationError, flags: ParsedFlags) -> Exception:
-    """The error of a spec with the names of the options."""
+    """The error for an invalid spec, with the names of the options."""
     method = flags["method"] or "bottleneck"
     errors = error.errors(include_url=False, include_input=False)
-    foreign = [TRAINING.flag_at(item["loc"]) for item in errors if item["type"] == "extra_forbidden"]
+    foreign = [TRAINING.flag_at(details["loc"]) for details in errors if details["type"] == "extra_forbidden"]
     if foreign:
         return typer.BadParameter(f"{', '.join(foreign)}: not an option of --method {method}.")
-    missing = [TRAINING.flag_at(item["loc"]) for item in errors if item["type"] == "missing"]
+    missing = [TRAINING.flag_at(details["loc"]) for details in errors if details["type"] == "missing"]
     if missing:
         return typer.BadParameter(f"--method {method} needs {', '.join(missing)}.")
     name = TRAINING.flag_at(errors[0]["loc"])
