@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """What a running server hands down to its routes and jobs; `service.runtime` builds, starts and stops it.
+    """The values that a server hands down to its routes and jobs; `service.runtime` builds, starts and stops it.
 
     `bases` are the registry's base models with their tokenizers and sizes. `selections` bounds how many selections
     embed at once: each occupies a thread, and every request needs one.

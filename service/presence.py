@@ -84,8 +84,8 @@ class Presence:
 
     def _log_change(self, trouble: str | None) -> None:
         """Log once when beats begin to fail, and once when they go through again."""
-        before, self._heard = self._heard, trouble is None
-        if before and not self._heard:
+        was_heard, self._heard = self._heard, trouble is None
+        if was_heard and not self._heard:
             log.warning("the others do not hear that this server is there: %s", trouble)
-        elif self._heard and not before:
+        elif self._heard and not was_heard:
             log.info("the others hear of this server again")

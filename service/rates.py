@@ -24,7 +24,7 @@ from registry.errors import RateLimitExceeded, SoupError
 log = logging.getLogger("soup.rates")
 
 MINUTE = 60.0
-KEPT = 10_000
+MOST_BUCKETS = 10_000
 """Buckets beyond which the full ones are forgotten: nothing is lost with one."""
 EXACT = 1e-6
 """Of a request or a token: what sums of floats may be wrong by."""
@@ -50,13 +50,13 @@ class Want:
         return self.subject, self.measure
 
     def worn(self, used: float, seconds: float) -> float:
-        """What is left of what was used so many seconds ago."""
+        """The part of what was used so many seconds ago that has not worn off."""
         return max(0.0, used - seconds * self.limit / MINUTE)
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a limit leaves now; in `reset` seconds nothing of it is used."""
+class Remaining:
+    """The amount that a limit leaves now; in `reset` seconds nothing of it is used."""
 
     limit: int
     remaining: int
@@ -65,14 +65,14 @@ class Left:
 
 @dataclass
 class _Bucket:
-    """What was `used` of a limit `at` a moment."""
+    """The amount `used` of a limit `at` a moment."""
 
     used: float
     at: float
     limit: int
 
     def used_by(self, now: float) -> float:
-        """What has not worn off."""
+        """The used amount that has not worn off."""
         return max(0.0, self.used - (now - self.at) * self.limit / MINUTE)
 
 
@@ -91,7 +91,7 @@ class Rates:
         """
         with self._lock:
             now = self._clock()
-            used = after(wants, {want.name: self._bucket(want, now).used for want in wants})
+            used = use_after(wants, {want.name: self._bucket(want, now).used for want in wants})
             for want in wants:
                 self._bucket(want, now).used = used[want.name]
             self._forget(now)
@@ -102,12 +102,12 @@ class Rates:
             bucket = self._bucket(want, self._clock())
             bucket.used = max(0.0, bucket.used + needed - want.amount)
 
-    def left(self, wants: Sequence[Want], measure: Measure) -> Left | None:
-        """What the limit leaves of which least is left; None where there is no limit."""
+    def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
+        """The remaining amount of the limit that leaves least; None where there is no limit."""
         with self._lock:
             now = self._clock()
-            found = [left_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
-        return min(found, key=lambda left: (left.remaining, -left.reset), default=None)
+            remainders = [remaining_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
+        return min(remainders, key=lambda remaining: (remaining.remaining, -remaining.reset), default=None)
 
     def know(self, want: Want, used: float) -> None:
         """So much is used of it, as somebody else says."""
@@ -122,26 +122,26 @@ class Rates:
 
     def _forget(self, now: float) -> None:
         """Forget buckets that cannot be told from new ones."""
-        if len(self._buckets) > KEPT:
-            self._buckets = {name: one for name, one in self._buckets.items() if one.used_by(now) > 0}
+        if len(self._buckets) > MOST_BUCKETS:
+            self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.used_by(now) > 0}
 
 
-def after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
-    """What is used once all of these are taken; raises RateLimitExceeded where one of them is not there."""
+def use_after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
+    """The used amounts once all of these are taken; raises RateLimitExceeded where one of them is not there."""
     late = [(_wait(want, used[want.name]), want) for want in wants]
-    wait, want = max(late, key=lambda one: one[0], default=(0.0, None))
+    wait, want = max(late, key=lambda pair: pair[0], default=(0.0, None))
     if want is not None and wait > 0:
         raise _refusal(want, wait, used[want.name])
-    found = dict(used)
+    used_after = dict(used)
     for want in wants:
-        found[want.name] += want.amount
-    return found
+        used_after[want.name] += want.amount
+    return used_after
 
 
-def left_of(want: Want, used: float) -> Left:
-    """What a limit leaves of which so much is used."""
+def remaining_of(want: Want, used: float) -> Remaining:
+    """The remaining amount of a limit of which so much is used."""
     remaining = max(0, math.floor(want.limit - used + EXACT))
-    return Left(want.limit, remaining, used * MINUTE / want.limit)
+    return Remaining(want.limit, remaining, used * MINUTE / want.limit)
 
 
 def _wait(want: Want, used: float) -> float:
@@ -152,7 +152,7 @@ def _wait(want: Want, used: float) -> float:
 def _refusal(want: Want, wait: float, used: float) -> RateLimitExceeded:
     seconds = max(1, math.ceil(wait - EXACT))
     return RateLimitExceeded(
-        f"{want.subject} has {want.limit} {want.measure} a minute; {left_of(want, used).remaining} are left and "
+        f"{want.subject} has {want.limit} {want.measure} a minute; {remaining_of(want, used).remaining} are left and "
         f"{want.amount} are needed: try again in {seconds} s.",
         param=f"{want.measure}_per_minute",
         retry_after=seconds,
@@ -188,13 +188,13 @@ class SharedRates:
         return not self._thread.is_alive()
 
     def take(self, wants: Sequence[Want]) -> None:
-        """As `Rates.take`; raises Busy or Unavailable where the database does not answer."""
+        """Take all of it or nothing (`Rates.take`); raises Busy or Unavailable where the database does not answer."""
         if not wants:
             return
         owed = self._owed_of({want.name for want in wants})
         try:
             with self._database.write_unlocked() as catalogue:
-                used = _changed(catalogue, {want.name: want for want in wants}, owed, wants)
+                used = _apply(catalogue, {want.name: want for want in wants}, owed, wants)
         except BaseException:
             self._owe(owed)
             raise
@@ -202,13 +202,13 @@ class SharedRates:
             self._seen.know(want, used[want.name])
 
     def settle(self, want: Want, needed: int) -> None:
-        """As `Rates.settle`: soon, here and for the other servers."""
+        """Give back what a request did not need (`Rates.settle`): soon, here and for the other servers."""
         self._seen.settle(want, needed)
         self._owe({want.name: (want, needed - want.amount)})
 
-    def left(self, wants: Sequence[Want], measure: Measure) -> Left | None:
-        """As `Rates.left`, as far as this server knows."""
-        return self._seen.left(wants, measure)
+    def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
+        """The remaining amount of the limit that leaves least, as far as this server knows."""
+        return self._seen.remaining(wants, measure)
 
     def write(self) -> None:
         """Settle what has ended; kept where the database does not take it now."""
@@ -217,7 +217,7 @@ class SharedRates:
             return
         try:
             with self._database.write_unlocked() as catalogue:
-                _changed(catalogue, {name: want for name, (want, _) in owed.items()}, owed, ())
+                _apply(catalogue, {name: want for name, (want, _) in owed.items()}, owed, ())
         except BaseException as error:
             self._owe(owed)
             if not isinstance(error, SoupError):
@@ -243,23 +243,23 @@ class SharedRates:
     def _owed_of(self, names: set[Name] | None) -> dict[Name, tuple[Want, int]]:
         """Take out what is owed to these buckets, or to all."""
         with self._lock:
-            found = {name: one for name, one in self._owed.items() if names is None or name in names}
-            self._owed = {name: one for name, one in self._owed.items() if name not in found}
-        return found
+            owed = {name: entry for name, entry in self._owed.items() if names is None or name in names}
+            self._owed = {name: entry for name, entry in self._owed.items() if name not in owed}
+        return owed
 
 
-def _changed(
-    catalogue: Catalogue, wants: Mapping[Name, Want], owed: Mapping[Name, tuple[Want, int]], taken: Sequence[Want]
+def _apply(
+    catalogue: Catalogue, wants: Mapping[Name, Want], owed: Mapping[Name, tuple[Want, int]], taking: Sequence[Want]
 ) -> dict[Name, float]:
     """Settle what is owed and take what is wanted, in one transaction; gives what is used then.
 
     Raises RateLimitExceeded, with nothing changed.
     """
-    held = catalogue.rate_buckets.lock(wants)
+    rows = catalogue.rate_buckets.lock(wants)
     used = {
-        name: max(0.0, want.worn(held[name].used, held[name].seconds) + (owed[name][1] if name in owed else 0))
+        name: max(0.0, want.worn(rows[name].used, rows[name].seconds) + (owed[name][1] if name in owed else 0))
         for name, want in wants.items()
     }
-    used = after(taken, used)
-    catalogue.rate_buckets.put(used, held)
+    used = use_after(taking, used)
+    catalogue.rate_buckets.put(used, rows)
     return used

@@ -226,7 +226,9 @@ class Runtime:
         if storage.is_sqlite(self.database):
             done = storage.migrate(self.database, backups=settings.data / "backups")
             if done.backup is not None:
-                log.info("migrated from %s to %s after a copy to %s", done.before, done.after, done.backup)
+                log.info(
+                    "migrated from %s to %s after a copy to %s", done.revision_before, done.revision_after, done.backup
+                )
         else:
             storage.check_serves(self.database)
         try:

@@ -31,7 +31,7 @@ _OPTIONAL_KEYS = ("pruning", "consistency", "start")
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """What is trained, from which start, how and on which data: on one base model the result is the same to the bit.
+    """The inputs of a training, its start, numbers and data: on one base model the result is the same to the bit.
 
     `data` are the task's items: texts for language modelling. `config` has the head that the task needs
     (`tasks.contract.with_head`). With `pruning` the adapter is pruned before the first step; a bank (AdaMix) is

@@ -110,10 +110,10 @@ class Evictor:
         limit = max(self._adapters.capacity, self._adapters.bytes)
         if self._bases.available is not None:
             limit = min(limit, self._bases.available - self._adapters.bytes)
-        others = [other for other in self._runners() if other is not runner]
-        if sum(other.batched.bytes for other in others) + needed > limit:
-            _free_stacks(others)
-        return limit - sum(other.batched.bytes for other in others)
+        idle_candidates = [candidate for candidate in self._runners() if candidate is not runner]
+        if sum(candidate.batched.bytes for candidate in idle_candidates) + needed > limit:
+            _free_stacks(idle_candidates)
+        return limit - sum(candidate.batched.bytes for candidate in idle_candidates)
 
 
 def _free_stacks(runners: Iterable[Runner]) -> None:

@@ -184,12 +184,12 @@ def block_hashes(scope: PrefixScope, ids: Ids) -> Iterator[int]:
         yield digest
 
 
-def common_length(left: Ids, right: Ids) -> int:
+def common_length(first: Ids, second: Ids) -> int:
     """The number of leading tokens in common, by bisection."""
-    low, high = 0, min(len(left), len(right))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

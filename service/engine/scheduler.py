@@ -138,10 +138,10 @@ class Scheduler:
         """Schedule the segments of one base model; new sequences only if it `can_start` them."""
         step = self._step = StepBuilder()
         step.decodes = self._schedule_decodes(base_id)
-        others = {sequence.group.base_id for sequence in self._running if sequence.is_decoding} - {base_id}
-        step.others_decoding = bool(others)
+        other_bases = {sequence.group.base_id for sequence in self._running if sequence.is_decoding} - {base_id}
+        step.others_decoding = bool(other_bases)
         limit = self.max_step_tokens
-        step.token_budget = self.token_budget.between_decodes(base_id, others, limit)
+        step.token_budget = self.token_budget.between_decodes(base_id, other_bases, limit)
         if step.decodes:
             single_namespace = self._waiting.is_single_namespace(self._running, self._scoring)
             step.token_budget = self.token_budget.beside_decodes(base_id, limit, single_namespace=single_namespace)
@@ -159,7 +159,7 @@ class Scheduler:
         """The newest token of each decoding sequence; preempts the youngest sequences if memory is short."""
         for sequence in self._decoding(base_id):
             while sequence in self._running and not self.prefixes.reserve_row(sequence):
-                self._preempt(next(other for other in reversed(self._running) if other.has_row))
+                self._preempt(next(candidate for candidate in reversed(self._running) if candidate.has_row))
         return [Segment(sequence, sequence.computed, 1, "next") for sequence in self._decoding(base_id)]
 
     def _decoding(self, base_id: str) -> list[Sequence]:
@@ -243,12 +243,14 @@ class Scheduler:
         waited_long = self._waiting.has_waited_long(group.queue_key)
         preemptible = self._waiting.quotas.preemptible(group)[:0:-1]
         if self._reservation.may_preempt(group):
-            preemptible = [other for other in reversed(self._running) if other.has_row and other.id > sequence.id]
+            preemptible = [
+                running for running in reversed(self._running) if running.has_row and running.id > sequence.id
+            ]
         positions = sequence.virtual_tokens + len(sequence.ids)
         if waited_long or self._reservation.may_preempt(group):
             freeable = self.prefixes.bytes
-            for other in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
-                self._preempt(other)
+            for running in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
+                self._preempt(running)
         is_reserved = self.prefixes.reserve_row(sequence)
         if not is_reserved and (waited_long or not sequence.is_generation):
             self._reservation.note_refusal(group, waited_long=waited_long)
@@ -394,5 +396,5 @@ class Scheduler:
             self._scoring.remove(group)
         group.waiting.clear()
         del self._groups[group]
-        if not any(other.base_id == group.base_id for other in self._groups):
+        if not any(remaining.base_id == group.base_id for remaining in self._groups):
             self._base_turns.remove(group.base_id)

@@ -29,7 +29,7 @@ from service.operations.backup_folder import (
     copy_blob,
     copy_key,
     digest_of_file,
-    held,
+    open_for_backup,
     read_manifest,
     write_manifest,
 )
@@ -38,7 +38,7 @@ from service.operations.blob_hashes import Unsound, check_same_store
 
 @dataclass(frozen=True)
 class BackedUp:
-    """What the folder now holds, how many blobs of it are new, and those that are not whole in the data folder."""
+    """The manifest of the folder, how many of its blobs are new, and those that are not whole in the data folder."""
 
     manifest: Manifest
     new: int
@@ -53,7 +53,7 @@ def back_up(
     Raises Unavailable where no server has started over the database, or the blobs are another's.
     """
     storage.check_schema(database)
-    with held(folder):
+    with open_for_backup(folder):
         working = folder / "database.new"
         storage.remove_sqlite(working)
         storage.copy_database(database, working, progress)
@@ -67,7 +67,8 @@ def back_up(
             new, problems = _copy_blobs(blobs, LocalBlobs(folder / BLOBS), sizes, progress)
             with copy.read() as catalogue:
                 unsound = tuple(
-                    Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items()
+                    Unsound(digest, problem, tuple(catalogue.blobs.references(digest)))
+                    for digest, problem in problems.items()
                 )
         _copy_key(admin_key, folder / KEY)
         storage.finish_sqlite(working)
@@ -80,7 +81,7 @@ def back_up(
             database_digest=digest,
             database_bytes=working.stat().st_size,
             blobs=len(sizes) - len(problems),
-            bytes=sum(size for one, size in sizes.items() if one not in problems),
+            bytes=sum(size for digest, size in sizes.items() if digest not in problems),
             lacking=tuple(problems),
             admin_key=admin_key is not None,
         )
@@ -116,10 +117,10 @@ def _copy_blobs(
 
 def _is_there(path: Path, size: int) -> bool:
     try:
-        found = os.lstat(path)
+        stat = os.lstat(path)
     except FileNotFoundError:
         return False
-    return path.is_file() and not path.is_symlink() and found.st_size == size
+    return path.is_file() and not path.is_symlink() and stat.st_size == size
 
 
 def _copy_key(source: Path | None, target: Path) -> None:

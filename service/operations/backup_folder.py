@@ -35,7 +35,7 @@ Problem = Literal["missing", "damaged", "unreadable"]
 
 
 class Manifest(Frozen):
-    """What a backup holds: the database by its digest, the blobs that it names by their number and bytes."""
+    """The contents of a backup: the database by its digest, the blobs that it names by their number and bytes."""
 
     object: Literal["backup"] = "backup"
     format: Literal[1] = 1
@@ -54,7 +54,7 @@ class Manifest(Frozen):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def open_for_backup(folder: Path) -> Iterator[None]:
     """Have a folder to write a backup into, made if need be and closed to others, and be the only one that does.
 
     Raises InvalidParameter for a folder that holds something else, Busy while another backup is written into it.
@@ -62,7 +62,7 @@ def held(folder: Path) -> Iterator[None]:
     ours = any((folder / name).is_file() for name in (LOCK, MANIFEST))
     if folder.is_dir() and any(folder.iterdir()) and not ours:
         raise InvalidParameter(f"{folder} is not empty and is no backup: name another folder.", param="folder")
-    before = os.umask(0o077)  # every file of it is 0600, every folder 0700
+    umask_before = os.umask(0o077)  # every file of it is 0600, every folder 0700
     try:
         make_directory(folder)
         folder.chmod(0o700)
@@ -73,11 +73,11 @@ def held(folder: Path) -> Iterator[None]:
                 raise Busy(f"Another backup is being written into {folder}: wait until it is done.") from None
             yield
     finally:
-        os.umask(before)
+        os.umask(umask_before)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a folder holds; raises NotFound where there is no whole backup, InvalidParameter for what is not ours."""
+    """The manifest of a folder; raises NotFound without a whole backup, InvalidParameter for what is not ours."""
     try:
         with open_regular(folder / MANIFEST) as file:
             return Manifest.model_validate_json(file.read())
@@ -97,9 +97,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     path = folder / MANIFEST
     beside = folder / f"{MANIFEST}.new"
     replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", temporary=beside, mode=0o600)
-    for found in folder.glob("soup-*.db"):
-        if re.fullmatch(DATABASE, found.name) and found.name != manifest.database:
-            found.unlink()
+    for database in folder.glob("soup-*.db"):
+        if re.fullmatch(DATABASE, database.name) and database.name != manifest.database:
+            database.unlink()
 
 
 def digest_of_file(path: Path) -> str:

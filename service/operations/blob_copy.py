@@ -61,5 +61,7 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     progress(len(digests), len(digests), f"{new} new, {len(problems)} not whole")
     target.set_aside.set_mark(source.set_aside.mark() or mark)
     with database.read() as catalogue:
-        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items())
+        unsound = tuple(
+            Unsound(digest, problem, tuple(catalogue.blobs.references(digest))) for digest, problem in problems.items()
+        )
     return Copied(len(digests), new, unsound)

@@ -37,7 +37,7 @@ class Checked:
 
     def count(self, problem: str) -> int:
         """How many have this problem."""
-        return sum(one.problem == problem for one in self.unsound)
+        return sum(blob.problem == problem for blob in self.unsound)
 
 
 class Pace:
@@ -85,14 +85,17 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
                 problems[digest] = "damaged"
     progress(len(digests), len(digests), f"{len(problems)} not whole, {read} bytes read")
     with database.read() as catalogue:
-        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.references(one))) for one, why in problems.items())
+        unsound = tuple(
+            Unsound(blob_digest, problem, tuple(catalogue.blobs.references(blob_digest)))
+            for blob_digest, problem in problems.items()
+        )
     return Checked(len(digests), read, unsound)
 
 
 def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
     """Raises Unavailable unless the folder is the one of the database that has this mark."""
-    found = blobs.set_aside.mark()
-    if found is None or found.store != mark.store:
+    blob_mark = blobs.set_aside.mark()
+    if blob_mark is None or blob_mark.store != mark.store:
         raise Unavailable(
             f"{blobs.location} is not the place of this database's blobs (its store.json is missing or another's): "
             "mount it, or check SOUP_DATA, SOUP_BLOBS, SOUP_BLOBS_URL and SOUP_DATABASE_URL.",

@@ -37,7 +37,7 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Restored:
-    """What was put back; `replaced` is the copy of the SQLite file that was there."""
+    """The restored manifest; `replaced` is the copy of the SQLite file that was there."""
 
     manifest: Manifest
     replaced: Path | None
@@ -77,8 +77,8 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
 
         blobs = open_blobs(settings.blob_place)
         _copy_blobs(folder, blobs, whole, progress)
-        others = any(digest not in sizes for digest in blobs.digests())
-        blobs.set_aside.set_mark(_mark_of(mark, blobs, others=others))
+        has_others = any(digest not in sizes for digest in blobs.digests())
+        blobs.set_aside.set_mark(_mark_of(mark, blobs, has_others=has_others))
         if manifest.admin_key:
             copy_key(folder / KEY, settings.admin_key_path)
         if file is None:
@@ -106,10 +106,10 @@ def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, name
         )
     if file is None and not storage.is_empty(database):
         raise Conflict("The database holds rows already: --replace deletes them for those of the backup.")
-    others = sum(digest not in named for digest in blobs.digests())
-    if others:
+    unnamed = sum(digest not in named for digest in blobs.digests())
+    if unnamed:
         raise Conflict(
-            f"{blobs.location} holds {others} blobs that the backup does not name: with --replace the next start sets "
+            f"{blobs.location} holds {unnamed} blobs that the backup does not name: with --replace the next start sets "
             "them aside."
         )
 
@@ -146,15 +146,17 @@ def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progres
             raise DamagedBlob(f"Blob {digest} in {folder} is {problem} since it was checked.", param="folder")
 
 
-def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, others: bool) -> StoreMark:
-    """What the folder says: the database's own mark; a later one where it holds more than the database knows.
+def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, has_others: bool) -> StoreMark:
+    """The mark for the blobs: the database's own; a later one where it holds more than the database knows.
 
     The database then is an older copy, of which a start deletes nothing.
     """
-    if not others:
+    if not has_others:
         return mark
-    found = blobs.set_aside.mark()
-    return StoreMark(store=mark.store, generation=max(mark.generation, 0 if found is None else found.generation) + 1)
+    blob_mark = blobs.set_aside.mark()
+    return StoreMark(
+        store=mark.store, generation=max(mark.generation, 0 if blob_mark is None else blob_mark.generation) + 1
+    )
 
 
 def _load(backup: Database, database: Database, progress: Progress) -> None:

@@ -75,13 +75,13 @@ def _close_to_others(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Migrated:
-    """A database's revision before and after, and the copy that was made before; `before` is None for a new one.
+    """A database's revision before and after, and the copy that was made before; a new one has no revision before.
 
     Nothing was done where it `is_later`: of a later version, beside which this one serves.
     """
 
-    before: str | None
-    after: str
+    revision_before: str | None
+    revision_after: str
     backup: Path | None = None
     is_later: bool = False
 
@@ -93,32 +93,32 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
     SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version.
     """
     with database.translate_startup_errors():
-        before, after = migrations.current(database.engine), migrations.head()
-        if before == after:
-            return Migrated(before, after)
-        if before is not None and not is_sqlite(database) and may_serve(database):
-            return Migrated(before, before, is_later=True)
-        _check_known(database, before)
-        backup = None if before is None else _back_up(database, backups, before)
-        before = migrations.upgrade(database.engine)  # another process may have been quicker
-    return Migrated(before, after, backup)
+        revision_before, revision_after = migrations.current(database.engine), migrations.head()
+        if revision_before == revision_after:
+            return Migrated(revision_before, revision_after)
+        if revision_before is not None and not is_sqlite(database) and may_serve(database):
+            return Migrated(revision_before, revision_before, is_later=True)
+        _check_known(database, revision_before)
+        backup = None if revision_before is None else _back_up(database, backups, revision_before)
+        revision_before = migrations.upgrade(database.engine)  # another process may have been quicker
+    return Migrated(revision_before, revision_after, backup)
 
 
 def check_schema(database: Database) -> None:
     """Raises Unavailable unless the schema is this version's; where it is behind, naming the command."""
     with database.translate_startup_errors():
-        found, needed = migrations.current(database.engine), migrations.head()
-    if found == needed:
+        revision, needed = migrations.current(database.engine), migrations.head()
+    if revision == needed:
         return
-    _check_known(database, found)
-    at = "is empty" if found is None else f"is at revision {found!r}"
+    _check_known(database, revision)
+    at = "is empty" if revision is None else f"is at revision {revision!r}"
     raise Unavailable(
         f"The database {at} and this version needs revision {needed!r}: run 'soup migrate'.", param="database_url"
     )
 
 
 def check_serves(database: Database) -> None:
-    """As `check_schema`, but that a later version's schema will do where the database says that it does."""
+    """Raises Unavailable unless the schema serves this version: its own, or a later one that says so."""
     if may_serve(database):
         log.info("the database is of a later version, of which this one is the neighbour")
     else:
@@ -126,30 +126,30 @@ def check_serves(database: Database) -> None:
 
 
 def may_serve(database: Database) -> bool:
-    """Whether a database is of a later version, and says that this one may run on it too."""
+    """Return True if a database is of a later version, and says that this one may run on it too."""
     with database.translate_startup_errors():
-        found = migrations.current(database.engine)
-        if found is None or found == migrations.head() or migrations.knows(found):
+        revision = migrations.current(database.engine)
+        if revision is None or revision == migrations.head() or migrations.knows(revision):
             return False
         oldest = migrations.oldest(database.engine)
     return oldest is not None and migrations.knows(oldest)
 
 
 class SchemaWatch:
-    """Whether a server that runs can go on with its database, which others migrate; from one thread at a time."""
+    """Checks that a running server can go on with its database, which others migrate; from one thread at a time."""
 
     def __init__(self) -> None:
         self._fine: str | None = None
         """The revision that was looked at last: to look takes reading every migration."""
 
     def is_outgrown(self, database: Database) -> bool:
-        """Whether it was migrated to a version that no longer serves this one."""
-        found = migrations.current(database.engine)
-        if found == self._fine or found is None:
+        """Return True if it was migrated to a version that no longer serves this one."""
+        revision = migrations.current(database.engine)
+        if revision == self._fine or revision is None:
             return False
-        if not migrations.knows(found) and not may_serve(database):
+        if not migrations.knows(revision) and not may_serve(database):
             return True
-        self._fine = found
+        self._fine = revision
         return False
 
 
@@ -167,7 +167,7 @@ def _check_known(database: Database, revision: str | None) -> None:
 
 
 def is_sqlite(database: Database) -> bool:
-    """Whether the database is a file that this process may migrate by itself."""
+    """Return True if the database is a file that this process may migrate by itself."""
     return database.engine.dialect.name == "sqlite"
 
 
@@ -177,8 +177,8 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
     if not is_sqlite(database) or not source:
         return None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in folder.glob("*.db.part*"):  # of a process that ended before its copy was whole
-        left.unlink()
+    for unfinished in folder.glob("*.db.part*"):  # of a process that ended before its copy was whole
+        unfinished.unlink()
     target = folder / f"{Path(source).stem}-{revision}-{_moment()}.db"
     beside = target.with_name(f"{target.name}.part")
     _copy_sqlite(Path(source), beside)
@@ -218,7 +218,7 @@ def sqlite_file(database: Database) -> Path | None:
 
 
 def is_empty(database: Database) -> bool:
-    """Whether a database has no row, or no table yet; raises Unavailable where its schema is another version's."""
+    """Return True if a database has no row or no table; raises Unavailable where the schema is another version's."""
     with database.translate_startup_errors():
         if migrations.current(database.engine) is None:
             return True
@@ -241,40 +241,40 @@ def copy_database(database: Database, target: Path, progress: Progress = silent)
 
 def remove_sqlite(path: Path) -> None:
     """Remove a SQLite file, and what belongs to it."""
-    for name in (path.name, *_beside(path)):
+    for name in (path.name, *_companions(path)):
         path.with_name(name).unlink(missing_ok=True)
 
 
 def finish_sqlite(path: Path) -> None:
     """Make a SQLite file that was closed durable; raises Unavailable where it is not all in that file (a full disk)."""
-    left = [name for name in _beside(path) if path.with_name(name).exists()]
-    if left:
-        raise Unavailable(f"SQLite could not write {left[0]} into {path}: see that there is room, and try again.")
+    leftovers = [name for name in _companions(path) if path.with_name(name).exists()]
+    if leftovers:
+        raise Unavailable(f"SQLite could not write {leftovers[0]} into {path}: see that there is room, and try again.")
     _sync_file(path)
 
 
 def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
     """Put a SQLite file that nobody has open in the place of another, durably; what was there is kept in `backups`."""
     finish_sqlite(new)
-    kept = backups / f"{path.stem}-replaced-{_moment()}.db"
+    backup = backups / f"{path.stem}-replaced-{_moment()}.db"
     with suppress(sqlite3.Error):  # one that is damaged is kept as it is, in its pieces
         if path.exists():
             with closing(sqlite3.connect(path)) as old:
                 old.execute("PRAGMA journal_mode=DELETE").close()  # what is in its log is written into the file
-    pieces = [name for name in _beside(path) if path.with_name(name).exists()]
-    found = path.exists()
-    if found or pieces:
+    pieces = [name for name in _companions(path) if path.with_name(name).exists()]
+    exists = path.exists()
+    if exists or pieces:
         backups.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if found:
-        os.link(path, kept)
+    if exists:
+        os.link(path, backup)
     for name in pieces:  # beside the new file SQLite would take them for its own
-        path.with_name(name).replace(kept.with_name(name.replace(path.name, kept.name)))
-    if found or pieces:
+        path.with_name(name).replace(backup.with_name(name.replace(path.name, backup.name)))
+    if exists or pieces:
         sync_directory(backups)
     new.replace(path)
     sync_directory(path.parent)
-    return kept if found else None
+    return backup if exists else None
 
 
-def _beside(path: Path) -> tuple[str, ...]:
+def _companions(path: Path) -> tuple[str, ...]:
     return f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal"

@@ -107,7 +107,7 @@ def test_a_round_trip_into_either_kind_of_database(verbs, folder, tmp_path, kind
         blobs = LocalBlobs(settings.blobs_dir)
         assert all(blobs.is_whole(digest) for digest in named)
         found = started(settings)
-        assert (found.older, found.aside, found.deleted, found.missing) == (False, 0, 0, 0)
+        assert (found.older, found.moved, found.deleted, found.missing) == (False, 0, 0, 0)
         ToyRegistry(database, blobs).push("acme/after", seed=2)  # numbered after those that came
         with database.read() as catalogue:
             assert {"law", "code", "after"} == {row.name for row in catalogue.adapters.list(None, limit=9).rows}
@@ -213,7 +213,7 @@ class TestBackup:
         with pytest.raises(InvalidParameter, match="is no backup"):
             backed_up(verbs, verbs.blobs.folder.parent)
         backed_up(verbs, folder)
-        with backup_folder.held(folder), pytest.raises(Busy):
+        with backup_folder.open_for_backup(folder), pytest.raises(Busy):
             backed_up(verbs, folder)
         write_manifest(folder, read_manifest(folder).model_copy(update={"store": "1" * 32}))
         with pytest.raises(Conflict, match="another server"):
@@ -266,7 +266,7 @@ class TestRestore:
         with closing(Database(settings.database)) as database:
             assert rows(database) == before
         found = started(settings)
-        assert (found.older, found.aside, found.deleted) == (True, 1, 0)
+        assert (found.older, found.moved, found.deleted) == (True, 1, 0)
         assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
 
     def test_a_server_that_runs_keeps_its_folder(self, verbs, folder) -> None:

@@ -16,7 +16,7 @@ from registry.catalogue import Database
 from registry.errors import Unavailable
 from service.jobs.cook import request_bytes
 from service.operations import blob_check
-from service.operations.blob_check import Found, check_blobs, delete_ended_requests
+from service.operations.blob_check import BlobReport, check_blobs, delete_ended_requests
 from tests.registry.catalogue_rows import new_database
 from tests.registry.memory_blobs import MemoryBlobs
 
@@ -38,7 +38,7 @@ def opened(folder: Path) -> Iterator[Database]:
 
 def start(
     database: Database, blobs: LocalBlobs, *, alone: bool = True, accept: bool = False, today: date = TODAY
-) -> Found:
+) -> BlobReport:
     return check_blobs(database, blobs, alone=alone, accept=accept, today=today)
 
 
@@ -68,7 +68,7 @@ class TestTheirOwn:
         start(database, blobs)
         (kept,) = named(database, blobs, b"named")
         orphan = blobs.put_bytes(b"orphan")
-        assert start(database, blobs) == Found(older=False, back=0, aside=1, kept=1, deleted=0, missing=0)
+        assert start(database, blobs) == BlobReport(older=False, restored=0, moved=1, set_aside=1, deleted=0, missing=0)
         assert (set(blobs.digests()), aside(blobs)) == ({kept}, {orphan})
 
     def test_requests_of_cooks_are_not_kept_unless_the_cook_waits(self, database, blobs):
@@ -76,7 +76,7 @@ class TestTheirOwn:
         ended, _lost, waiting = (blobs.put_bytes(request_bytes({"sample": text})) for text in ("a", "b", "c"))
         cook(database, ended, ended=True)
         cook(database, waiting, ended=False)
-        assert start(database, blobs) == Found(older=False, back=0, aside=0, kept=0, deleted=2, missing=0)
+        assert start(database, blobs) == BlobReport(older=False, restored=0, moved=0, set_aside=0, deleted=2, missing=0)
         assert (set(blobs.digests()), aside(blobs)) == ({waiting}, set())
 
     def test_what_is_noted_to_go_is_left_to_the_collection(self, database, blobs):
@@ -84,7 +84,7 @@ class TestTheirOwn:
         (going,) = named(database, blobs, b"going")
         with database.write() as catalogue:
             catalogue.removals.forget([going], datetime.now(UTC))
-        assert start(database, blobs).aside == 0
+        assert start(database, blobs).moved == 0
         assert set(blobs.digests()) == {going}
 
     def test_what_is_deleted_is_not_left_set_aside(self, database, blobs):
@@ -100,11 +100,11 @@ class TestTheirOwn:
         orphan = blobs.put_bytes(b"orphan")
         start(database, blobs)
         with caplog.at_level(logging.WARNING):
-            assert start(database, blobs, today=date(2028, 1, 1)).kept == 1
+            assert start(database, blobs, today=date(2028, 1, 1)).set_aside == 1
         assert "1 blobs that the database does not name are set aside" in caplog.text
         assert aside(blobs) == {orphan}
         (blobs.set_aside.folder / "2026-11-23" / "notes.txt").write_text("somebody else's")
-        assert start(database, blobs).kept == 1
+        assert start(database, blobs).set_aside == 1
 
     def test_what_a_row_names_by_now_comes_back(self, database, blobs):
         start(database, blobs)
@@ -112,7 +112,7 @@ class TestTheirOwn:
         start(database, blobs)
         with database.write() as catalogue:
             catalogue.blobs.record(orphan, 6)
-        assert start(database, blobs).back == 1
+        assert start(database, blobs).restored == 1
         assert blobs.read(orphan) == b"orphan"
 
     def test_what_is_missing_is_counted_and_told(self, database, blobs, caplog):
@@ -145,7 +145,7 @@ class TestTheirOwn:
         """Bytes without a row may be on their way to one in another process."""
         start(database, blobs, alone=False)
         orphan = blobs.put_bytes(b"orphan")
-        assert start(database, blobs, alone=False).aside == 0
+        assert start(database, blobs, alone=False).moved == 0
         assert set(blobs.digests()) == {orphan}
 
 
@@ -183,13 +183,13 @@ class TestAnotherDatabase:
     ):
         with opened(tmp_path / "new") as lost:
             with caplog.at_level(logging.WARNING):
-                assert start(lost, blobs, accept=True) == Found(
-                    older=True, back=0, aside=2, kept=2, deleted=0, missing=0
+                assert start(lost, blobs, accept=True) == BlobReport(
+                    older=True, restored=0, moved=2, set_aside=2, deleted=0, missing=0
                 )
             assert "2 blobs that the database does not name are set aside" in caplog.text
             start(lost, blobs)
         assert aside(blobs) == set(full)
-        assert start(database, blobs).back == 2
+        assert start(database, blobs).restored == 2
         assert set(blobs.digests()) == set(full)
 
     def test_one_of_before_there_were_marks_is_refused_where_nothing_here_is_its_own(self, full, blobs, tmp_path):
@@ -246,12 +246,12 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
         older = Database(f"sqlite:///{backup}")
         with caplog.at_level(logging.WARNING):
-            assert start(older, blobs) == Found(older=True, back=0, aside=3, kept=3, deleted=0, missing=0)
+            assert start(older, blobs) == BlobReport(older=True, restored=0, moved=3, set_aside=3, deleted=0, missing=0)
         assert "the database is an older copy than its blobs" in caplog.text
         assert set(blobs.digests()) == set(old)
         older.close()
         found = start(database, blobs)
-        assert (found.older, found.back) == (True, 2)  # the other one is ahead of it by now
+        assert (found.older, found.restored) == (True, 2)  # the other one is ahead of it by now
         assert set(blobs.digests()) == {*old, *new}
         assert aside(blobs) == {request}
         assert start(database, blobs).deleted == 1  # it is its own again: text of a sample is not kept

@@ -35,7 +35,7 @@ def want(amount: int, limit: int = 60, subject: str = "Key 'a'") -> Want:
 
 
 def remaining(rates: Rates, limit: int = 60) -> int:
-    left = rates.left([want(0, limit)], "tokens")
+    left = rates.remaining([want(0, limit)], "tokens")
     assert left is not None
     return left.remaining
 
@@ -92,7 +92,7 @@ def test_a_limit_that_changes_holds_from_then_on(rates: Rates) -> None:
 def test_full_buckets_are_forgotten_and_others_are_not(
     rates: Rates, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates_module, "KEPT", 2)
+    monkeypatch.setattr(rates_module, "MOST_BUCKETS", 2)
     for subject in "bcd":
         rates.take([want(10, subject=subject)])
     rates.settle(want(0), 600)  # a debt of ten minutes

@@ -256,7 +256,7 @@ class TestMigrations:
         database = Database(settings.database)
         done = migrate(database, backups=tmp_path / "backups")
         database.close()
-        assert (done.before, done.after, len(ran)) == (head, "9999", 1)
+        assert (done.revision_before, done.revision_after, len(ran)) == (head, "9999", 1)
         assert done.backup is not None
         copy = Database(f"sqlite:///{done.backup}")
         with copy.read() as catalogue:

@@ -41,7 +41,7 @@ def test_what_one_server_took_another_has_not(servers: list[SharedRates]) -> Non
         two.take([want(50)])
     assert 20 <= late.value.retry_after <= 30
     two.take([want(20)])
-    left = two.left([want(0)], "tokens")
+    left = two.remaining([want(0)], "tokens")
     assert left is not None
     assert left.remaining <= 5
     two.take([want(60, subject="Key 'b'")])

@@ -44,13 +44,20 @@ def migrate(
         migration = storage.migrate(database, backups=settings.data / "backups")
     backup = None if migration.backup is None else str(migration.backup)
     if json:
-        as_json({"object": "migration", "before": migration.before, "after": migration.after, "backup": backup})
+        as_json(
+            {
+                "object": "migration",
+                "before": migration.revision_before,
+                "after": migration.revision_after,
+                "backup": backup,
+            }
+        )
         return
-    data(migration.after)
+    data(migration.revision_after)
     if migration.is_later:
         talk("The database is of a later version, beside which this one serves: nothing was changed.")
-    elif migration.before == migration.after:
+    elif migration.revision_before == migration.revision_after:
         talk("The schema was up to date.")
     else:
         copy = f" A copy is at {backup}." if backup else ""
-        talk(f"From {migration.before or 'nothing'} to {migration.after}.{copy}")
+        talk(f"From {migration.revision_before or 'nothing'} to {migration.revision_after}.{copy}")

@@ -123,7 +123,7 @@ def duration(seconds: float) -> str:
 def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for measure in MEASURES:
-        remaining = rates.left(wants, measure)
+        remaining = rates.remaining(wants, measure)
         if remaining is not None:
             headers |= {
                 f"x-ratelimit-limit-{measure}": str(remaining.limit),
