@@ -25,10 +25,10 @@ LONGEST = (
     "service/journeys/test_selection.py",
     "project/test_adaptersoup.py",
     "service/journeys/test_killed_server.py",
-    "adaptersoup/cli/test_cli_journey.py",
-    "adaptersoup/cli/test_command_line_live.py",
+    "service/cli/test_cli_journey.py",
+    "service/cli/test_command_line_live.py",
     "service/engine/test_base_memory.py",
-    "adaptersoup/cli/test_backup_commands.py",
+    "service/cli/test_backup_commands.py",
     "project/test_container.py",
     "project/test_packaging.py",
 )

@@ -58,7 +58,7 @@ class ComputesHere(GradientProcess):
         super().__init__(settings)
         self._begun: dict[str, Handle] = {}
 
-    def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
+    def _run(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
         settings = self._settings
         setup = GradientSetup(entry=entry, cache=settings.cache, blobs=settings.blob_place, threads=settings.threads)
         with self._lock:
@@ -74,6 +74,6 @@ def trains_here(patch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
         with unnamed(private):
             return answer(request, base, progress)
 
-    patch.setattr("training.worker.asked_to_end", lambda: False)
+    patch.setattr("training.worker.should_end", lambda: False)
     patch.setattr(train, "in_child", done)
     return done
