@@ -49,7 +49,7 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } \
 	  || echo "chromium cannot be installed here: the tests that need it are skipped, and fail where CI is set"
 
-test: $(VENV)/.dev  ## run every test, two files at a time (about 14 minutes on two cores)
+test: $(VENV)/.dev  ## run every test, two files at a time (about 25 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
 
 test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone
@@ -67,7 +67,7 @@ coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which 
 	    || { echo "The tests run less than $$least % of the lines of $$package, their floor (FLOORS in the Makefile)."; exit 1; }; \
 	done
 
-quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a minute and a half on two cores)
+quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a few minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not slow'
 
 soak: $(VENV)/.dev  ## 20,000 requests over 500 adapters, each of which says who it is (some minutes)
