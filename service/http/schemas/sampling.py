@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, StringConstraints, model_validator
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, StringConstraints, model_validator
 
 from service.http.schemas.wire import ModelName, OpenAIBody, Wire, one_of
 
@@ -62,11 +60,11 @@ class Neutral:
     def __init__(self, *values: Any) -> None:
         self._values = [*values, None]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the schema of the annotated type, followed by the check of the value."""
-        return no_info_after_validator_function(self._check, handler(source))
+        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
         """Return the enumeration of the accepted values."""
         return {"enum": self._values}
 
