@@ -646,7 +646,7 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
 def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memory_runs_out() -> None:
     code = (
         "import time\nfrom pathlib import Path\nfrom service.jobs import train_process as module\n"
-        "module.GRACE_SECONDS = 0.01\nmodule.outlive_nobody()\n"
+        "module.GRACE_SECONDS = 0.01\nmodule.end_with_server()\n"
         "print(Path('/proc/self/oom_score_adj').read_text(), flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
