@@ -317,7 +317,7 @@ def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: Lo
         catalogue.jobs.cancel(row.id)
     reached = training_job.TRAIN.reached
     assert reached(world.runtime.services, row) == 0
-    place = training_job.place_of(world.runtime.settings, row.arguments["key"])
+    place = training_job.training_folder(world.runtime.settings, row.arguments["key"])
     make(SPEC, base, saving=checkpoint.Saving(place / training_job.CHECKPOINT))
     assert reached(world.runtime.services, row) == RECIPE["steps"]
     (place / training_job.CHECKPOINT / checkpoint.FILE).write_bytes(b"torn")
