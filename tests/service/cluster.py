@@ -83,8 +83,9 @@ class Cluster:
         variables = {f"SOUP_{name.upper()}": str(value) for name, value in given.items() if value is not None}
         log = (self.folder / f"log-{len(self.running)}").open("wb")
         with log:
+            cli = "service.cli" if code is not None and (code / "service" / "cli").is_dir() else "adaptersoup.cli"
             process = subprocess.Popen(
-                [sys.executable, "-m", "adaptersoup.cli", *words],
+                [sys.executable, "-m", cli, *words],
                 stdout=subprocess.PIPE, stderr=log, cwd=code,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **found_in(code), **variables},
             )  # fmt: skip
