@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select, tuple_
 
 from registry.catalogue.repository import TableGateway, matching
-from registry.catalogue.rows import Namespaces, Page, UsageKey, UsageRow, UsageSum
+from registry.catalogue.rows import Namespaces, Page
 from registry.catalogue.tables import usage
+from registry.catalogue.usage_rows import UsageKey, UsageRow, UsageSum
 from registry.errors import InvalidParameter
 
 GROUPS = ("day", "key_id", "namespace", "model")

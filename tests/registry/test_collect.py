@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from registry.catalogue import Catalogue
-from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
+from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.catalogue.usage import UsageFilter
+from registry.catalogue.usage_rows import UsageKey, UsageSum
 from registry.context import Refits, Retention
 from registry.lifecycle import collect as module
 from registry.lifecycle.collect import FILE_DELAY, Collected, collect, would_collect

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from registry.catalogue.rows import Page, UsageRow
+from registry.catalogue.rows import Page
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
+from registry.catalogue.usage_rows import UsageRow
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.files.csv_lines import CSV, csv_file
