@@ -8,7 +8,7 @@ from __future__ import annotations
 from registry.context import Caller, Registry
 from registry.cook.effort import may_tune, with_default_effort
 from registry.cook.ingredients import recipe_ingredients, select_ingredients
-from registry.cook.job import CookJob, Workers
+from registry.cook.job import STEPS, CookJob, Workers
 from registry.cook.report import Outcome, abstained, cooked_soup, evidence_of, single_adapter
 from registry.cook.sample import read_sample
 from registry.cook.scoring import judge
@@ -45,7 +45,7 @@ def cook(
     if settled is not None:
         request = request.model_copy(update={"effort": settled})
     request = with_default_effort(registry, request, target)
-    progress(0, 4, "reading the sample")
+    progress(0, STEPS, "reading the sample")
     job = read_request(registry, caller, request, namespace=namespace, workers=workers, progress=progress)
     cooked = _cook_until_nothing_is_purged(job)
     spent = job.base.spent(job.texts)

@@ -57,7 +57,12 @@ def select_ingredients(job: CookJob) -> CookJob:
     passages = sample.split.fit if holds_out else None
     query = SelectQuery(job.request.pool, selector_of(job.request), job.request.options, passages)
     selection = select(
-        job.registry, job.caller, sample.checked, query, fit=job.workers.fit, progress=job.progress_in(1)
+        job.registry,
+        job.caller,
+        sample.checked,
+        query,
+        fit=job.workers.fit,
+        progress=lambda _done, _total, message: job.report(1, message),
     )
     selection, ingredients = compatible(job.registry, job.request, selection)
     return replace(job, selection=selection, ingredients=ingredients)

@@ -62,7 +62,3 @@ class CookJob:
     def report(self, step: int, message: str) -> None:
         """Report progress; raises Cancelled where the job was cancelled."""
         self.progress(step, STEPS, message)
-
-    def progress_in(self, step: int) -> Progress:
-        """A progress callback for the inner steps of `step`, which passes on their messages."""
-        return lambda _done, _total, message: self.report(step, message)
