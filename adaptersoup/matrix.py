@@ -7,7 +7,7 @@ from typing import Any
 
 from adaptersoup.requests import request_of
 from registry.context import Caller
-from registry.evaluate.matrix import CrossEvaluated, Workers, cross_evaluate
+from registry.evaluate.matrix import CrossEvaluated, EvaluationPool, cross_evaluate
 from registry.progress import Progress
 from registry.select.select import pool_of
 from registry.tasks.run import open_pool
@@ -36,7 +36,7 @@ def evaluate_on(
     with registry.database.write() as catalogue:
         caller.audit(catalogue, "evaluation.ask", spec.digest)
     with open_pool(on, at_once=parallel, cores=cores) as tasks:
-        workers = Workers(tasks, score_samples, tasks.threads(of=1))
+        workers = EvaluationPool(tasks, score_samples, tasks.threads(of=1))
         return cross_evaluate(
             registry, caller, base, spec, passages=request.passages, progress=progress, workers=workers
         )

@@ -76,7 +76,7 @@ def downgrade(engine: Engine, revision: str) -> None:
 
 
 def is_compared(name: str | None, _kind: str, _parents: object) -> bool:
-    """Return True if a table or index is to be compared with the models: not the index of words."""
+    """Return True if a table or index is to be compared with the models: not words' index, nor `oldest_version`."""
     return name is None or not name.startswith(("adapter_words_index", _oldest_version.name))
 
 

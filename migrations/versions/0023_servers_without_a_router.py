@@ -1,4 +1,4 @@
-"""Columns for routers, which no longer exist.
+"""Give the columns that servers wrote for routers defaults, and drop those that no release uses.
 
 Servers of the last release still write these columns, so they get defaults here and are dropped one release later.
 """

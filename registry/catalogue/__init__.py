@@ -1,4 +1,4 @@
-"""The database: tables, and one small repository class per noun. No other package imports SQLAlchemy."""
+"""The database: tables, and one small repository class per noun. Besides, only migrations import SQLAlchemy."""
 
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, KeyRow

@@ -75,12 +75,12 @@ class Selectors(Repository[SelectorRow]):
         ]
 
     def targets(
-        self, base_fingerprint: str, *, asked_since: datetime | None = None
+        self, base_fingerprint: str, *, requested_since: datetime | None = None
     ) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
-        """Pools and specs served by selectors of a base model, requested since `asked_since` if that is given."""
+        """Pools and specs served by selectors of a base model, requested since `requested_since` if that is given."""
         query = TARGETS.where(selectors.c.base_fingerprint == base_fingerprint)
-        if asked_since is not None:
-            query = query.where(selector_targets.c.asked_at >= asked_since)
+        if requested_since is not None:
+            query = query.where(selector_targets.c.asked_at >= requested_since)
         rows = self._connection.execute(query.order_by(selectors.c.sequence))
         return [(PoolSpec.model_validate(pool), SPEC.validate_python(spec)) for pool, spec in rows]
 
@@ -90,14 +90,14 @@ class Selectors(Repository[SelectorRow]):
         """Record when a pool and spec was last requested."""
         self._update(selector_targets, *_target(pool_id, spec_digest), asked_at=moment)
 
-    def idle(self, since: datetime) -> builtins.list[SelectorRow]:
+    def unrequested_since(self, since: datetime) -> builtins.list[SelectorRow]:
         """The selectors that serve a pool and were not requested since then."""
         return self._all(SERVING.where(selector_targets.c.asked_at < since).order_by(selectors.c.sequence))
 
-    def stop_serving(self, row: SelectorRow, *, unless_asked_since: datetime) -> None:
+    def stop_serving(self, row: SelectorRow, *, unless_requested_since: datetime) -> None:
         """Have a selector serve its pool no longer, unless it was requested meanwhile; the next request refits it."""
-        is_idle = selector_targets.c.asked_at < unless_asked_since
-        self._delete(selector_targets, *_target(row.pool_id, row.spec_digest), is_idle)
+        is_unrequested = selector_targets.c.asked_at < unless_requested_since
+        self._delete(selector_targets, *_target(row.pool_id, row.spec_digest), is_unrequested)
 
     def asked_at(self, ids: Sequence[str]) -> dict[str, datetime]:
         """The moment of the last request by selector id, of those that serve a pool."""

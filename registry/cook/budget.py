@@ -95,7 +95,7 @@ def weighing_passes(depth: Depth, passages: int, candidates: int) -> float:
     """About how many passes of the base over a sample weighing takes, with its trials and the selector's embedding."""
     split = Split.of(passages)
     cut = Cut(SCREENED, depth.steps, min(depth.alone, candidates))
-    trials = depth.trials * len(split.held_out) / passages
+    trials = len(split.held_out) / passages * depth.trials
     return 1 + trials + _weighing(depth, Size.of(split, candidates), cut)
 
 

@@ -22,7 +22,7 @@ from registry.spec import (
 )
 
 STEPS = 4
-"""Steps that a cook reports its progress in: choose, mix or weigh, score, store."""
+"""Steps of a cook's progress: read the sample, choose or weigh, mix or train, verify."""
 
 
 @dataclass(frozen=True)

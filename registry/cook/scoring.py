@@ -60,7 +60,7 @@ def _judge_on_sample(job: CookJob, candidate: Candidate, evidence: Evidence) -> 
 # --- on held-out passages ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoredCandidate:
     """A candidate, its soup, and how that did on the held-out passages."""
 
@@ -102,17 +102,17 @@ def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: 
         base_nll = _base_nll(job, held_out, job.sample.held_out_texts)
     scored = [_score(job, candidate, base_nll) for candidate in proposal.candidates]
     rivals = [candidate for candidate in scored if candidate.can_be_answer]
-    widest = _best_mixture(rivals)
-    narrow = None if widest is None else widest.candidate.narrowed()
-    if widest is not None and narrow is not None:
-        scored_narrow = _score(job, narrow, base_nll)
+    best_mixture = _best_mixture(rivals)
+    narrowed = None if best_mixture is None else best_mixture.candidate.narrowed()
+    if best_mixture is not None and narrowed is not None:
+        scored_narrow = _score(job, narrowed, base_nll)
         scored.append(scored_narrow)
-        rivals.remove(widest)
-        rivals.append(_narrow_unless_worse(scored_narrow, widest))
+        if _narrow_unless_worse(scored_narrow, best_mixture) is scored_narrow:
+            rivals = [*(rival for rival in rivals if rival is not best_mixture), scored_narrow]
     search = search.model_copy(update={"trials": tuple(candidate.trial for candidate in scored)})
     if not rivals:
         return Outcome(None, evidence.model_copy(update={"search": search}))
-    best = min(rivals, key=lambda candidate: (candidate.loss, candidate.candidate.way == "selected"))
+    best = min(rivals, key=_loss_then_selected_last)
     verification = verification_of(best.scores.nll, base_nll, best.scores.tokens, held_out=True, ways=len(rivals))
     search = search.model_copy(
         update={
@@ -156,6 +156,11 @@ def _best_mixture(scored: Sequence[ScoredCandidate]) -> ScoredCandidate | None:
     return min(mixtures, key=lambda candidate: (candidate.loss, candidate.candidate.way), default=None)
 
 
+def _loss_then_selected_last(rival: ScoredCandidate) -> tuple[float, bool]:
+    """Key of the best: of equal losses a weighed soup precedes the selection, and training's start what it made."""
+    return rival.loss, rival.candidate.way == "selected" and rival.candidate.trained is None
+
+
 def _narrow_unless_worse(narrow: ScoredCandidate, wide: ScoredCandidate) -> ScoredCandidate:
     """The narrow form of a wide soup, unless it is worse by more than a standard error."""
     worse = paired_difference(narrow.scores.nll, wide.scores.nll, wide.scores.tokens)
@@ -190,13 +195,13 @@ def _noise_control(
     job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
 ) -> NoiseControl | None:
     """Random adapters of the same sizes, weighed alike, beside the base and the best soup on the same passages."""
+    if not proposal.noise:
+        return None
     weighings: list[Weighing] = []
     for request in proposal.noise:
         job.report(3, f"weighing {len(request.candidates)} adapters of noise")
         weighings.append(job.workers.weigh(job.base.entry.id, request))
     unseen = [weighing.unseen for weighing in weighings if weighing.unseen is not None]
-    if not unseen:
-        return None
     noise_nll = np.array([nll for scores in unseen for nll in scores.nll])
     if [count for scores in unseen for count in scores.tokens] != best.scores.tokens.tolist():
         raise Internal("noise and the soup were scored on different tokens")

@@ -277,11 +277,12 @@ def _single(answer: _Weighed, folds: Sequence[_Weighed]) -> Candidate | None:
 
 def _noise_requests(sample: Sample, weighed: Sequence[_Weighed]) -> tuple[WeighingRequest, ...]:
     """The weighings again with random adapters of the same sizes, tried on the held-out passages of each fold."""
-    requests = [fold.task.request for fold in weighed]
+    requests = [fold.task.request for fold in weighed if fold.task.request is not None]
+    if len(requests) < len(weighed):
+        return ()
     return tuple(
         request.model_copy(update={"alone": 0, "noise": True, "unseen": sample.texts_of(held_out), "beside": ()})
         for request, held_out in zip(requests, sample.split.folds, strict=True)
-        if request is not None and None not in requests
     )
 
 

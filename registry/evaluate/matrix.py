@@ -31,6 +31,8 @@ MIN_PASSAGES = 2
 RECORDED_ERRORS = (DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound)
 """Errors of one adapter or sample, which are recorded and do not stop the evaluation of others."""
 
+WAITING = "waiting for the first task"
+
 
 @dataclass(frozen=True)
 class CrossEvaluated:
@@ -62,7 +64,7 @@ Scores = list[list[PassageScore]]
 
 
 @dataclass(frozen=True)
-class Workers:
+class EvaluationPool:
     """A pool of processes or machines to evaluate on, and the function that scores samples there."""
 
     pool: Pool
@@ -136,7 +138,7 @@ def cross_evaluate(
     *,
     passages: int,
     progress: Progress,
-    workers: Workers | None = None,
+    workers: EvaluationPool | None = None,
 ) -> CrossEvaluated:
     """Evaluate the missing pairs of a pool on the first `passages` of each sample, and store each when computed.
 
@@ -163,7 +165,7 @@ class _Run:
     progress: Progress
     total: int
     done: int = 0
-    message: str = "waiting for the first task"
+    message: str = WAITING
     computed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -243,7 +245,7 @@ class _WorkerEvaluation:
     """Evaluates pairs on workers: first a task a sample for the base model alone, then a task an adapter."""
 
     run: _Run
-    workers: Workers
+    workers: EvaluationPool
 
     def evaluate(self, pairs: Sequence[Pair]) -> None:
         """Evaluate pairs; adapters and samples with an error are recorded and skipped."""
@@ -255,7 +257,7 @@ class _WorkerEvaluation:
         for pair in pairs:
             if pair.sample in base_scores:
                 by_adapter.setdefault(pair.adapter.digest, []).append(pair)
-        run.done = len(pairs) - sum(map(len, by_adapter.values()))
+        run.done, run.message = len(pairs) - sum(map(len, by_adapter.values())), WAITING
         started: list[list[Pair]] = []
         tasks = self._adapter_tasks(by_adapter.values(), texts, started)
         for index, outcome in run_tasks(self.workers.pool, self.workers.score, tasks, should_stop=run.should_stop):

@@ -146,7 +146,7 @@ class _Collection:
         stale = self._stale_selectors(cutoff)
         with self.write() as catalogue:
             for row in stale:
-                catalogue.selectors.stop_serving(row, unless_asked_since=cutoff)
+                catalogue.selectors.stop_serving(row, unless_requested_since=cutoff)
             selectors = catalogue.removals.drop_selectors(cutoff)
             catalogue.removals.drop_embeddings()
             catalogue.removals.drop_statistics()
@@ -199,12 +199,12 @@ class _Collection:
         """
         stale: list[SelectorRow] = []
         with self.read() as catalogue:
-            for row in catalogue.selectors.idle(cutoff):
+            for row in catalogue.selectors.unrequested_since(cutoff):
                 self.progress(len(stale), 0, "looking at selectors that nobody asks for")
                 members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
                 used_at = catalogue.selectors.asked_at([row.id])[row.id]
-                is_idle = not members or self.registry.refits.is_idle(used_at, self.moment)
-                if is_idle and members != row.members:
+                may_stop = not members or self.registry.refits.is_idle(used_at, self.moment)
+                if may_stop and members != row.members:
                     stale.append(row)
         return stale
 

@@ -154,7 +154,7 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
     The old selectors keep serving. The delay debounces: a fit that is queued already is not queued twice.
     """
     jobs, since = [], refits.idle_before(datetime.now(UTC))
-    for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, asked_since=since):
+    for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, requested_since=since):
         if not _may_contain(pool, changed):
             continue
         target = FitTarget(changed.base_model, pool, spec)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
 from registry.context import Caller, Registry
-from registry.errors import Busy, InvalidManifest, NotFound, QuotaExceeded, TooLarge
-from registry.quotas import byte_allowance, check_stored
+from registry.errors import Busy, InvalidManifest, NotFound, TooLarge
+from registry.quotas import ByteAllowance, byte_allowance, check_stored
 from registry.spec import FileSource
 
 
@@ -51,8 +51,8 @@ def too_large(limit: int) -> TooLarge:
     return TooLarge(f"A blob may have at most {limit} bytes here (SOUP_MAX_BLOB_BYTES).")
 
 
-def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> tuple[int, QuotaExceeded] | None:
-    """The bytes that the caller may still store, and the error for more; None without a limit, or if it sees the blob.
+def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> ByteAllowance | None:
+    """The bytes that the caller may still store; None without a limit, or if it sees the blob.
 
     `record_blob` enforces the limit: this check only avoids writing a blob that would be refused.
     """

@@ -187,9 +187,9 @@ class UploadSessions:
 
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
         """Raise QuotaExceeded if the caller may not store a blob of this size."""
-        room = room_for_blob(self._registry, caller, digest)
-        if room is not None and size > room[0]:
-            raise room[1]
+        allowance = room_for_blob(self._registry, caller, digest)
+        if allowance is not None:
+            allowance.check(size)
 
     def _begin(self, caller: Caller, row: UploadRow, file: OpenUpload, start: int | None) -> UploadRow:
         """Check that a part begins at the offset, now that the file is locked."""

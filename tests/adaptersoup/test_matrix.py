@@ -12,7 +12,7 @@ import pytest
 from adaptersoup import Store
 from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter
-from registry.evaluate.matrix import CrossEvaluated, Workers, cross_evaluate
+from registry.evaluate.matrix import CrossEvaluated, EvaluationPool, cross_evaluate
 from registry.progress import Progress, silent
 from registry.select.select import pool_of
 from registry.spec import PoolRequest
@@ -45,7 +45,7 @@ def store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
 def elsewhere(store: Store, place: ProcessPool, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
     registry, caller = store._runtime.services.registry, Caller("admin", None, "test")
     base, spec = pool_of(registry, caller, PoolRequest(**pool))
-    workers = Workers(place, score_samples, 1)
+    workers = EvaluationPool(place, score_samples, 1)
     return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, workers=workers)
 
 

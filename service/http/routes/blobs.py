@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
 from registry.context import Caller
-from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
+from registry.errors import DigestMismatch, NotFound, TooLarge
+from registry.quotas import ByteAllowance
 from registry.uploads.files import is_damaged, record_blob, renew_blob, room_for_blob, too_large
 from service.access.keys import Principal
 from service.http.app_parts import AppServices
@@ -29,9 +30,6 @@ from service.http.thread_turns import in_thread
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
 """Principals that may check if a blob exists: writers do before they upload."""
-
-Allowance = tuple[int, QuotaExceeded] | None
-"""The bytes that a quota leaves for an upload, and the error beyond them; None without a quota."""
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
@@ -91,7 +89,7 @@ def _answer(request: Request, digest: str, size: int, services: AppServices) -> 
     return ranged(request, digest=digest, size=size, open=lambda: services.registry.blobs.open(digest))
 
 
-def _upload_state(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, Allowance]:
+def _upload_state(services: AppServices, caller: Caller, digest: str) -> tuple[bool, bool, ByteAllowance | None]:
     """Return True if the key sees the blob, True if the stored blob is damaged, and the allowance for an upload."""
     with services.registry.database.read() as catalogue:
         visible = catalogue.blobs.is_visible(caller.namespaces, digest)
@@ -108,13 +106,13 @@ def _record(services: AppServices, caller: Caller, digest: str, size: int, *, re
         record_blob(services.registry, catalogue, caller, digest, size, repaired=repaired)
 
 
-async def _store(request: Request, writer: BlobWriter, limit: int, allowance: Allowance) -> int:
+async def _store(request: Request, writer: BlobWriter, limit: int, allowance: ByteAllowance | None) -> int:
     """Write the body while it arrives, commit it and return its size; nothing is stored if that fails."""
-    most = limit if allowance is None else min(limit, allowance[0])
+    most = limit if allowance is None else min(limit, allowance.max_bytes)
     try:
         size = await write_body(request, writer.write, limit=most)
     except TooLarge as error:
-        raise error if allowance is None or most == limit else allowance[1] from None
+        raise error if allowance is None or most == limit else allowance.error from None
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
     await in_thread(writer.commit)

@@ -83,7 +83,7 @@ def test_what_serves_remembers_when_it_was_asked_for(catalogue):
     fitted(catalogue, "sel-2", report={})
     assert catalogue.selectors.asked_at(["sel-1", "sel-2"]) == {"sel-2": asked}
     for since, count in ((asked, 1), (asked + timedelta(microseconds=1), 0), (None, 1)):
-        assert len(catalogue.selectors.targets(BASE, asked_since=since)) == count
+        assert len(catalogue.selectors.targets(BASE, requested_since=since)) == count
     assert catalogue.selectors.asked_at([]) == {}
 
 
@@ -136,7 +136,7 @@ def test_the_targets_of_a_base_are_each_pool_and_spec_once(catalogue):
         (pool_of("acme"), GmmSpec()),
     ]
     assert catalogue.selectors.targets(other.base_fingerprint) == [(other, GmmSpec())]
-    assert catalogue.selectors.targets(other.base_fingerprint, asked_since=datetime.now(UTC)) == []
+    assert catalogue.selectors.targets(other.base_fingerprint, requested_since=datetime.now(UTC)) == []
     assert catalogue.selectors.targets(sha256_digest(b"?")) == []
 
 
