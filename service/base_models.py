@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
-from registry.encoders import CachedEncoder, Encoder, MeanPoolEncoder, SentenceBertEncoder, VectorCache
+from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, SentenceBertEncoder, VectorCache
 from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
@@ -89,7 +89,7 @@ class ServedBaseModel:
         def run(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> Sequence[EmbeddedText]:
             return server.engine.embed(self.entry.id, texts, scored=scored, progress=lambda *_: alive(), patient=True)
 
-        hidden_states = MeanPoolEncoder(shape.fingerprint, shape.hidden_size, run)
+        hidden_states = BaseModelEncoder(shape.fingerprint, shape.hidden_size, run)
         encoders: dict[str, Encoder] = {hidden_states.digest: CachedEncoder(hidden_states, server.vectors)}
         try:
             encoders[server.sentence_bert.digest] = CachedEncoder(server.sentence_bert, server.vectors)

@@ -3,9 +3,9 @@
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """
 
+from registry.encoders.base_model import BaseModelEncoder
 from registry.encoders.cached import CachedEncoder, VectorCache
 from registry.encoders.contract import Encoder
-from registry.encoders.mean_pool import MeanPoolEncoder
 from registry.encoders.sbert import SentenceBertEncoder
 
-__all__ = ["CachedEncoder", "Encoder", "MeanPoolEncoder", "SentenceBertEncoder", "VectorCache"]
+__all__ = ["BaseModelEncoder", "CachedEncoder", "Encoder", "SentenceBertEncoder", "VectorCache"]

@@ -26,7 +26,7 @@ from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.context import BaseModel, Caller, Limits, Registry
 from registry.cook.cook import cook
 from registry.cook.job import Workers
-from registry.encoders import Encoder, MeanPoolEncoder
+from registry.encoders import BaseModelEncoder, Encoder
 from registry.encoders.contract import Embedded, EmbeddedText
 from registry.lifecycle.purge import purge
 from registry.names import parse_ref, sha256_digest
@@ -185,7 +185,7 @@ class ToyRegistry:
     """The verbs over one database and one blob store."""
 
     def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
-        self.base = MeanPoolEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
+        self.base = BaseModelEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
         self.sentences = FakeSentences()
         self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
         self.tiny = FakeBase(self.known)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.encoders import BaseModelEncoder, Encoder, SentenceBertEncoder
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
 
@@ -38,10 +38,10 @@ def fake_embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
 
 @pytest.fixture(scope="module")
 def encoders() -> dict[str, Encoder]:
-    return {"base": MeanPoolEncoder(FINGERPRINT, 4, fake_embed), "sbert": SentenceBertEncoder()}
+    return {"base": BaseModelEncoder(FINGERPRINT, 4, fake_embed), "sbert": SentenceBertEncoder()}
 
 
-ENCODERS = {"base": MeanPoolEncoder, "sbert": SentenceBertEncoder}
+ENCODERS = {"base": BaseModelEncoder, "sbert": SentenceBertEncoder}
 
 
 @pytest.mark.parametrize("name", list(ENCODERS))
@@ -92,9 +92,9 @@ class TestEveryEncoder:
         assert len(encoder.encode(TEXTS[:1]).vectors) >= 1  # no lock is left behind
 
 
-class TestMeanPool:
+class TestBaseModelEncoder:
     def test_losses_come_with_the_vectors(self) -> None:
-        embedded = MeanPoolEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
+        embedded = BaseModelEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
         assert embedded.tokens is not None
         assert embedded.nll is not None
         assert embedded.tokens.tolist() == [3, 1]
@@ -104,9 +104,9 @@ class TestMeanPool:
 
     def test_the_digest_is_the_bases(self) -> None:
         other = "sha256:" + "b" * 64
-        one, two = (MeanPoolEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
+        one, two = (BaseModelEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
         assert one.digest != two.digest
-        assert one.digest == MeanPoolEncoder(FINGERPRINT, 4, fake_embed).digest
+        assert one.digest == BaseModelEncoder(FINGERPRINT, 4, fake_embed).digest
 
     def test_only_drawn_passages_are_run(self) -> None:
         ran: list[str] = []
@@ -115,7 +115,7 @@ class TestMeanPool:
             ran.extend(texts)
             return fake_embed(texts)
 
-        embedded = MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
+        embedded = BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
         assert ran == [TEXTS[i] for i in embedded.source]
 
     def test_it_hears_that_it_is_to_end_also_inside_of_a_chunk(self) -> None:
@@ -132,7 +132,7 @@ class TestMeanPool:
                 raise Cancelled("enough")
 
         with pytest.raises(Cancelled):
-            MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, progress=cancel)
+            BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, progress=cancel)
         assert ran == TEXTS[:3]
 
     @pytest.mark.parametrize("scored", [False, True])
@@ -143,7 +143,7 @@ class TestMeanPool:
             asked.append(options["scored"])
             return fake_embed(texts)
 
-        MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
+        BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
         assert asked == [scored]
 
     @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ class TestMeanPool:
     )
     def test_a_model_that_answers_nonsense_is_our_fault(self, rows: list[EmbeddedText]) -> None:
         with pytest.raises(Internal):
-            MeanPoolEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
+            BaseModelEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
 
 
 class TestSentenceBert:
