@@ -6,10 +6,10 @@ Called by the cook job and by trainings.
 from __future__ import annotations
 
 from registry.context import Caller, Registry
-from registry.cook.effort import may_tune, with_default_effort
+from registry.cook.answer import Outcome, abstained, cooked_soup, evidence_of, single_adapter
+from registry.cook.default_effort import may_tune, with_default_effort
 from registry.cook.ingredients import recipe_ingredients, select_ingredients
 from registry.cook.job import STEPS, CookJob, Workers
-from registry.cook.report import Outcome, abstained, cooked_soup, evidence_of, single_adapter
 from registry.cook.sample import read_sample
 from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from registry.cook.acceptance import verification_of
+from registry.cook.answer import Outcome
 from registry.cook.candidate import Candidate, Proposal, Scores
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed, mix
-from registry.cook.report import Outcome
 from registry.errors import Internal
 from registry.spec import Evidence, NoiseControl, Search, SingleBeside, Trial, Verification, Weighing
 from registry.uncertainty import paired_difference

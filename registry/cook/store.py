@@ -12,7 +12,7 @@ from dataclasses import replace
 from registry.adapters.weights import dtype_of
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
-from registry.cook.effort import check_tuning
+from registry.cook.default_effort import check_tuning
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed
 from registry.errors import Retired

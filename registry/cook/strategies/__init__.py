@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
+from registry.cook.answer import Outcome
 from registry.cook.budget import START_SECONDS
 from registry.cook.candidate import Proposal
 from registry.cook.job import CookJob
-from registry.cook.report import Outcome
 from registry.cook.strategies import quick, selected, thorough, tune
 from registry.spec import CookRequest, Effort, Price, Spent
 

@@ -14,11 +14,11 @@ import numpy as np
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique
 from registry.cook.acceptance import check_verifiable
+from registry.cook.answer import Outcome, evidence_of
 from registry.cook.budget import cut_training, default_passes, passes_within, tuning_passes
 from registry.cook.candidate import Candidate, Proposal, Scores, TrainedSoup
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed, MixPlan, mix
-from registry.cook.report import Outcome, evidence_of
 from registry.cook.sample import Sample
 from registry.cook.statistics import with_statistics
 from registry.mixing.auto import choose_mixing

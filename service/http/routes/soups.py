@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from registry.catalogue.rows import JobRow
-from registry.cook.effort import with_default_effort
+from registry.cook.default_effort import with_default_effort
 from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.quotas import check_jobs

@@ -1,4 +1,8 @@
-"""Bodies of `/v1/soups`."""
+"""Bodies of `/v1/soups`.
+
+`answers.jobs.soup_of` copies into `Soup` the fields that `Cooked` (`registry.spec`) has by the same name, and names the
+others, which are those of its evidence, one by one.
+"""
 
 from __future__ import annotations
 

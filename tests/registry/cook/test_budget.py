@@ -21,7 +21,7 @@ from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
-from tests.registry.cook.test_effort import set_tuning
+from tests.registry.cook.test_default_effort import set_tuning
 from tests.registry.toy_registry import FakeBase, ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
