@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from registry.base_model.special_tokens import is_special
+from registry.base_model.text_ends import is_special
 from registry.errors import Unavailable
 from registry.spec import BaseEntry
 

@@ -25,7 +25,7 @@ from registry.base_model.checks import check_loaded
 from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
 from registry.base_model.likelihood import without_bos
-from registry.base_model.special_tokens import generation_ends
+from registry.base_model.text_ends import generation_ends
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape
 

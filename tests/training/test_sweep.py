@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from adaptersoup.cli.app import run as soup
-from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import Table
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import check_part
@@ -90,7 +90,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(command, tmp_path
     whole = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stoppable", stop_after(5))
+        patch.setattr(interrupts, "stoppable", stop_after(5))
         assert soup(command()) == 1
     assert "Run the same command again to go on." in capsys.readouterr().err
     assert list(contents(tmp_path / "out")) == ["law-lr0.01-seed1"]
@@ -181,7 +181,7 @@ def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(comma
     (tmp_path / "out").rename(tmp_path / "whole")
     saved = tmp_path / "out" / ".checkpoints" / "law-lr0.001-seed1"
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stoppable", stop_when(saved.exists))  # a training makes it as it begins
+        patch.setattr(interrupts, "stoppable", stop_when(saved.exists))  # a training makes it as it begins
         assert soup([*again, "--parallel", "2"]) == 1
     assert "Run the same command again to go on." in capsys.readouterr().err
     assert saved.is_dir()
@@ -261,7 +261,7 @@ def test_a_cell_whose_process_is_killed_is_trained_again_or_left_for_the_next_ti
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stoppable", stop_when(kill))
+        patch.setattr(interrupts, "stoppable", stop_when(kill))
         assert soup([*again, "--parallel", "2"]) == (deaths == 3)
     if deaths == 3:
         said = capsys.readouterr()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from adaptersoup.cli.app import run as soup
-from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train import interrupts
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
@@ -300,7 +300,7 @@ def test_soup_train_goes_on_where_it_was_stopped(files, tiny_base_dir, tmp_path,
     state = tmp_path / "state"
     assert soup(arguments("whole")) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stoppable", stop_after(2))
+        patch.setattr(interrupts, "stoppable", stop_after(2))
         assert soup(arguments("law", "--checkpoint", str(state))) == 1
     assert "step 3 of 4" in (said := capsys.readouterr().err)
     assert "Run the same command again to go on." in said
@@ -331,7 +331,7 @@ def test_what_is_longer_than_a_block_is_counted_and_told(tiny_base_dir, tmp_path
 
 
 def test_a_training_without_a_checkpoint_says_that_nothing_is_kept(files, tiny_base_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stopping, "stoppable", stop_after(1))
+    monkeypatch.setattr(interrupts, "stoppable", stop_after(1))
     assert soup(command(files, tiny_base_dir, tmp_path / "law")) == 1
     assert "Nothing of it is kept: --checkpoint FOLDER would." in capsys.readouterr().err
 
@@ -342,7 +342,7 @@ def test_the_first_interrupt_is_noted_and_the_second_ends(number):
     seen = []
     try:
         signal.signal(number, lambda *_: seen.append("ended"))
-        with stopping.stoppable() as should_stop:
+        with interrupts.stoppable() as should_stop:
             assert not should_stop()
             os.kill(os.getpid(), number)
             assert should_stop()

@@ -17,7 +17,7 @@ from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import as_json as print_json
 from adaptersoup.cli.output import data
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
-from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import training_progress
 from adaptersoup.cli.verbs.train.record import print_record
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
@@ -178,8 +178,8 @@ def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     examples = training.read_data(run)  # before the base is loaded, which takes longer
     base = load_base(entry)
     with (
-        stopping.continue_hint(saved=run.checkpoint is not None),
-        stopping.stoppable() as should_stop,
+        interrupts.continue_hint(saved=run.checkpoint is not None),
+        interrupts.stoppable() as should_stop,
         training_progress(run.spec.recipe) as report,
     ):
         return training.train(run, base, data=examples, progress=report, should_stop=should_stop)

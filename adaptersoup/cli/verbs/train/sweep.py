@@ -17,7 +17,7 @@ from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.output import as_json as print_json
 from adaptersoup.cli.output import data, talk
 from adaptersoup.cli.remote import Address
-from adaptersoup.cli.verbs.train import stopping
+from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import Table, progress_table
 from adaptersoup.cli.verbs.train.record import validation
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
@@ -146,8 +146,8 @@ def _sweep(entry: BaseEntry, grid: GridFlags, spec: TrainingSpec, execution: Exe
     cell_grid = sweeping.Grid(cells, spec, grid.out, sample=execution.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
-        stopping.continue_hint(saved=True),
-        stopping.stoppable() as should_stop,
+        interrupts.continue_hint(saved=True),
+        interrupts.stoppable() as should_stop,
         progress_table([cell.name for cell in cells], spec.recipe) as table,
     ):
         for row in _results(entry, cell_grid, execution, table, should_stop):
