@@ -1,7 +1,9 @@
 """Every setting of the server and of its client; the only module that reads the environment.
 
 Called by `soup serve`, `soup migrate`, the command line and tests. Settings are values: nothing is opened or
-created here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
+created here. `places` has folders, bucket and Ray, `sizes` the most that a request may hold, `quotas` what keys and
+namespaces may use and how long things are kept; the rest is here. Names in the environment carry the prefix SOUP_
+(`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
-from service.settings.limits import LimitSettings, RetentionSettings
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
+from service.settings.quotas import QuotaSettings, RetentionSettings
+from service.settings.sizes import MIB, SizeSettings
 
-MIB = 1024 * 1024
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """As browsers send it: in lower case, without a path."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
+class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, RetentionSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
@@ -34,6 +36,7 @@ class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
     database_url: SecretStr | None = Field(
         None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
     )
+    database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
     accept_database: bool = Field(
         False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
     )
@@ -107,49 +110,6 @@ class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
         False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
     )
 
-    # --- sizes --------------------------------------------------------------------------------------
-    database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
-    max_json_bytes: int = Field(
-        64 * MIB, ge=1024, description="Largest JSON body; most calls take less, all of them 413 beyond it."
-    )
-    max_json_values: int = Field(
-        20_000, ge=100, description="Values of one JSON body, beside the texts and token ids that a call is for."
-    )
-    max_json_bytes_held: int = Field(
-        256 * MIB, ge=1024, description="JSON bodies of all requests together, one key's at most half; beyond it 429."
-    )
-    max_inline_bytes: int = Field(32 * MIB, ge=0, description="Largest file inline in a manifest, decoded.")
-    max_blob_bytes: int = Field(2048 * MIB, ge=1, description="Largest blob uploaded.")
-    max_uploads: int = Field(
-        32, ge=1, le=10_000, description="Uploads in parts that a key may have unfinished; beyond it 429."
-    )
-    max_upload_bytes: int = Field(
-        8192 * MIB, ge=1, description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one."
-    )
-    keep_upload_seconds: float = Field(
-        86_400.0, gt=0, description="How long an unfinished upload is kept after its last part."
-    )
-    max_weights_bytes: int = Field(1024 * MIB, ge=1, description="Largest weights file of an adapter.")
-    max_embeddings_bytes: int = Field(64 * MIB, ge=1, description="Largest embeddings file of a sample.")
-    max_sample_bytes: int = Field(16 * MIB, ge=1, description="Largest sample as an uploaded JSON-lines blob.")
-    max_texts: int = Field(2000, ge=1, description="Texts in one perplexity or embeddings request.")
-    max_text_chars: int = Field(1_000_000, ge=1, description="Characters of one text or prompt.")
-    max_prompts: int = Field(256, ge=1, description="Prompts in one completions request.")
-    max_choices: int = Field(16, ge=1, description="Largest `n` of a completions request.")
-    max_logprobs: int = Field(20, ge=0, description="Largest number of alternatives per token.")
-    page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
-    max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
-
-    # --- samples ------------------------------------------------------------------------------------
-    min_passages: int = Field(
-        20, ge=1, description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do."
-    )
-    few_passages: int = Field(100, ge=1, description="A sample with fewer passages is noted.")
-    max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
-    max_sample_chars: int = Field(
-        2_000_000, ge=1, description="Characters of all passages of a sample, as many as are kept; beyond it 422."
-    )
-
     # --- engine -------------------------------------------------------------------------------------
     engine_queue: int = Field(
         256, ge=1, description="Requests the engine holds at once; beyond it 429 for keys that have their part of it."
@@ -199,7 +159,6 @@ class Settings(PlaceSettings, RaySettings, LimitSettings, RetentionSettings):
     )
     wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
     max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
-    max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
     default_effort: Literal["instant", "quick", "thorough"] = Field(
         "quick", description="Effort of a cook that names no effort, selector or recipe."
     )

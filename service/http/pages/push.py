@@ -35,7 +35,7 @@ from service.http.schemas.adapters import Adapter
 from service.http.schemas.uploads import NewUpload, Upload
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
-from service.settings import MIB
+from service.settings.sizes import MIB
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 PART_BYTES = 4 * MIB

@@ -12,7 +12,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from registry.errors import Busy, TooLarge
-from service.settings import MIB, Settings
+from service.settings import Settings
+from service.settings.sizes import MIB
 
 MAX_KEYS = 1000
 """Keys of one object: more than any body needs, and few enough to name every unknown one in an error."""

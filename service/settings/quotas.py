@@ -1,4 +1,4 @@
-"""The settings of default limits of keys and namespaces, and of retention; part of `service.settings`."""
+"""The settings of default quotas and rates of keys and namespaces, and of retention; part of `service.settings`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 
-class LimitSettings(BaseSettings):
-    """Default limits of keys and namespaces without limits of their own."""
+class QuotaSettings(BaseSettings):
+    """Default quotas and rates of keys and namespaces without limits of their own."""
 
     key_requests_per_minute: int | None = Field(
         None, ge=1, le=10**15, description="Requests for inference a minute of a key; beyond it 429; none: no limit."
