@@ -49,8 +49,11 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } \
 	  || echo "chromium cannot be installed here: the tests that need it are skipped, and fail where CI is set"
 
-test: $(VENV)/.dev  ## run every test, two files at a time (about 25 minutes on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
+test: $(VENV)/.dev  ## run the tests, two files at a time, without those of test-long
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not long'
+
+test-long: $(VENV)/.dev  ## the tests that take minutes: Ray clusters that lose nodes, real proxies, notebooks, benchmarks
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m long
 
 test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone
 	EVERY_DATABASE=1 OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -k postgresql tests/registry tests/service
@@ -68,7 +71,7 @@ coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which 
 	done
 
 quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a few minutes on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not slow'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not slow and not long'
 
 soak: $(VENV)/.dev  ## 20,000 requests over 500 adapters, each of which says who it is (some minutes)
 	SOAK=20000 OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/engine/test_canaries.py

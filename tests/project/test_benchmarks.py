@@ -102,12 +102,14 @@ def test_acceptance_judges_every_case_on_every_number_of_passages():
     assert helps.claimed(np.random.default_rng(0), 3) == 1  # so that the rule is asked at all
 
 
+@pytest.mark.long
 def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
     assert cold_start.server_start(tiny_base_dir) > 0.1
     with pytest.raises(OSError, match="refused"):
         cold_start.server_start(tmp_path / "nothing")
 
 
+@pytest.mark.long
 def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tmp_path, monkeypatch):
     outcome = kills.run_series(kills.Pushes, tmp_path, None, kills=1)
     assert (outcome.kills, outcome.survived, outcome.failures) == (1, 1, [])
@@ -140,6 +142,7 @@ def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tm
             time.sleep(1)
 
 
+@pytest.mark.long
 def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monkeypatch):
     monkeypatch.setattr(lists, "WARM", 1)
     with server.killable(tmp_path, None) as pushed_to:
@@ -161,6 +164,7 @@ def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monke
     assert 1 <= backlog.to_do + backlog.done <= 3
 
 
+@pytest.mark.long
 def test_selectors_are_fitted_over_stored_vectors_in_a_process(monkeypatch):
     monkeypatch.setattr(pools, "FEW_ADAPTERS", 3)
     result = report.Result("registry")
@@ -319,6 +323,7 @@ def test_a_working_set_is_loaded_again_and_again(tiny_llama, monkeypatch):
     assert result.figures["cold_first_token_ms"].unit == "ms"
 
 
+@pytest.mark.long
 def test_http_gives_what_the_engine_gives(monkeypatch):
     monkeypatch.setattr(over_http, "TOKENS", 4)
     result = over_http.run(subjects.random_gpt2(**TINY), streams=3, clients=3, repeats=1)

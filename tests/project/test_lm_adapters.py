@@ -119,6 +119,7 @@ def test_rates_are_chosen_without_a_look_at_test_text_and_with_a_seed_of_their_o
 # --- the run ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_claim_has_a_verdict_and_what_could_have_been_found(outcome):
     claims = [row for row in outcome["rows"] if "claim" in row]
     assert len(claims) >= 34
@@ -167,6 +168,7 @@ def test_every_row_has_parameters_and_cost(outcome):
         assert row["perplexity"] == pytest.approx(np.exp(row["nll"]))
 
 
+@pytest.mark.long
 def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(place, outcome, tmp_path, capsys):
     files = {path: path.read_bytes() for path in place.cells.glob("*.json")}
     lost = next(path for path, data in files.items() if json.loads(data)["cell"]["variant"] == "adamix")
@@ -240,6 +242,7 @@ def test_what_is_not_reached_has_no_error_and_a_verdict_by_counting(losses, verd
         assert f"{missed} of 2 trainings never got there" in row["note"]
 
 
+@pytest.mark.long
 def test_a_cell_that_fails_ends_the_run_when_those_beside_it_are_kept(place, given, tmp_path):
     cells = [cell for cell in all_cells(given) if not cell.members][:2]
     first, other = sorted(cells, key=lambda cell: -cell.training_tokens)

@@ -61,6 +61,7 @@ def test_its_pictures_and_tables_show_without_it_being_run(path: Path) -> None:
     assert sum("data:image/svg+xml;base64," in html for html in shown) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @each
 def test_run_again_it_gives_outputs_of_the_same_kinds(path: Path) -> None:

@@ -126,6 +126,7 @@ def files_in(out: Path) -> dict[str, dict[str, bytes]]:
     return {cell.name: {file.name: file.read_bytes() for file in cell.iterdir()} for cell in out.glob("[!.]*")}
 
 
+@pytest.mark.long
 def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_but_json(
     nodes: Nodes, command: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -160,6 +161,7 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_bu
     assert files_in(tmp_path / "out") == files_in(tmp_path / "here")
 
 
+@pytest.mark.long
 def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
     nodes: Nodes, command: Callable[..., list[str]], tiny_base_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -194,6 +196,7 @@ def test_what_is_no_pool_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_pool_of_adapters_is_evaluated_to_the_figures_of_the_stores_engine(
     nodes: Nodes, tiny_base_dir: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +209,7 @@ def test_a_pool_of_adapters_is_evaluated_to_the_figures_of_the_stores_engine(
         assert known(there) == known(here)
 
 
+@pytest.mark.long
 def test_a_cluster_without_a_machine_of_so_many_cores_says_so_from_the_start_or_when_it_is_gone(
     nodes: Nodes, tmp_path: Path
 ) -> None:

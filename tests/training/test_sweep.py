@@ -174,6 +174,7 @@ def test_cells_at_once_come_out_as_one_after_another(command, tmp_path, capsys):
     assert contents(tmp_path / "out") == whole
 
 
+@pytest.mark.long
 def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(command, tmp_path, capsys, monkeypatch):
     again = command("--steps", "300", grid=("1e-3", "1"), of=1)
     assert soup(again) == 0
@@ -210,6 +211,7 @@ def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_wo
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
 
+@pytest.mark.long
 def test_cells_that_were_made_on_other_threads_are_said(command, tmp_path, capsys):
     assert soup(command(grid=("1e-2", "1"), of=1)) == 0
     assert "last bits" not in capsys.readouterr().err

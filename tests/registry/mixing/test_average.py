@@ -139,6 +139,7 @@ def digest_of_some() -> str:
     return hashlib.sha256(save_tensors(mixed(parts, [tensors(n) for n in range(5)]))).hexdigest()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):

@@ -264,6 +264,7 @@ def digest_of_some() -> str:
     return found.hexdigest()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):

@@ -195,6 +195,7 @@ def test_after_kill_9_the_next_server_goes_on_with_it(
         assert not left(second)
 
 
+@pytest.mark.long
 def test_after_a_signal_it_is_saved_and_given_back_and_the_next_server_goes_on(
     tiny_base_dir: Path, tmp_path: Path, beside: InChild, told: list[dict[str, Any]]
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from adaptersoup.client.client import SoupClient
 from registry.names import sha256_digest
 from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
@@ -73,6 +75,7 @@ def test_after_kill_9_the_next_server_finishes_what_was_begun(
         second.kill()
 
 
+@pytest.mark.long
 def test_an_upload_goes_on_after_kill_9_between_two_parts(tiny_base_dir: Path, tmp_path: Path) -> None:
     """What was acknowledged is there, bytes that were not are gone, and the client sends the rest by itself."""
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})

@@ -153,6 +153,7 @@ def test_parts_ranges_and_removal_over_http(url: str, bases: Path, tmp_path: Pat
         assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
 
 
+@pytest.mark.long
 def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
     object_store: ObjectStore, postgres: Postgres, bases: Path, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def traffic(world: World, url: str) -> Iterator[Traffic]:
             over.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [PROXIES[0], *PROXIES[2:]])
 def test_servers_come_and_go_and_every_answer_is_of_the_right_adapter(name: str, world: World, tmp_path: Path) -> None:
     """One is killed and comes back, the other is stopped: what had not begun to stream is not lost."""

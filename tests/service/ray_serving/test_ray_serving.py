@@ -20,7 +20,7 @@ from tests.service.cluster import KEY, client_of, until
 from tests.service.ray_serving.ray_nodes import Nodes, ray_nodes, with_token
 from tests.service.servers import open_world, write_bases
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 SOUPS = 4
 CHOICES = 8
 LONG = 16
