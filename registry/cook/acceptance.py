@@ -15,7 +15,7 @@ import numpy as np
 from registry.context import BaseModel
 from registry.errors import InvalidParameter, InvalidSample
 from registry.mixing.compat import SoupIngredient
-from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
+from registry.spec import HOLDS_OUT, WEIGHING, Effort, Verification
 from registry.uncertainty import paired_difference, t_quantile
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
@@ -32,7 +32,7 @@ def check_verifiable(base: BaseModel, ingredients: Sequence[SoupIngredient], *, 
         obstacle = f"{with_head.ref} answers with a head"
     if obstacle is None:
         return
-    if effort in BY_GRADIENTS:  # these never go unverified
+    if effort in HOLDS_OUT:  # these never go unverified
         instead = "; choose 'instant', with 'verify' false" if effort in WEIGHING else ""
         raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {obstacle}{instead}.", param="effort")
     raise InvalidParameter(

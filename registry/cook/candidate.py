@@ -55,7 +55,8 @@ class Candidate:
 class Proposal:
     """The candidates of a strategy.
 
-    `search` reports on the work, without trials; None where candidates are scored on the sample that chose them.
+    `search` reports on the work, without trials. Where it is None nothing was held out: there is one candidate, scored
+    on the sample that chose it. Several candidates need a search and an effort in `HOLDS_OUT`.
     `single` is the best adapter by itself, scored beside them. `noise` are weighings of random adapters, one a fold,
     where the request asks for that control. `base_nll`, (passages,), is the base model's NLL of the held-out passages
     where the strategy has computed it.

@@ -23,7 +23,7 @@ from registry.names import parse_ref
 from registry.select.select import Chosen, SelectQuery, select
 from registry.selectors.ranking import Reason
 from registry.spec import (
-    BY_GRADIENTS,
+    HOLDS_OUT,
     CookRequest,
     HandRecipe,
     Ingredient,
@@ -53,7 +53,7 @@ def select_ingredients(job: CookJob) -> CookJob:
         return job
     sample = job.sample
     assert sample is not None  # a CookRequest has a sample where it has no recipe
-    holds_out = job.request.effort in BY_GRADIENTS and len(sample.texts) >= FEW
+    holds_out = job.request.effort in HOLDS_OUT and len(sample.texts) >= FEW
     passages = sample.split.fit if holds_out else None
     query = SelectQuery(job.request.pool, selector_of(job.request), job.request.options, passages)
     selection = select(

@@ -24,6 +24,8 @@ from registry.uncertainty import paired_difference
 def judge(job: CookJob, proposal: Proposal, evidence: Evidence) -> Outcome:
     """The best candidate of a proposal, with its verification and the report on all of them as evidence."""
     if proposal.search is None:
+        if len(proposal.candidates) != 1:
+            raise Internal(f"{len(proposal.candidates)} candidates without a search: nothing is held out to choose by")
         return _judge_on_sample(job, proposal.candidates[0], evidence)
     return _judge_held_out(job, proposal, proposal.search, evidence)
 

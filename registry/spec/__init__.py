@@ -54,6 +54,7 @@ from registry.spec.recipe import (
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
 from registry.spec.search import (
     BY_GRADIENTS,
+    HOLDS_OUT,
     WEIGHING,
     Budget,
     Effort,
@@ -103,6 +104,7 @@ from registry.spec.weighing import (
 
 __all__ = [
     "BY_GRADIENTS",
+    "HOLDS_OUT",
     "MOST_PASSAGES",
     "UNION_MEMBERS",
     "WEIGHING",

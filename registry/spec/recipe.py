@@ -16,7 +16,7 @@ from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
 from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
 from registry.spec.score import Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Budget, Effort, Price, Search, Spent
+from registry.spec.search import BY_GRADIENTS, HOLDS_OUT, WEIGHING, Budget, Effort, Price, Search, Spent
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.tuning import Tuning, TuningOptions
 
@@ -177,7 +177,7 @@ class CookRequest(Frozen):
             raise ValueError("'also' and 'control' are for efforts that weigh adapters: name 'quick' or 'thorough'")
         if self.effort not in BY_GRADIENTS and self.budget is not None:
             raise ValueError("'budget' is for efforts that compute gradients: name 'quick', 'thorough' or 'tune'")
-        if self.effort in BY_GRADIENTS and not self.verify:
+        if self.effort in HOLDS_OUT and not self.verify:
             raise ValueError(
                 f"effort '{self.effort}' takes what beats the base on held-out passages: 'verify' cannot be false"
             )

@@ -21,7 +21,9 @@ other ways to mix them, `tune` trains the soup on the sample.
 WEIGHING: frozenset[Effort | None] = frozenset({"quick", "thorough"})
 """Efforts that weigh candidates."""
 BY_GRADIENTS: frozenset[Effort | None] = frozenset({*WEIGHING, "tune"})
-"""Efforts that compute gradients, and hold passages out."""
+"""Efforts that compute gradients, and so take a budget."""
+HOLDS_OUT: frozenset[Effort | None] = frozenset({"quick", "thorough", "tune"})
+"""Efforts that hold passages out to score candidates on: the selector does not see these, and `verify` is always on."""
 Way = Literal["weighed", "em", "greedy", "recompressed", "selected", "tuned"]
 """How a soup that is tried was made.
 

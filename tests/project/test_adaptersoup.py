@@ -22,7 +22,7 @@ from demo.job import Job
 from demo.scores import Scores
 from registry.errors import InvalidSample
 from registry.names import sha256_digest
-from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
+from registry.spec import HOLDS_OUT, BaseEntry, CookRequest, SampleSource
 
 RESULT = {"date": "2026-01-01", "commit": "0" * 40, "machine": {"processor": "x", "cores": 2}, "figures": {}}
 DOMAINS = ("novel_one", "novel_two")
@@ -75,7 +75,7 @@ class FakeClient:
         layers = {"layers.0.ffn": "1"} if request.effort == "quick" else None
         return {
             "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
-            "verification": {"difference": nll - 3.0, "held_out": request.effort in BY_GRADIENTS},
+            "verification": {"difference": nll - 3.0, "held_out": request.effort in HOLDS_OUT},
             "report": {"width_out": 4}, "selection": {"selected": [{"ref": "bank/zoo"}]},
             "recipe": {"ingredients": [{"digest": sha256_digest(b"x"), "weight": "1", "layers": layers}]},
         }  # fmt: skip

@@ -11,8 +11,10 @@ from registry.cook.candidate import Proposal
 from registry.cook.cook import read_request
 from registry.cook.ingredients import select_ingredients
 from registry.cook.job import CookJob
+from registry.cook.scoring import judge
 from registry.cook.strategies import STRATEGIES, strategy_of
-from registry.spec import CookRequest
+from registry.errors import Internal
+from registry.spec import HOLDS_OUT, CookRequest, Evidence
 from tests.registry.toy_registry import ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # they ask a catalogue nothing that the tests of cooks do not
@@ -57,6 +59,14 @@ class TestConformance:
         assert len({candidate.way for candidate in proposal.candidates}) == len(proposal.candidates) > 0
         for candidate in proposal.candidates:
             assert {ingredient.digest for ingredient in candidate.plan.ingredients} <= digests
+
+    def test_it_says_what_it_searched_if_its_effort_holds_passages_out(self, job: CookJob, proposal: Proposal) -> None:
+        assert (proposal.search is not None) == (job.request.effort in HOLDS_OUT)
+
+    def test_several_candidates_without_a_search_are_refused(self, job: CookJob, proposal: Proposal) -> None:
+        candidate = proposal.candidates[0]
+        with pytest.raises(Internal, match="2 candidates without a search"):
+            judge(job, Proposal((candidate, candidate)), Evidence())
 
     def test_workers_that_fit_a_candidate_see_no_passage_that_it_is_scored_on(
         self, pool: ToyRegistry, job: CookJob, proposal: Proposal
