@@ -21,15 +21,15 @@ and the other way round, one at a time. It needs the extra `server`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adaptersoup.asynchronous.client import AsyncClient
-from adaptersoup.comparison import Compared, Comparison
-from adaptersoup.synchronous.client import Client
-from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
-
 if TYPE_CHECKING:
+    from adaptersoup.asynchronous.client import AsyncClient
+    from adaptersoup.comparison import Compared, Comparison
     from adaptersoup.store import Store
+    from adaptersoup.synchronous.client import Client
+    from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 
 __all__ = [
     "Adapter",
@@ -46,11 +46,21 @@ __all__ = [
     "Store",
 ]
 
+_MODULES = dict.fromkeys(__all__, "values") | {
+    "AsyncClient": "asynchronous.client",
+    "Client": "synchronous.client",
+    "Compared": "comparison",
+    "Comparison": "comparison",
+    "Store": "store",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import `Store` on first access, since it needs torch and the server's packages."""
-    if name == "Store":
-        from adaptersoup.store import Store
+    """Import a public name on first access: the command line needs none of them, and `Store` needs torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
-        return Store
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

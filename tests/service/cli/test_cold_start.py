@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Set
 
 import pytest
 
@@ -20,15 +21,17 @@ HEAVY = {
     "numpy",
     "obstore",
 }
+CLIENT = {"pydantic", "httpx2"}
+"""What the client needs, but not the start of the command line."""
 HELP = "from adaptersoup.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
 
 
-def loaded(program: str) -> set[str]:
-    """The heavy top-level packages that a program loads in a fresh interpreter."""
+def loaded(program: str, packages: Set[str] = HEAVY) -> set[str]:
+    """The top-level packages, of those to look for, that a program loads in a fresh interpreter."""
     program += "\nimport sys; print('\\n' + ' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split()) & HEAVY
+    return packages & set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,11 @@ def test_help(args: list[str]) -> None:
     assert loaded(HELP.format(args=args)) == set()
 
 
+@pytest.mark.parametrize("program", ["import adaptersoup", "import adaptersoup.cli.app", HELP.format(args=["--help"])])
+def test_the_command_line_starts_without_the_client(program: str) -> None:
+    assert loaded(program, CLIENT) == set()
+
+
 def test_a_verb_that_finds_no_server() -> None:
     program = (
         "from adaptersoup.cli.app import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
@@ -62,3 +70,4 @@ def test_a_verb_that_finds_no_server() -> None:
 
 def test_the_guard_sees_what_it_guards_against() -> None:
     assert loaded("import numpy") == {"numpy"}
+    assert loaded("from adaptersoup import Client", CLIENT) == CLIENT
