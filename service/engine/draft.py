@@ -71,7 +71,10 @@ class RequestProgress:
 
 
 class GenerationDraft(RequestProgress):
-    """The choices of a GenerateRequest, each with its random stream, and its grammar state if there is a grammar."""
+    """The choices of a GenerateRequest, each with its random stream, and its grammar state if there is a grammar.
+
+    The seed of the random streams is drawn here where the request has none; nothing else knows it.
+    """
 
     def __init__(self, request: GenerateRequest, stop: StopCondition, decode: Callable[[Sequence[int]], str]) -> None:
         super().__init__()
