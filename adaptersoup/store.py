@@ -30,7 +30,7 @@ from registry.evaluate.matrix import CrossEvaluated
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
-from registry.stored_files import loadable
+from registry.stored.adapters import loadable
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings

@@ -22,7 +22,7 @@ from registry.quotas import StorageQuota, check_additions, check_stored
 from registry.samples.sample import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Manifest
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 from registry.tensor_file import parse
 from registry.uploads.files import is_damaged, read_file
 

@@ -1,7 +1,7 @@
 """An adapter that can be loaded: its digest, its configuration, and a function that reads its tensors.
 
 Verbs score one, mixing methods read them as ingredients, the engine caches their tensors. Knows no database and no
-files: `registry.stored_files` makes them of stored adapters.
+files: `registry.stored.adapters` makes them of stored adapters.
 """
 
 from __future__ import annotations

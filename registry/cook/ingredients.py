@@ -34,7 +34,7 @@ from registry.spec import (
     canonical_decimal,
     weights_by_digest,
 )
-from registry.stored_files import loadable
+from registry.stored.adapters import loadable
 
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""

@@ -34,7 +34,7 @@ from registry.spec import (
     StatisticRequest,
     StoredAdapter,
 )
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 
 MOST_BYTES = 2**29
 """Bytes of the second moments of all ingredients, at most: they grow with the square of what is read."""

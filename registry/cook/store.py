@@ -22,7 +22,7 @@ from registry.quotas import check_additions, check_stored
 from registry.samples.sample import Vectors, embed_texts, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Card, Evidence, Provenance, Recipe, SampleReport
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 
 
 def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRow, bool]:

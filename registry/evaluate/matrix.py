@@ -19,7 +19,7 @@ from registry.files import decode_lines
 from registry.progress import Progress
 from registry.select.pools import check_not_empty, members_of
 from registry.spec import AdapterConfig, BaseEntry, PassageScore, PoolSpec
-from registry.stored_files import loadable
+from registry.stored.adapters import loadable
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost, Watch
 from registry.uncertainty import paired_difference

@@ -21,7 +21,7 @@ from registry.catalogue.rows import SelectorRow
 from registry.context import Caller, Registry
 from registry.progress import Progress, silent
 from registry.select.pools import as_members, enqueue_refits, members_of
-from registry.stored_files import remove_files
+from registry.stored.files import remove_files
 
 log = logging.getLogger("soup.collect")
 

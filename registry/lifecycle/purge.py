@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Conflict, Unavailable
 from registry.select.pools import enqueue_refits
-from registry.stored_files import remove_files
+from registry.stored.files import remove_files
 
 log = logging.getLogger("soup.collect")
 

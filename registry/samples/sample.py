@@ -22,7 +22,7 @@ from registry.progress import Progress
 from registry.samples.draw import draw
 from registry.samples.embeddings_file import read_embeddings, save_embeddings
 from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 from registry.uploads.files import read_blob, read_file
 
 VECTORS_PER_SEQUENCE = 10

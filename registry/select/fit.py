@@ -28,7 +28,7 @@ from registry.selectors.contract import Domain, Embeddings, Selector
 from registry.selectors.state import dump_state, load_state
 from registry.selectors.updating import UpdatableSelector
 from registry.spec import PoolSpec, SelectorSpec
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 
 MAX_IDS = 500
 """Members up to which vectors are queried by adapter id; for more, all vectors of the base model are."""

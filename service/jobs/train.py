@@ -26,7 +26,7 @@ from registry.progress import Progress
 from registry.push import Pushed, push
 from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve

@@ -16,7 +16,7 @@ from functools import partial
 from registry.blobs import open_blobs
 from registry.cores import use_one_each
 from registry.errors import Incompatible, SoupError, Unavailable
-from registry.stored_files import from_store
+from registry.stored.adapters import from_store
 from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Ticket
 from service.engine.bases import AllowedBases
 from service.engine.grammars import Grammars

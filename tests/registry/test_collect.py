@@ -20,7 +20,7 @@ from registry.lifecycle.purge import purge
 from registry.names import temporary_name
 from registry.select.select import latest
 from registry.spec import CosineSpec, PoolSpec
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 from registry.uploads.files import renew_blob
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 

@@ -41,7 +41,7 @@ from registry.spec import (
     SelectorSpec,
     UniformSpec,
 )
-from registry.stored_files import remove_files
+from registry.stored.files import remove_files
 from tests.registry.toy_registry import (
     CONFIG,
     OTHER_CONFIG,

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry import stored_files
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Conflict, DamagedBlob, NotFound, Retired, Unavailable
 from registry.lifecycle.purge import Purged, purge
 from registry.names import parse_ref
 from registry.spec import CosineSpec, PoolSpec
+from registry.stored import files as stored_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from registry import stored_files
 from registry.context import Registry
 from registry.errors import Unavailable
 from registry.names import sha256_digest
-from registry.stored_files import record_bytes, remove_files
+from registry.stored import files as stored_files
+from registry.stored.files import record_bytes, remove_files
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import ToyRegistry
 

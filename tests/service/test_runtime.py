@@ -27,7 +27,7 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import AdapterConfig, Card, LoraConfig, LoraModule, PrefixConfig, Provenance
-from registry.stored_files import loadable
+from registry.stored.adapters import loadable
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
 from service.engine.adapter_cache import smallest_adapter_bytes

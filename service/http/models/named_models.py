@@ -13,7 +13,7 @@ from registry.base_model import BaseText
 from registry.catalogue import AdapterRow
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
-from registry.stored_files import loadable
+from registry.stored.adapters import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import check_supports_text

@@ -30,7 +30,7 @@ from registry.spec import (
     UseLimits,
 )
 from registry.spec.limits import LimitKind
-from registry.stored_files import record_bytes
+from registry.stored.files import record_bytes
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, assert_rebuilt, by_hand, passages, purging
 
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/tax", "weight": 3}]}

@@ -1,4 +1,4 @@
-"""What starts at once: the command line and the client load nothing heavy."""
+"""What starts at once: the command line and the client load nothing heavy, other processes only what they need."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ def test_help(args: list[str]) -> None:
 @pytest.mark.parametrize("program", ["import adaptersoup", "import adaptersoup.cli.app", HELP.format(args=["--help"])])
 def test_the_command_line_starts_without_the_client(program: str) -> None:
     assert loaded(program, CLIENT) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "packages"),
+    [
+        ("service.jobs.fit_process", {"torch", "transformers", "sentence_transformers"}),
+        ("service.ray_serving.replica", {"sklearn", "sqlalchemy", "fastapi"}),
+    ],
+)
+def test_processes_beside_the_server(module: str, packages: set[str]) -> None:
+    assert loaded(f"import {module}", packages) == set()
 
 
 def test_a_verb_that_finds_no_server() -> None:

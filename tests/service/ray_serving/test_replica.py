@@ -47,7 +47,7 @@ def request_of(world: World, ref: str | None, **more: object) -> GenerateRequest
 
 def adapter_of(world: World, ref: str) -> LoadableAdapter:
     from registry.names import parse_ref
-    from registry.stored_files import loadable
+    from registry.stored.adapters import loadable
 
     with world.registry.database.read() as catalogue:
         return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
