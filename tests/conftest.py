@@ -25,7 +25,7 @@ from tests.temporary import keep_in_memory
 from tests.tiny_models import build_tiny
 
 settings.register_profile(
-    "ci", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+    "ci", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
 keep_in_memory()

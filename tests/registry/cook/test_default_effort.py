@@ -9,6 +9,8 @@ import pytest
 from registry.errors import Forbidden, InvalidParameter, InvalidSample
 from tests.registry.toy_registry import SHAPE, ToyRegistry, by_hand, sample, vectors_of
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks one of each kind
+
 SAMPLE = sample("law", "zoo")
 BY_HAND = by_hand("acme/law", "acme/zoo")
 TUNED_BY_DEFAULT = "Effort 'tune' is the default of namespace 'acme'."

@@ -25,6 +25,8 @@ from tests.registry.toy_registry import (
     weights,
 )
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks one of each kind
+
 BANK = BankConfig(expert=CONFIG, experts=3)
 LORA_BANK = BankConfig(expert=LORA, share="none", experts=2)
 

@@ -33,6 +33,8 @@ from registry.spec.limits import LimitKind
 from registry.stored.files import record_bytes
 from tests.registry.toy_registry import LORA, SHAPE, ToyRegistry, assert_rebuilt, by_hand, passages, purging
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks one of each kind
+
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/tax", "weight": 3}]}
 FISHER = {"method": "fisher"}
 METHODS: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ from tests.postgres import KINDS
 from tests.service.servers import BASE_ID, World, adapter_weights
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 
 
 SETTINGS = {"job_workers": 0}  # jobs stay in the queue

@@ -16,6 +16,7 @@ from tests.service.passages import passages
 from tests.service.servers import Soup, World
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 BLOB = b"uploaded by a team"
 
 

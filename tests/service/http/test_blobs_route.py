@@ -16,6 +16,7 @@ from tests.service.cluster import until
 from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 
 
 def digest_of(data: bytes) -> str:

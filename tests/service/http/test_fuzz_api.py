@@ -30,7 +30,7 @@ from registry.spec import Provenance
 from tests.service.passages import WORDS, passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, with_template
 
-FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "12"))
+FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "6"))
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,

@@ -12,6 +12,7 @@ from tests.postgres import KINDS
 from tests.service.servers import World
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 
 
 def make(world: World, secret: str | None = None, **body: Any) -> Any:

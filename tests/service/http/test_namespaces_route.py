@@ -10,6 +10,7 @@ from tests.postgres import KINDS
 from tests.service.servers import World
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 SAMPLE = {"texts": [f"passage number {number} of a novel domain" for number in range(30)]}
 
 

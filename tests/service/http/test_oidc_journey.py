@@ -18,6 +18,7 @@ from tests.service.little_issuer import LittleIssuer, little_issuer
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 RECIPE = {"recipe": {"ingredients": [{"ref": "law/a"}, {"ref": "law/b"}]}}
 COOK = {"recipe": {"ingredients": [{"ref": "law/a", "weight": 0.25}, {"ref": "law/b", "weight": 0.75}]}}
 

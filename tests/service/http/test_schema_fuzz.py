@@ -17,7 +17,7 @@ from benchmarks.faults.schemas import Caller, run_schema
 from service.http.problems import ErrorBody
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "90"))
 """Requests of journeys along the document's links; `python -m benchmarks.trust --only schemathesis` sends 10,000."""
 

@@ -15,6 +15,7 @@ from tests.postgres import KINDS
 from tests.service.servers import World
 
 DATABASES = KINDS
+pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
 TEXTS = [f"passage {number} of a domain" for number in range(30)]
 
 
