@@ -15,7 +15,7 @@ from sklearn.mixture import GaussianMixture
 
 from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
-from registry.selectors.contract import STATE_VERSION
+from registry.selectors.contract import STATE_VERSION, Domain
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_domain, has_few_units
 from registry.selectors.gaussian_mixture import Mixture, fit_mixture
 from registry.selectors.gmm import GmmSelector
@@ -95,6 +95,8 @@ class TestParity:
         theirs = PCA(5 + drop, svd_solver="full").fit(data)
         assert fitted.projection(data) == pytest.approx(theirs.transform(data)[:, int(drop) :], abs=1e-9)
         assert fitted.explained == pytest.approx(theirs.explained_variance_ratio_[int(drop) :].sum())
+        everything = fit_projection(data, dimensions=99, drop_first=drop)
+        assert len(everything.projection.components) == 12 - drop
 
     def test_distances_are_mahalanobis_under_ledoit_wolf(self) -> None:
         residuals = np.random.default_rng(0).normal(size=(40, 6)) @ np.diag([1, 2, 3, 4, 5, 6.0])
@@ -244,10 +246,26 @@ class TestProof:
             assert (len(draw.fit), len(draw.proof_fit), len(draw.held_out)) == (100, 80, 20)
             assert np.array_equal(np.concatenate([draw.proof_fit, draw.held_out]), draw.fit)
 
+    def test_one_domain_of_few_units_splits_the_draws_of_the_whole_pool(self) -> None:
+        large, other = gaussian_domains(2, n=250)
+        report = GmmSelector(GmmSpec()).fit([domain("small", large.vectors[:105]), other]).report_
+        assert (report["held_out_by"], report["units_held_out"]) == ("cross_fit_80_20", 40)
+
+    def test_a_domains_draw_depends_on_its_digest_and_the_seed_and_not_on_its_neighbours(self) -> None:
+        def draws(*domains: Domain, seed: int = 1) -> list[npt.NDArray[np.float64]]:
+            return [draw_domain(domain, seed=seed, cross_fit=False).fit for domain in domains]
+
+        first, second, third = gaussian_domains(3)
+        (alone,) = draws(third)
+        assert np.array_equal(draws(first, second, third)[2], alone)
+        assert not np.array_equal(draws(domain("other", third.vectors))[0], alone)
+        assert not np.array_equal(draws(third, seed=2)[0], alone)
+
     def test_no_unit_is_on_both_sides(self) -> None:
         vectors = np.arange(180.0).reshape(180, 1)
-        for cross_fit in (False, True):
-            draw = draw_domain(domain("a", vectors), seed=3, cross_fit=cross_fit)
+        for units, cross_fit in ((180, False), (180, True), (60, True)):
+            draw = draw_domain(domain("a", vectors[:units]), seed=3, cross_fit=cross_fit)
+            assert len(draw.held_out) > 0
             assert not set(draw.proof_fit.ravel()) & set(draw.held_out.ravel())
 
     def test_the_final_selector_is_fitted_on_all_drawn_units(self) -> None:
