@@ -20,6 +20,7 @@ from tests.registry.toy_registry import ToyRegistry, by_hand, sample
 ON_DATABASES = ("sqlite",)  # they ask a catalogue nothing that the tests of cooks do not
 
 ADAPTERS = ("code", "law", "zoo")
+WEIGHING = ("quick", "thorough")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -69,25 +70,27 @@ class TestConformance:
             judge(job, Proposal((candidate, candidate)), Evidence())
 
     def test_workers_that_fit_a_candidate_see_no_passage_that_it_is_scored_on(
-        self, pool: ToyRegistry, job: CookJob, proposal: Proposal
+        self, pool: ToyRegistry, name: str, job: CookJob, proposal: Proposal
     ) -> None:
         assert job.sample is not None
-        folds = [set(job.sample.texts_of(fold)) for fold in job.sample.split.folds]
-        fits = [set(request.texts) for request in pool.weighings]
-        if job.sample.split.fits_all and fits:
-            assert fits[0] == set(job.texts)  # the answer, which no passage is scored by
-            fits = fits[1:]
-            assert all(len(candidate.fold_plans) == len(folds) for candidate in proposal.candidates)
-        for fold, texts in zip(folds, fits, strict=False):
-            assert not fold & texts
-        for tuning in pool.tunings:
-            assert tuning.folds == job.sample.split.folds
+        split = job.sample.split
+        tunings = [(split.folds, split.fits_all)] if name == "tune" else []
+        assert [(request.folds, request.whole) for request in pool.tunings] == tunings
+        fits = [request.texts for request in pool.weighings]
+        if name not in WEIGHING:
+            assert fits == []
+            return
+        if split.fits_all:
+            assert fits.pop(0) == job.texts  # the answer, which no passage is scored by
+            assert all(len(candidate.fold_plans) == len(split.folds) for candidate in proposal.candidates)
+        for fold, texts in zip(split.folds, fits, strict=True):
+            assert set(texts) == set(job.texts) - set(job.sample.texts_of(fold))
 
     def test_candidates_are_judged_on_held_out_passages_where_there_is_a_search(
         self, name: str, job: CookJob, proposal: Proposal
     ) -> None:
         assert job.sample is not None
-        assert (proposal.search is not None) == (name in ("quick", "thorough", "tune"))
+        assert (proposal.search is not None) == (name in (*WEIGHING, "tune"))
         if proposal.search is not None:
             assert proposal.search.held_out == len(job.sample.split.held_out)
             assert proposal.search.trials == ()
@@ -96,6 +99,7 @@ class TestConformance:
         self, name: str, job: CookJob
     ) -> None:
         strategy = STRATEGIES[name]
+        assert strategy.needs_ingredients is (name not in WEIGHING)
         if not strategy.needs_ingredients:
             proposed = strategy.propose(replace(job, ingredients=()))
             assert isinstance(proposed, Proposal)
