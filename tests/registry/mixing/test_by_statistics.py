@@ -124,9 +124,9 @@ def test_regmean_has_the_least_error_on_what_was_read() -> None:
     fitted = ours(parts, RegMeanMixing(off_diagonal="1"))[name].double().numpy()
 
     def error(value: np.ndarray) -> float:
-        exclusion_reasons = [value - one.load()[name].double().numpy() for one in parts]
+        differences = [value - one.load()[name].double().numpy() for one in parts]
         grams = [moments_of(one.load_statistic()[name], value.shape[1]) for one in parts]
-        return sum(float(np.trace(d @ gram @ d.T)) for d, gram in zip(exclusion_reasons, grams, strict=True))
+        return sum(float(np.trace(d @ gram @ d.T)) for d, gram in zip(differences, grams, strict=True))
 
     draw = np.random.default_rng(0)
     for size in (1e-3, 1e-1):
@@ -249,15 +249,14 @@ def seen_error(parts, config, soup, path: str) -> tuple[float, float]:
     wanted = sum(
         float(one.weight) * update(one.config, one.load(), path) for one in parts if path in one.config.widths()
     )
-    exclusion_reasons = update(config, soup, path) - wanted
+    difference = update(config, soup, path) - wanted
     grams = [
         float(one.weight) * moments_of(one.load_statistic()[name], wanted.shape[1])
         for one in parts
         if path in one.config.widths()
     ]
-    return float(np.trace(exclusion_reasons @ sum(grams) @ exclusion_reasons.T)), float(
-        np.trace(wanted @ sum(grams) @ wanted.T)
-    )
+    moments = sum(grams)
+    return float(np.trace(difference @ moments @ difference.T)), float(np.trace(wanted @ moments @ wanted.T))
 
 
 def test_a_lora_is_truncated_by_what_its_modules_read() -> None:

@@ -123,8 +123,8 @@ def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
     keep = masks_of(scores, PruningOptions(score="erdos_renyi", sparsity=sparsity))
     kept = {name: int(one.sum()) for name, one in keep.items()}
     lowest = [(kept[name] - 1) / sum(one.shape) for name, one in scores.items()]  # full ones are below the rate
-    keep_highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
-    assert max(lowest) <= min(keep_highest)
+    highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
+    assert max(lowest) <= min(highest)
 
 
 def test_same_sized_projections_have_the_same_density_under_erdos_renyi():
