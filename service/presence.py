@@ -36,7 +36,7 @@ class Presence:
         self._beats = Database(settings.database, pool_size=1, busy_seconds=BUSY_SECONDS)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
-        self._heard = True
+        self._beat_succeeded = True
 
     def check(self) -> None:
         """Raises Incompatible if a running server has another state of one of the base models."""
@@ -84,8 +84,8 @@ class Presence:
 
     def _log_change(self, trouble: str | None) -> None:
         """Log once when beats begin to fail, and once when they go through again."""
-        was_heard, self._heard = self._heard, trouble is None
-        if was_heard and not self._heard:
+        succeeded_earlier, self._beat_succeeded = self._beat_succeeded, trouble is None
+        if succeeded_earlier and not self._beat_succeeded:
             log.warning("the others do not hear that this server is there: %s", trouble)
-        elif self._heard and not was_heard:
+        elif self._beat_succeeded and not succeeded_earlier:
             log.info("the others hear of this server again")

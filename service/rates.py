@@ -169,7 +169,7 @@ class SharedRates:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._seen = Rates()
+        self._cached = Rates()
         """The buckets as this server saw them last, for what answers say is left."""
         self._lock = threading.Lock()
         self._owed: dict[Name, tuple[Want, int]] = {}
@@ -199,16 +199,16 @@ class SharedRates:
             self._owe(owed)
             raise
         for want in wants:
-            self._seen.know(want, used[want.name])
+            self._cached.know(want, used[want.name])
 
     def settle(self, want: Want, needed: int) -> None:
         """Give back what a request did not need (`Rates.settle`): soon, here and for the other servers."""
-        self._seen.settle(want, needed)
+        self._cached.settle(want, needed)
         self._owe({want.name: (want, needed - want.amount)})
 
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
         """The remaining amount of the limit that leaves least, as far as this server knows."""
-        return self._seen.remaining(wants, measure)
+        return self._cached.remaining(wants, measure)
 
     def write(self) -> None:
         """Settle what has ended; kept where the database does not take it now."""

@@ -27,6 +27,13 @@ def told(part: int) -> int:
 
 class Said:
     """What was said."""
+
+    def __init__(self) -> None:
+        self._heard = True
+        try:
+            self.words = []
+        except OSError as what:
+            raise ValueError from what
 '''
 
 
@@ -44,14 +51,18 @@ def refused(source: str, *, published: bool = False) -> Iterator[str]:
         if isinstance(statement, ast.AnnAssign)
     }
     for node in ast.walk(tree):
-        names: list[tuple[int, str]] = []
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in fields:
-            names = [(node.lineno, node.id)]
-        elif isinstance(node, ast.arg):
-            names = [(node.lineno, node.arg)]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [(node.lineno, node.name)]
-        yield from (f"{line}: {name}" for line, name in names if name.strip("_") in REFUSED_NAMES)
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store(), lineno=line)
+                | ast.Attribute(attr=name, ctx=ast.Store(), lineno=line)
+                | ast.arg(arg=name, lineno=line)
+                | ast.ExceptHandler(name=str(name), lineno=line)
+                | ast.FunctionDef(name=name, lineno=line)
+                | ast.AsyncFunctionDef(name=name, lineno=line)
+            ) if node not in fields and name.strip("_") in REFUSED_NAMES:
+                yield f"{line}: {name}"
+            case ast.ClassDef(name=name, lineno=line) if name.strip("_").lower() in REFUSED_NAMES:
+                yield f"{line}: {name}"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and not published:
             docstring = ast.get_docstring(node) or ""
             if docstring.startswith(REFUSED_BEGINNINGS):
@@ -68,5 +79,5 @@ def test_no_name_or_docstring_is_refused(package: str) -> None:
 
 
 def test_a_canary_is_refused() -> None:
-    places = {"2: told", "2: part", "2: Whether it is the same.", "4: found", "8: What was said."}
-    assert set(refused(CANARY)) == places
+    names = {"2: told", "2: part", "4: found", "8: Said", "12: _heard", "15: what"}
+    assert set(refused(CANARY)) == names | {"2: Whether it is the same.", "8: What was said."}
