@@ -99,13 +99,8 @@ def tokens_needed(model: ResolvedModel, engine_request: GenerateRequest | ScoreR
 
 
 def answer_headers(request: Request, model: ResolvedModel) -> dict[str, str]:
-    """Return the headers of an answer: those of the model, and the rates that remain."""
-    return model.headers | rate_headers(request)
-
-
-def rate_headers(request: Request) -> dict[str, str]:
-    """Return the rates that remain now as OpenAI's headers, empty for a request without limits."""
-    headers: dict[str, str] = getattr(request.state, "rate_headers", dict)()
+    """Return the headers of the answer to an admitted request: those of the model, and the rates that remain."""
+    headers: dict[str, str] = model.headers | request.state.rate_headers()
     return headers
 
 

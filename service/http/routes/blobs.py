@@ -79,7 +79,9 @@ def get_blob(request: Request, digest: str, services: AppServices, principal: Re
 def _size(digest: str, services: AppServices, principal: Principal, *, read: bool) -> int:
     """Return the size of a blob that the key sees, verified if it is to be `read`; raises NotFound, DamagedBlob."""
     check_digest(digest)
-    if not _visible(services, principal, digest):
+    with services.registry.database.read() as catalogue:
+        visible = catalogue.blobs.is_visible(principal.namespaces, digest)
+    if not visible:
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
     blobs = services.registry.blobs
     return blobs.size(digest) if read else blobs.size_unverified(digest)
@@ -94,11 +96,6 @@ def _upload_state(services: AppServices, caller: Caller, digest: str) -> tuple[b
     with services.registry.database.read() as catalogue:
         visible = catalogue.blobs.is_visible(caller.namespaces, digest)
     return visible, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
-
-
-def _visible(services: AppServices, principal: Principal, digest: str) -> bool:
-    with services.registry.database.read() as catalogue:
-        return catalogue.blobs.is_visible(principal.namespaces, digest)
 
 
 def _record(services: AppServices, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:

@@ -34,7 +34,8 @@ LONGEST = timedelta(days=3660)
 @router.post("", status_code=201)
 def create_key(request: Request, body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
     """Make a key. Its secret is in this answer and nowhere else."""
-    _check(body, principal)
+    _check_namespaces(body.namespaces, principal)
+    _check_end(body.expires_at, principal)
     secret = new_secret()
     namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
     with services.registry.database.write() as catalogue:
@@ -186,11 +187,6 @@ def _keeping_an_admin(catalogue: Catalogue, id: str) -> Iterator[None]:
             f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another first.",
             param="id",
         )
-
-
-def _check(body: NewKey, principal: Principal) -> None:
-    _check_namespaces(body.namespaces, principal)
-    _check_end(body.expires_at, principal)
 
 
 def _check_namespaces(namespaces: list[str] | None, principal: Principal) -> None:

@@ -15,11 +15,9 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from registry.catalogue.rows import UploadRow
-from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.names import Digest
 from registry.uploads.sessions import PartWriter
-from service.access.keys import Principal
 from service.http.app_parts import AppServices
 from service.http.problems import offset_headers
 from service.http.requests.bodies import CheckedRoute
@@ -44,7 +42,9 @@ def open_upload(request: Request, services: AppServices, principal: Writer, body
     With the digest that it is to have, it can be found again in the list of this key's uploads.
     """
     new_upload = body or NewUpload()
-    row = services.uploads.open(_caller(request, principal), digest=new_upload.digest, size=new_upload.size)
+    row = services.uploads.open(
+        principal.caller(request.state.request_id), digest=new_upload.digest, size=new_upload.size
+    )
     return _accepted(row)
 
 
@@ -53,14 +53,14 @@ def list_uploads(
     request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest | None, Query()] = None
 ) -> UploadList:
     """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
-    rows = services.uploads.list(_caller(request, principal), digest=digest)
+    rows = services.uploads.list(principal.caller(request.state.request_id), digest=digest)
     return UploadList(data=[_body(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
 def get_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
     """How much of an upload is held: `Upload-Offset`, and `Range` where that is anything."""
-    row = services.uploads.get(_caller(request, principal), id)
+    row = services.uploads.get(principal.caller(request.state.request_id), id)
     return Response(status_code=204, headers=_headers(row))
 
 
@@ -76,7 +76,7 @@ async def add_part(
         raise InvalidParameter("A part needs 'Content-Range: <first byte>-<last byte>'.", param="content-range")
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
-    caller = _caller(request, principal)
+    caller = principal.caller(request.state.request_id)
     async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
         await _receive(request, writer, services.settings.max_blob_bytes)
         row = await in_thread(writer.keep)
@@ -106,7 +106,7 @@ async def finish_upload(
         _check_length(length if length is not None or chunked else 0, stop - start)
     elif length or chunked:
         start, stop = 0, length
-    caller = _caller(request, principal)
+    caller = principal.caller(request.state.request_id)
     async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
         if start is not None:
             await _receive(request, writer, services.settings.max_blob_bytes)
@@ -119,7 +119,7 @@ async def finish_upload(
 @router.delete("/{id}", response_class=Response, status_code=204)
 def delete_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
     """Give an upload up: what is held of it is deleted."""
-    services.uploads.delete(_caller(request, principal), id)
+    services.uploads.delete(principal.caller(request.state.request_id), id)
     return Response(status_code=204)
 
 
@@ -151,10 +151,6 @@ def _check_length(length: int | None, announced: int) -> None:
         raise InvalidParameter(
             f"Content-Range announces {announced} bytes and Content-Length {length}.", param="content-range"
         )
-
-
-def _caller(request: Request, principal: Principal) -> Caller:
-    return principal.caller(request.state.request_id)
 
 
 def _accepted(row: UploadRow) -> Response:
