@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -47,6 +47,25 @@ MAJORITY = 0.5
 """The least posterior of the adapter that `likeliest` returns."""
 USE_RESOLUTION = timedelta(hours=1)
 """The time of a selector's last use is only written where the stored one is older than this."""
+
+
+@dataclass(frozen=True)
+class RequestedSelector:
+    """The pool and the spec of a selector that a request names, and the base model of both."""
+
+    base: BaseModel
+    pool: PoolSpec
+    spec: SelectorSpec
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """The encoder that the selector needs; raises as `encoder_for` does."""
+        return encoder_for(self.spec, self.base.encoders())
+
+    @property
+    def encoder_digest(self) -> str | None:
+        """The digest of the encoder, None for a selector that looks at no text; raises as `encoder_for` does."""
+        return None if self.encoder is None else self.encoder.digest
 
 
 @dataclass(frozen=True)
@@ -121,13 +140,12 @@ def select(
 
     Raises InvalidSample where the sample's vectors are of another encoder, and what `fit` and `progress` raise.
     """
-    base, pool = pool_of(registry, caller, query.pool)
-    encoder = encoder_for(query.spec, base.encoders())
-    digest = None if encoder is None else encoder.digest
-    row = current_selector(registry, pool, query.spec, digest)
+    requested = requested_selector(registry, caller, query.pool, query.spec)
+    encoder = requested.encoder
+    row = current_selector(registry, requested)
     if row is None:
-        row = fit(pool, query.spec, digest)
-        record_use(registry, row, base.entry.id, created_by=caller.key_id)
+        row = fit(requested.pool, query.spec, requested.encoder_digest)
+        record_use(registry, row, requested.base.entry.id, created_by=caller.key_id)
     selector = load_selector(registry, row)
     vectors = None if encoder is None else sample_vectors(sample, encoder, scored=query.scored, progress=progress)
     with registry.database.read() as catalogue:
@@ -151,10 +169,9 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
     None where no adapter has half of the posterior, or the sample is novel to the pool. Raises Unavailable where no
     posterior selector was fitted.
     """
-    spec = PosteriorSpec()
-    base, resolved_pool = pool_of(registry, caller, pool)
-    encoder = encoder_for(spec, base.encoders())
-    row = current_selector(registry, resolved_pool, spec, None if encoder is None else encoder.digest)
+    requested = requested_selector(registry, caller, pool, PosteriorSpec())
+    encoder = requested.encoder
+    row = current_selector(registry, requested)
     if row is None or encoder is None:
         raise Unavailable(
             "No posterior selector was fitted for the adapters that this key sees: ask /v1/select once with the "
@@ -176,6 +193,11 @@ def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[B
     return base, pool_spec(request, base.shape, caller.namespaces)
 
 
+def requested_selector(registry: Registry, caller: Caller, pool: PoolRequest, spec: SelectorSpec) -> RequestedSelector:
+    """The selector of a request's pool; raises InvalidParameter or Forbidden."""
+    return RequestedSelector(*pool_of(registry, caller, pool), spec)
+
+
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
     """The encoder that a selector needs, None where it looks at no text; raises Unavailable where it is missing."""
     name = spec.encoder_name
@@ -187,27 +209,27 @@ def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder 
     raise Unavailable(f"Encoder {name!r} is not available on this server.")
 
 
-def check_selectable(database: Database, pool: PoolSpec, encoder_digest: str | None) -> None:
+def check_selectable(database: Database, requested: RequestedSelector) -> None:
     """Raise as `registry.select.pools.check_not_empty` does where the pool has no member."""
+    pool, encoder_digest = requested.pool, requested.encoder_digest
     with database.read() as catalogue:
         check_not_empty(catalogue, pool, members_of(catalogue, pool, encoder_digest).rows)
 
 
-def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, database: Database) -> SelectorRow | None:
+def latest(database: Database, requested: RequestedSelector) -> SelectorRow | None:
     """The newest fitted selector of a pool and spec; None where there is none, or it has another encoder."""
+    encoder_digest = requested.encoder_digest
     with database.read() as catalogue:
-        row = catalogue.selectors.latest(pool.digest, spec.digest)
+        row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
     return row if row is not None and row.encoder_digest == encoder_digest else None
 
 
-def current_selector(
-    registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None
-) -> SelectorRow | None:
+def current_selector(registry: Registry, requested: RequestedSelector) -> SelectorRow | None:
     """The fitted selector of a pool and spec, whose use is recorded; None where a fit is needed first.
 
     One is needed where the pool was never fitted, changed while its selector was idle, or the selector is damaged.
     """
-    row = latest(pool, spec, encoder_digest, registry.database)
+    row = latest(registry.database, requested)
     if row is None or not registry.blobs.is_whole(row.state_blob):
         return None
     moment = datetime.now(UTC)

@@ -17,7 +17,7 @@ from registry.cook.cook import cook
 from registry.cook.ingredients import selector_of
 from registry.cook.statistics import needs_statistics
 from registry.errors import InvalidParameter, NotFound
-from registry.select.select import check_selectable, current_selector, encoder_for, latest, pool_of
+from registry.select.select import check_selectable, current_selector, latest, requested_selector
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -52,13 +52,10 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     """
     if request.recipe is not None:
         return "search" if request.effort in BY_GRADIENTS or needs_statistics(request.mixing) else "cook"
-    base, pool = pool_of(registry, caller, request.pool)
+    requested = requested_selector(registry, caller, request.pool, selector_of(request))
     if request.effort in BY_GRADIENTS or needs_statistics(request.mixing):
         return "search"
-    spec = selector_of(request)
-    encoder = encoder_for(spec, base.encoders())
-    selector = current_selector(registry, pool, spec, None if encoder is None else encoder.digest)
-    return "search" if selector is None else "cook"
+    return "search" if current_selector(registry, requested) is None else "cook"
 
 
 def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None:
@@ -68,12 +65,10 @@ def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None
     """
     if request.recipe is not None or request.also:
         return
-    base, pool = pool_of(registry, caller, request.pool)
-    encoder = encoder_for(selector_of(request), base.encoders())
-    digest = None if encoder is None else encoder.digest
-    if latest(pool, selector_of(request), digest, registry.database) is None:
+    requested = requested_selector(registry, caller, request.pool, selector_of(request))
+    if latest(registry.database, requested) is None:
         with suppress(InvalidParameter):
-            check_selectable(registry.database, pool, digest)
+            check_selectable(registry.database, requested)
 
 
 COOK = JobKind(

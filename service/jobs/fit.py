@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from registry.select.select import encoder_for, record_use
+from registry.select.select import RequestedSelector, record_use
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -15,10 +15,9 @@ SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 
 def _run(context: JobContext) -> dict[str, Any]:
     arguments = context.row.arguments
-    spec = SPEC.validate_python(arguments["spec"])
-    encoder = encoder_for(spec, context.services.bases[arguments["base"]].encoders())
-    pool = PoolSpec.model_validate(arguments["pool"])
-    row = context.fit(pool, spec, None if encoder is None else encoder.digest)
+    pool, spec = PoolSpec.model_validate(arguments["pool"]), SPEC.validate_python(arguments["spec"])
+    requested = RequestedSelector(context.services.bases[arguments["base"]], pool, spec)
+    row = context.fit(pool, spec, requested.encoder_digest)
     if arguments.get("asked"):  # by a caller, and not by a push
         record_use(context.services.registry, row, arguments["base"], created_by=context.row.created_by)
     return {"selector": row.id}

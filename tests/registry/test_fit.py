@@ -24,7 +24,14 @@ from registry.select.pools import (
     pool_base,
     pool_spec,
 )
-from registry.select.select import USE_RESOLUTION, current_selector, latest, load_selector, record_use
+from registry.select.select import (
+    USE_RESOLUTION,
+    RequestedSelector,
+    current_selector,
+    latest,
+    load_selector,
+    record_use,
+)
 from registry.selectors import cosine, posterior, state, updating
 from registry.selectors.loaded import LoadedSelectors
 from registry.selectors.state import dump_state
@@ -145,7 +152,8 @@ class TestDamage:
             verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(DamagedBlob, match=fitted.state_blob):
             load_selector(verbs.registry, fitted)
-        assert current_selector(verbs.registry, POOL, CosineSpec(encoder="base"), verbs.base.digest) is None
+        requested = RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))
+        assert current_selector(verbs.registry, requested) is None
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
@@ -410,8 +418,10 @@ class TestFit:
     def test_another_encoder_is_not_the_one_fitted(self, verbs):
         verbs.ready_all("acme/law", "acme/code")
         row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
-        assert latest(POOL, SBERT, verbs.sentences.digest, verbs.database) == row
-        assert latest(POOL, SBERT, "sha256:" + "0" * 64, verbs.database) is None
+        requested = RequestedSelector(verbs.tiny, POOL, SBERT)
+        assert latest(verbs.database, requested) == row
+        verbs.sentences.digest = "sha256:" + "0" * 64
+        assert latest(verbs.database, requested) is None
 
 
 class TestComingAndGoing:
@@ -523,7 +533,7 @@ class TestIdle:
             return len(catalogue.jobs.active("fit")) - before
 
     def answers(self, verbs: ToyRegistry) -> SelectorRow | None:
-        return current_selector(verbs.registry, POOL, UniformSpec(), None)
+        return current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, UniformSpec()))
 
     @pytest.mark.parametrize(("days", "refits"), [(0, 1), (29, 1), (31, 0)])
     def test_pushes_have_only_those_refitted_that_somebody_asks_for(self, verbs, row, days, refits):

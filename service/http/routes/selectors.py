@@ -16,7 +16,14 @@ from registry.errors import Forbidden, Unavailable
 from registry.quotas import check_jobs
 from registry.samples.sample import CheckedSample, check_sample, prepare
 from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
-from registry.select.select import SelectQuery, check_selectable, current_selector, encoder_for, latest, pool_of, select
+from registry.select.select import (
+    SelectQuery,
+    check_selectable,
+    current_selector,
+    latest,
+    requested_selector,
+    select,
+)
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
@@ -60,9 +67,8 @@ async def fit_selector(
 
 def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
     """Raise for a pool without members, for which the job would fail."""
-    base, pool = pool_of(services.registry, caller, request)
-    encoder = encoder_for(spec, base.encoders())
-    check_selectable(services.registry.database, pool, None if encoder is None else encoder.digest)
+    requested = requested_selector(services.registry, caller, request, spec)
+    check_selectable(services.registry.database, requested)
 
 
 def _check_queue(services: AppServices, principal: Principal) -> None:
@@ -74,11 +80,11 @@ def _check_queue(services: AppServices, principal: Principal) -> None:
 def _enqueue_fit(
     services: AppServices, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
 ) -> JobRow:
-    base, pool = pool_of(services.registry, caller, request)
+    requested = requested_selector(services.registry, caller, request, spec)
     with services.registry.database.write() as catalogue:
         check_queue(catalogue, services.settings, "fit", principal.key_id)
         home, key_id = principal.home, principal.key_id
-        target = FitTarget(base.entry.id, pool, spec)
+        target = FitTarget(requested.base.entry.id, requested.pool, spec)
         job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
         check_jobs(catalogue, services.registry.quotas, "fit", key_id=key_id, namespace=home)
         caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
@@ -175,13 +181,11 @@ def _prepare(
 ) -> tuple[CheckedSample, bool]:
     """Check a request before anything is fitted for it; return its sample and True if a fitted selector can answer."""
     wait_seconds(body.wait, services)  # too long a wait is refused even if nothing is waited for
-    base, pool = pool_of(services.registry, principal.caller(""), body.pool)
-    sample = check(base)
-    encoder = encoder_for(body.spec, base.encoders())
-    digest = None if encoder is None else encoder.digest
-    if latest(pool, body.spec, digest, services.registry.database) is None and not principal.has("write"):
+    requested = requested_selector(services.registry, principal.caller(""), body.pool, body.spec)
+    sample = check(requested.base)
+    if latest(services.registry.database, requested) is None and not principal.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
-    return sample, current_selector(services.registry, pool, body.spec, digest) is not None
+    return sample, current_selector(services.registry, requested) is not None
 
 
 async def _fit(
