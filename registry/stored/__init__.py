@@ -1,4 +1,4 @@
-"""What verbs do alike with stored files: record them, remove them, and load adapters from them.
+"""Stored files, for all verbs: record them, remove them, and load adapters from them.
 
 Must not know which verb asks. `files` stays without torch, for the process that fits selectors.
 """
