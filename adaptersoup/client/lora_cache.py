@@ -17,7 +17,7 @@ from adaptersoup.client.client import SoupClient
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.client")
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 

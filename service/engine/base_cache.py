@@ -25,7 +25,7 @@ from registry.base_model import BaseText, LoadedBase
 from registry.cores import borrow_spare
 from registry.errors import SoupError, Unavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 
 class BaseSource(Protocol):

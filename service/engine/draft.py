@@ -32,7 +32,7 @@ from service.engine.sampler import RandomStream
 from service.engine.steps import SequenceGroup
 from service.engine.text_support import stop_token_ids
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 
 class RequestProgress:

@@ -32,7 +32,7 @@ from service.engine.scheduler import Scheduler
 from service.engine.steps import Owner, SequenceGroup, Step, Ticket, requested_bases
 from service.engine.text_calls import TextCalls
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 MAX_RETRY_AFTER = 600
 SPEED_SMOOTHING = 0.05

@@ -24,7 +24,7 @@ from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.engine.sampler import Draw, chosen_log_probs, log_probs, sample_tokens, top_tokens
 from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 Failures = list[tuple[SequenceGroup, Exception]]
 

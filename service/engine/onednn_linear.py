@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 _product = torch.ops.mkldnn._linear_pointwise
 

@@ -20,7 +20,7 @@ from service.engine.onednn_linear import reorder_linears
 from service.engine.packing import check_packable
 from service.engine.runner import ForwardTask, Runner
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("soup.engine")
 
 LENGTHS = (7, 2, 4)
 """Tokens of the prompts: the first two start together, the third joins, then the first leaves."""

@@ -184,6 +184,16 @@ def modules_that_do_not_say_what_they_are_for(root: Path) -> Found:
     return [path for path, tree in modules(*OURS, root=root) if tree.body and not ast.get_docstring(tree)]
 
 
+def loggers_named_by_their_module(root: Path) -> Found:
+    """The name is in every line of the log: it must not change when a module moves."""
+    return [
+        f"{path}:{node.lineno}"
+        for path, tree in modules(*SHIPPED, root=root)
+        for node in nodes(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node) in {"logging.getLogger(__name__)", "getLogger(__name__)"}
+    ]
+
+
 CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (vague_names, "service/http/routes/utils.py", ""),
     (long_modules, "registry/long.py", "x = 1\n" * (LINES_PER_MODULE + 1)),
@@ -204,6 +214,7 @@ CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (benchmarks_in_the_demo, "demo/measured.py", "def f():\n    from benchmarks.report import Result"),
     (long_functions, "demo/long.py", "def f():\n" + "    x = 1\n" * LONG_FUNCTION),
     (modules_that_do_not_say_what_they_are_for, "demo/silent.py", "x = 1"),
+    (loggers_named_by_their_module, "service/moved.py", "import logging\nlog = logging.getLogger(__name__)"),
 ]
 RULES = list(dict.fromkeys(rule for rule, _, _ in CANARIES))
 
