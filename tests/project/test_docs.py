@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = generate.ROOT
 PAGES = generate.pages()
 WRITTEN = [path for path in PAGES if "reference" not in path.parts]
-PROMPTS = ("$ ", "> ")
+SHIPPED = ("adaptersoup", "plots", "registry", "training", "service", "migrations")
 
 
 def read(path: Path) -> str:
@@ -163,7 +163,8 @@ def test_variables_targets_and_calls_named_exist() -> None:
 
 
 def test_files_named_in_code_marks_exist() -> None:
-    names = r"`((?:registry|service|training|docs|demo|tests|benchmarks)/[\w/.-]+\.(?:py|md|toml|json))`"
+    folders = "|".join((*SHIPPED, "docs", "demo", "tests", "benchmarks"))
+    names = rf"`((?:{folders})/[\w/.-]+\.(?:py|md|toml|json))`"
     for path in WRITTEN:
         for name in re.findall(names, read(path)):
             if not name.startswith("benchmarks/results/"):
@@ -171,7 +172,7 @@ def test_files_named_in_code_marks_exist() -> None:
 
 
 def code_files() -> list[Path]:
-    folders = ("registry", "training", "service", "migrations", "benchmarks", "demo", "docs", "tests")
+    folders = (*SHIPPED, "benchmarks", "demo", "docs", "tests")
     return [path.relative_to(ROOT) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -188,32 +189,29 @@ def test_pages_and_anchors_named_in_code_exist() -> None:
         assert not anchor or anchor in anchors(Path(page)), f"{path}: {page}#{anchor}"
 
 
-def rooms() -> list[tuple[str, str]]:
-    """(folder, name) of everything in the README's tree; names of folders end with a slash."""
+def tree_of_the_readme() -> set[str]:
+    """Paths of the folders and files in the README's tree; those of folders end with a slash."""
     tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("README.md")), re.DOTALL)
     assert tree is not None
-    found, parents = [], [""]
+    paths, parents = set(), [""]
     for line in tree[1].splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         parents = parents[: depth + 1]
         names = re.match(r"\s*((?:[\w.]+(?:\.py|/) ?)+)", line)
         assert names is not None, line
         for name in names[1].split():
-            found.append((parents[-1], name))
+            paths.add(parents[-1] + name)
             if name.endswith("/"):
                 folder = parents[-1] + name
         parents.append(folder)
-    return found
+    return paths
 
 
-def test_the_tree_of_the_readme_has_every_room() -> None:
-    named = {folder + name for folder, name in rooms()}
-    assert [name for name in named if not (ROOT / name).exists()] == []
-    packages = {
-        f"{path.parent.relative_to(ROOT)}/" for folder in ("registry", "training", "service")
-        for path in (ROOT / folder).rglob("__init__.py") if len(path.parent.relative_to(ROOT).parts) < 3
-    }  # fmt: skip
-    assert packages - named == set()
+def test_the_tree_of_the_readme_has_every_folder() -> None:
+    named = tree_of_the_readme()
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    folders = {path.parent.relative_to(ROOT) for package in SHIPPED for path in (ROOT / package).rglob("__init__.py")}
+    assert {f"{folder}/" for folder in folders if len(folder.parts) < 3} - named == set()
 
 
 # --- words ------------------------------------------------------------------------------------------
