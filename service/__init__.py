@@ -1,1 +1,1 @@
-"""How the registry is reached and served: HTTP, the engine, jobs, the client and the command line."""
+"""The server over the registry: HTTP, the engine, jobs, keys and settings."""
