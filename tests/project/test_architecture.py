@@ -266,8 +266,10 @@ def test_layers() -> None:
 LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("adaptersoup > service > training, plots > registry", {"registry/spec/canary.py": "from service import settings"}),
     ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
+    ("inside a cook", {"registry/cook/canary.py": ""}),
     ("inside training", {"training/methods/canary.py": "from training import trainer"}),
     ("inside service", {"service/engine/canary.py": "from service import jobs"}),
+    ("inside access", {"service/access/key_watch.py": "from service.access import sessions"}),
     (
         "no circles",
         {
@@ -280,6 +282,7 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("no verb imports another", {"adaptersoup/cli/verbs/canary.py": "from adaptersoup.cli.verbs import cook"}),
     ("inside the client", {"adaptersoup/client/canary.py": "from adaptersoup.client import waiting"}),
     ("inside http", {"service/http/answers/canary.py": "from service.http.routes import chat"}),
+    ("inside http's security", {"service/http/security/refusals.py": "from service.http.security import auth"}),
     ("inside the pages", {"service/http/pages/canary.py": ""}),
     ("routes do not import routes", {"service/http/routes/canary.py": "from service.http.routes import chat"}),
     ("torch stays in the ML modules", {"registry/selectors/canary.py": "from registry.base_model import likelihood"}),
