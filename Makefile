@@ -56,7 +56,7 @@ test-long: $(VENV)/.dev  ## the tests that take minutes: Ray clusters that lose 
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m long
 
 test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone
-	EVERY_DATABASE=1 OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -k postgresql tests/registry tests/service
+	EVERY_DATABASE=1 OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -k postgresql tests/adaptersoup tests/registry tests/service
 
 test-interop: $(VENV)/.dev  ## the tests with other people's clients (Hugging Face's, PEFT, OpenAI's, LangChain, LiteLLM), and which versions those are (a minute)
 	@$(VENV)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(huggingface.hub|peft|transformers|safetensors|torch|openai|langchain.openai|litellm) '

@@ -18,7 +18,7 @@ from registry.select.select import pool_of
 from registry.spec import PoolRequest
 from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples
-from tests.tasks.matrix import SETTINGS, known, stock
+from tests.registry.tasks.matrix import SETTINGS, known, stock
 
 pytestmark = pytest.mark.slow
 

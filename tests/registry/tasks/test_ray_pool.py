@@ -23,9 +23,9 @@ from registry.tasks.ray_connection import LOOPBACK, prepare_environment, ray_con
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Task
 from tests.killed_node import kill_node
-from tests.tasks import work
-from tests.tasks.conformance import Build, PoolTests
-from tests.tasks.matrix import SETTINGS, known, stock
+from tests.registry.tasks import work
+from tests.registry.tasks.conformance import Build, PoolTests
+from tests.registry.tasks.matrix import SETTINGS, known, stock
 from training import sweep
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from registry.errors import Cancelled, InvalidParameter
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost
+from tests.registry.tasks import work
 from tests.service.cluster import until
-from tests.tasks import work
 
 Build = Callable[[int], Pool]
 

@@ -16,9 +16,9 @@ from registry.errors import Cancelled
 from registry.tasks.process_pool import ProcessPool
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Task
+from tests.registry.tasks import work
+from tests.registry.tasks.conformance import Build, PoolTests, pids_in, wait_for_the_end_of
 from tests.service.cluster import until
-from tests.tasks import work
-from tests.tasks.conformance import Build, PoolTests, pids_in, wait_for_the_end_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def test_a_task_that_does_not_stop_is_killed_after_the_grace_or_by_a_second_inte
 
 
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-m", "tests.tasks.work", str(tmp_path)]) as parent:
+    with subprocess.Popen([sys.executable, "-m", "tests.registry.tasks.work", str(tmp_path)]) as parent:
         until(lambda: len(pids_in(tmp_path)) == 2, "the tasks")
         parent.kill()
     wait_for_the_end_of(pids_in(tmp_path))

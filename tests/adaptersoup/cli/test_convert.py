@@ -16,8 +16,8 @@ from registry.adapters.weights import load_tensors, save_tensors
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.formats.adapterhub import checkpoint_files, read_checkpoint
 from registry.spec import BottleneckConfig, Card
+from tests.adaptersoup.cli.test_cold_start import HELP, loaded
 from tests.repository import REPOSITORY
-from tests.service.cli.test_cold_start import HELP, loaded
 from tests.service.servers import Live, Soup
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"

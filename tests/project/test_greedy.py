@@ -18,7 +18,7 @@ from registry import cores
 from registry.base_model import shape_of
 from registry.errors import Conflict
 from registry.tasks.process_pool import ProcessPool
-from tests.tasks.bank import BANK, DOMAINS, OTHER, alone, bank, by_server
+from tests.project.bank import BANK, DOMAINS, OTHER, alone, bank, by_server
 
 pytestmark = pytest.mark.slow
 
