@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from adaptersoup.requests import checked
+from adaptersoup.requests import check_texts
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Cell, Perplexity, Soup, Table, Tabular
 from registry.errors import InvalidParameter, NotFound
@@ -115,7 +115,7 @@ def compare(
     """Cook with every strategy for every domain's sample, and score on its other text; see `Store.compare`."""
     if not domains or not strategies:
         raise InvalidParameter("Give at least one domain and one strategy to compare.", param="domains")
-    texts = {name: (checked(sample), checked(test)) for name, (sample, test) in domains.items()}
+    texts = {name: (check_texts(sample), check_texts(test)) for name, (sample, test) in domains.items()}
     rows: list[Compared] = []
     steps = len(domains) * len(strategies)
     for domain, (sample, test) in texts.items():

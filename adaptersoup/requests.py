@@ -18,14 +18,14 @@ Model = str | Listed | Adapter | Soup
 """The name of an adapter, a soup or a base model (`base/...`), or a value of one."""
 
 
-def name_of(model: Model) -> str:
+def model_name(model: Model) -> str:
     """The name of a model in requests."""
     if isinstance(model, Soup):
         return model.model
     return model.ref if isinstance(model, ListedAdapter) else model
 
 
-def checked(texts: Sequence[str]) -> list[str]:
+def check_texts(texts: Sequence[str]) -> list[str]:
     """A list of texts; raises InvalidParameter for a single string, and for items that are not strings."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InvalidParameter("Give a list of texts: strings, one for each passage.", param="texts")
@@ -46,24 +46,22 @@ def spec_of(selector: str | Mapping[str, Any] | None) -> Mapping[str, Any] | Non
     return {"kind": selector} if isinstance(selector, str) else selector
 
 
-def values_of(request: BaseModel) -> dict[str, Any]:
+def to_json(request: BaseModel) -> dict[str, Any]:
     """The fields of a request that are not None, as JSON values."""
     return request.model_dump(mode="json", exclude_none=True)
 
 
-def cook_values(
+def cook_body(
     sample: SampleSource | None,
-    effort: str | None,
-    name: str | None,
+    *,
     selector: str | Mapping[str, Any] | None,
-    more: Mapping[str, Any],
+    mixing: str | Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> dict[str, Any]:
     """The body of a cook request that does not wait; raises InvalidParameter if a field is invalid."""
-    mixing = {"method": more["mixing"]} if isinstance(more.get("mixing"), str) else more.get("mixing")
-    request = request_of(
-        CookRequest, **{**more, "mixing": mixing}, sample=sample, effort=effort, name=name, selector=spec_of(selector)
-    )
-    return {**values_of(request), "wait": 0}
+    method = {"method": mixing} if isinstance(mixing, str) else mixing
+    request = request_of(CookRequest, sample=sample, selector=spec_of(selector), mixing=method, **fields)
+    return {**to_json(request), "wait": 0}
 
 
 def id_of(job: Job | str) -> str:

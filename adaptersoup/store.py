@@ -18,7 +18,7 @@ from adaptersoup.client.additions import name_of as name_of_folder
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.local_server import LocalServer
 from adaptersoup.matrix import evaluate_on
-from adaptersoup.requests import Model, checked, name_of, request_of
+from adaptersoup.requests import Model, check_texts, model_name, request_of
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
@@ -180,7 +180,7 @@ class Store:
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
         `pool` have those of SelectOptions and PoolRequest.
         """
-        checked(texts)  # before the wait
+        check_texts(texts)  # before the wait
         self._wait_embedded(progress)
         return self.client.select(texts, selector=selector, options=options, pool=pool, progress=progress)
 
@@ -199,7 +199,7 @@ class Store:
         `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
         if texts is not None:
-            checked(texts)
+            check_texts(texts)
         if more.get("recipe") is None:
             self._wait_embedded(progress)
         return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
@@ -267,7 +267,7 @@ class Store:
         The weights of `to` are not changed, and not compared with those of the base. Raises Incompatible if the
         adapter does not fit the model, and for a base model, which has nothing to attach.
         """
-        row = self._row(name_of(model))
+        row = self._row(model_name(model))
         base = self._runtime.bases[row.base_model]
         tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)

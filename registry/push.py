@@ -46,7 +46,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     QuotaExceeded.
     """
     checked = _check(registry, caller, manifest)
-    new, sample = checked.new, checked.sample
+    new = checked.new
     with registry.database.read() as catalogue:
         exists = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest) is not None
         check_additions(
@@ -64,35 +64,16 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         record_bytes(registry, catalogue, new.weights_blob, checked.weights)
         catalogue.blobs.grant(new.namespace, new.weights_blob)
         existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
-        takes_sample = sample is not None and (existing is None or existing.sample_state in ("none", "failed"))
-        warnings = () if existing is None else _ignored_fields(existing, new, manifest, takes_sample)
-        owner = catalogue.adapters.owner_of(new.namespace, new.name)
-        changes = {} if new.owner in (None, owner) else {"owner": new.owner}
-        if existing is not None and new.owner is not None:
-            existing = catalogue.adapters.set_owner(existing, new.owner)
-        if existing is not None and not takes_sample:
-            if changes:
-                caller.audit(catalogue, "adapter.change", existing.ref, digest=existing.digest, **changes)
-            return Pushed(existing, created=False, warnings=warnings)
-        learnt = tuple(sorted(catalogue.adapters.training_samples([new.digest])))  # by the same bytes under any name
-        row = existing or catalogue.adapters.add(replace(new, learnt_from=learnt))
-        if existing is not None and sample is not None:
-            row = catalogue.adapters.attach_sample(existing.id, sample.report)
-        job = _record_sample(registry, catalogue, row, checked, caller)
-        if job is None:
-            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
-        quotas: tuple[StorageQuota, ...] = ("stored_bytes",) if existing is not None else ("stored_bytes", "adapters")
-        check_stored(catalogue, registry.quotas, *quotas, key_id=caller.key_id, namespaces=[new.namespace])
-        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **changes)
-        row = catalogue.adapters.get(row.id)
-    notes = () if sample is None else sample.report.notes
-    return Pushed(row, created=existing is None, job=job, warnings=(*notes, *warnings))
+        if existing is None:
+            return _add(registry, caller, catalogue, checked)
+        return _push_again(registry, caller, catalogue, checked, existing)
 
 
 @dataclass(frozen=True)
 class _Checked:
     """A valid manifest: the row to store, the bytes of its weights, its sample, and the base model's encoders."""
 
+    manifest: Manifest
     new: NewAdapter
     weights: bytes
     sample: CheckedSample | None
@@ -106,6 +87,60 @@ class _Checked:
         if self.sample.texts:
             return [self.weights, self.sample.data]
         return [self.weights, *(vectors.data for vectors in self.sample.vectors)]
+
+
+def _add(registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Checked) -> Pushed:
+    """Add the row of a new adapter, with the samples that the same bytes were trained on under any name."""
+    owner_change = _owner_change(catalogue, checked.new)
+    learnt = tuple(sorted(catalogue.adapters.training_samples([checked.new.digest])))
+    row = catalogue.adapters.add(replace(checked.new, learnt_from=learnt))
+    return _record_push(registry, caller, catalogue, checked, row, owner_change, created=True)
+
+
+def _push_again(
+    registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Checked, existing: AdapterRow
+) -> Pushed:
+    """Change the owner of an existing adapter's name, and attach the sample if none is embedded."""
+    new, sample = checked.new, checked.sample
+    owner_change = _owner_change(catalogue, new)
+    takes_sample = sample is not None and existing.sample_state in ("none", "failed")
+    warnings = _ignored_fields(existing, new, checked.manifest, takes_sample)
+    row = existing if new.owner is None else catalogue.adapters.set_owner(existing, new.owner)
+    if sample is None or not takes_sample:
+        if owner_change:
+            caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **owner_change)
+        return Pushed(row, created=False, warnings=warnings)
+    row = catalogue.adapters.attach_sample(row.id, sample.report)
+    pushed = _record_push(registry, caller, catalogue, checked, row, owner_change, created=False)
+    return replace(pushed, warnings=(*pushed.warnings, *warnings))
+
+
+def _record_push(
+    registry: Registry,
+    caller: Caller,
+    catalogue: Catalogue,
+    checked: _Checked,
+    row: AdapterRow,
+    owner_change: Mapping[str, str | None],
+    *,
+    created: bool,
+) -> Pushed:
+    """Record the sample of a stored row, queue the refits of its pools, check quotas, and audit the push."""
+    job = _record_sample(registry, catalogue, row, checked, caller)
+    if job is None:
+        enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
+    quotas: tuple[StorageQuota, ...] = ("stored_bytes", "adapters") if created else ("stored_bytes",)
+    check_stored(catalogue, registry.quotas, *quotas, key_id=caller.key_id, namespaces=[row.namespace])
+    caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **owner_change)
+    notes = () if checked.sample is None else checked.sample.report.notes
+    return Pushed(catalogue.adapters.get(row.id), created=created, job=job, warnings=notes)
+
+
+def _owner_change(catalogue: Catalogue, new: NewAdapter) -> dict[str, str]:
+    """The owner that a push gives to a name, for the audit log; empty if it stays who it is."""
+    if new.owner is None or new.owner == catalogue.adapters.owner_of(new.namespace, new.name):
+        return {}
+    return {"owner": new.owner}
 
 
 def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
@@ -141,7 +176,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         tuned_on=None,
         created_by=caller.key_id,
     )
-    return _Checked(new, data, sample, encoders)
+    return _Checked(manifest, new, data, sample, encoders)
 
 
 def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:

@@ -52,48 +52,82 @@ def talk_about(answer: dict[str, Any]) -> None:
 
 def talk_about_search(search: dict[str, Any]) -> None:
     """Print on stderr: the weighed candidates or the tuning, and the trials on held-out passages."""
+    for text in (
+        _candidates_table(search["candidates"]),
+        _tuning_text(search),
+        *(_trial_text(trial, search["held_out"]) for trial in search["trials"]),
+        _single_text(search.get("single")),
+        _noise_text(search.get("noise")),
+    ):
+        if text:
+            talk(text)
+
+
+def _candidates_table(candidates: list[dict[str, Any]]) -> str:
+    """The weighed candidates; the last column, `alone`, only if one was scored alone."""
+    if not candidates:
+        return ""
     rows = [
         (
-            candidate["ref"],
-            candidate["domain"],
-            f"{candidate['score']:+.4f}",
-            "" if candidate["standard_error"] is None else f"{candidate['standard_error']:.4f}",
-            "-" if candidate["coefficient"] is None else f"{candidate['coefficient']:.3f}",
-            "" if candidate["alone"] is None else f"{candidate['alone']:+.4f}",
+            row["ref"],
+            row["domain"],
+            f"{row['score']:+.4f}",
+            "" if row["standard_error"] is None else f"{row['standard_error']:.4f}",
+            "-" if row["coefficient"] is None else f"{row['coefficient']:.3f}",
+            "" if row["alone"] is None else f"{row['alone']:+.4f}",
         )
-        for candidate in search["candidates"]
+        for row in candidates
     ]
-    if rows:
-        header = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
-        count = len(header) - (not any(row[-1] for row in rows))
-        talk(columns(header[:count], [row[:count] for row in rows], within=table_width()))
+    header = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
+    count = len(header) - (not any(row[-1] for row in rows))
+    return columns(header[:count], [row[:count] for row in rows], within=table_width())
+
+
+def _tuning_text(search: dict[str, Any]) -> str:
     tuning = search.get("tuning")
-    if tuning is not None:
-        losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])
-        talk(
-            f"Trained on {search['decided_on']} passages at rate {tuning['rate']}; mean NLL of held-out passages at "
-            f"the start and after each pass: {losses}; kept: {_state(tuning['kept'])}."
-        )
-    for trial in search["trials"]:
-        name = WAYS[trial["way"]]
-        talk(
-            f"{name} (of {trial['members']}, width {trial['width']}) on {search['held_out']} passages that were held "
-            f"out: {trial['difference']:+.4f} (standard error {trial['standard_error']:.4f}) against the base."
-        )
-    single = search.get("single")
-    if single is not None:
-        talk(
-            f"{single['ref']}, the best adapter by itself as far as the others say, on the same passages: "
-            f"{single['difference']:+.4f} (standard error {single['standard_error']:.4f}) against the base; the soup "
-            f"against it: {single['ahead']:+.4f} (standard error {single['ahead_standard_error']:.4f})."
-        )
-    noise = search.get("noise")
-    if noise is not None:
-        talk(
-            f"Adapters of noise, weighed alike, on the same passages: {noise['difference']:+.4f} (standard error "
-            f"{noise['standard_error']:.4f}) against the base; the soup against them: {noise['ahead']:+.4f} (standard "
-            f"error {noise['ahead_standard_error']:.4f})."
-        )
+    if tuning is None:
+        return ""
+    losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])
+    return (
+        f"Trained on {search['decided_on']} passages at rate {tuning['rate']}; mean NLL of held-out passages at "
+        f"the start and after each pass: {losses}; kept: {_state(tuning['kept'])}."
+    )
+
+
+def _trial_text(trial: dict[str, Any], held_out: int) -> str:
+    name = WAYS[trial["way"]]
+    return (
+        f"{name} (of {trial['members']}, width {trial['width']}) on {held_out} passages that were held "
+        f"out: {_difference(trial)} against the base."
+    )
+
+
+def _single_text(single: dict[str, Any] | None) -> str:
+    if single is None:
+        return ""
+    return (
+        f"{single['ref']}, the best single adapter (chosen on the other passages): "
+        f"{_difference(single)} against the base; the soup against it: {_ahead(single)}."
+    )
+
+
+def _noise_text(noise: dict[str, Any] | None) -> str:
+    if noise is None:
+        return ""
+    return (
+        f"Random adapters of the same sizes, weighed the same way (control): {_difference(noise)} against the base; "
+        f"the soup against them: {_ahead(noise)}."
+    )
+
+
+def _difference(row: dict[str, Any]) -> str:
+    """The difference of a row to the base model, in nats per token."""
+    return f"{row['difference']:+.4f} (standard error {row['standard_error']:.4f})"
+
+
+def _ahead(row: dict[str, Any]) -> str:
+    """The difference of the soup to a row, in nats per token."""
+    return f"{row['ahead']:+.4f} (standard error {row['ahead_standard_error']:.4f})"
 
 
 def talk_about_price(cooked: dict[str, Any]) -> None:

@@ -244,7 +244,7 @@ class SoupClient(Calls):
         return self.json("POST", f"{job_path(job_id)}/cancel")
 
     def wait_embedded(self, adapter: Json, *, progress: Progress | None = None) -> None:
-        """Wait until the sample of an adapter is embedded: by its job, or by its state if another push's job does it.
+        """Wait until an adapter's sample is embedded: by its job, or by its state if another push started the job.
 
         Raises the errors of `wait_job`, InvalidSample for a sample that cannot be embedded, Unavailable after an hour.
         """

@@ -22,7 +22,7 @@ from adaptersoup.client.paths import (
     job_path,
 )
 from adaptersoup.client.synchronous.connection import Stream
-from adaptersoup.requests import Model, checked, cook_values, id_of, name_of, request_of, spec_of, values_of
+from adaptersoup.requests import Model, check_texts, cook_body, id_of, model_name, request_of, spec_of, to_json
 from adaptersoup.synchronous.operators import OperatorCalls
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
@@ -86,7 +86,7 @@ class Client(OperatorCalls):
         include the adapter. Raises InvalidManifest and others.
         """
         more = Additions(
-            domain=domain, base=base, texts=None if texts is None else checked(texts), tags=tags, owner=owner
+            domain=domain, base=base, texts=None if texts is None else check_texts(texts), tags=tags, owner=owner
         )
         pushed = self._http.push_directory(Path(folder), name=name, more=more, progress=progress)
         return body_of(Adapter, pushed)
@@ -98,12 +98,12 @@ class Client(OperatorCalls):
 
         Raises Conflict if the folder exists and `replace` is False, NotFound, Retired, DigestMismatch.
         """
-        pulled = self._http.pull_directory(name_of(model), Path(folder), replace=replace, progress=progress)
+        pulled = self._http.pull_directory(model_name(model), Path(folder), replace=replace, progress=progress)
         return pulled.path
 
     def adapter(self, model: Model) -> Adapter:
         """A stored adapter or soup, with its provenance. Raises NotFound or Retired."""
-        return body_of(Adapter, self._http.json("GET", adapter_path(name_of(model))))
+        return body_of(Adapter, self._http.json("GET", adapter_path(model_name(model))))
 
     def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
         """Stored adapters and soups, newest first.
@@ -216,7 +216,7 @@ class Client(OperatorCalls):
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options`, `pool`
         have those of SelectOptions and PoolRequest. With `list_all` all rejected adapters are listed.
         """
-        sample = self._http.sample(checked(texts))
+        sample = self._http.sample(check_texts(texts))
         request = request_of(SelectRequest, sample=sample, selector=spec_of(selector), options=options, pool=pool)
         values = {
             "sample": request.sample,
@@ -236,7 +236,7 @@ class Client(OperatorCalls):
         progress: Progress | None = None,
     ) -> Nearest:
         """The adapters whose samples are most like these texts; a pool never fitted is fitted first."""
-        request = request_of(NearestRequest, texts=tuple(checked(texts)), limit=limit, pool=pool)
+        request = request_of(NearestRequest, texts=tuple(check_texts(texts)), limit=limit, pool=pool)
         values = {"texts": list(request.texts), "limit": request.limit, "pool": request.pool}
         answer = self._http.once_fitted("/v1/adapters/search", values, progress)
         return body_of(Nearest, answer)
@@ -255,8 +255,8 @@ class Client(OperatorCalls):
 
         `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
-        sample = None if texts is None else self._http.sample(checked(texts))
-        values = cook_values(sample, effort, name, selector, more)
+        sample = None if texts is None else self._http.sample(check_texts(texts))
+        values = cook_body(sample, effort=effort, name=name, selector=selector, **more)
         begun = self._http.begin("/v1/soups", values, progress)
         return body_of(Soup, self._http.result(begun, progress))
 
@@ -271,8 +271,8 @@ class Client(OperatorCalls):
         **more: Any,
     ) -> Soup | Job:
         """Start a cook without waiting: its job (`watch`, `soup_of`), or the soup if it is done already."""
-        sample = None if texts is None else self._http.sample(checked(texts))
-        values = cook_values(sample, effort, name, selector, more)
+        sample = None if texts is None else self._http.sample(check_texts(texts))
+        values = cook_body(sample, effort=effort, name=name, selector=selector, **more)
         answer = self._http.begin("/v1/soups", values, progress)
         return body_of(Job, answer) if answer["object"] == "job" else body_of(Soup, answer)
 
@@ -281,12 +281,12 @@ class Client(OperatorCalls):
 
         An equal request returns the same adapter, and continues an interrupted training.
         """
-        job = self._http.json("POST", "/v1/trainings", json=values_of(request))
+        job = self._http.json("POST", "/v1/trainings", json=to_json(request))
         return self.adapter(str((self._http.result_of(job, progress))["adapter"]))
 
     def begin_train(self, request: TrainingRequest) -> Job:
         """Start a training without waiting: its job."""
-        return body_of(Job, self._http.json("POST", "/v1/trainings", json=values_of(request)))
+        return body_of(Job, self._http.json("POST", "/v1/trainings", json=to_json(request)))
 
     def evaluate_pool(
         self,
@@ -362,8 +362,8 @@ class Client(OperatorCalls):
 
     def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = None) -> Perplexity:
         """Perplexity of texts under a model, with a baseline's and their paired difference if one is named."""
-        against = None if baseline is None else name_of(baseline)
-        body = drop_none({"model": name_of(model), "texts": checked(texts), "baseline": against})
+        against = None if baseline is None else model_name(baseline)
+        body = drop_none({"model": model_name(model), "texts": check_texts(texts), "baseline": against})
         return body_of(Perplexity, self._http.json("POST", "/v1/perplexity", json=body))
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
@@ -372,12 +372,12 @@ class Client(OperatorCalls):
 
     def complete(self, model: Model, prompt: str, **sampling: Any) -> CompletionAnswer:
         """A text completion; `sampling` has max_tokens, temperature, top_p, n, stop, seed ..."""
-        body = {"model": name_of(model), "prompt": prompt, **drop_none(sampling)}
+        body = {"model": model_name(model), "prompt": prompt, **drop_none(sampling)}
         return body_of(CompletionAnswer, self._http.json("POST", COMPLETIONS, json=body))
 
     def stream(self, model: Model, prompt: str, **sampling: Any) -> Stream[CompletionAnswer]:
         """A text completion as a stream of chunks; closing it ends the generation on the server too."""
-        body = {"model": name_of(model), "prompt": prompt, **drop_none(sampling), "stream": True}
+        body = {"model": model_name(model), "prompt": prompt, **drop_none(sampling), "stream": True}
         return self._http.events("POST", COMPLETIONS, body, lambda _, value: body_of(CompletionAnswer, value))
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> ChatAnswer:

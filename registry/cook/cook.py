@@ -35,8 +35,8 @@ def cook(
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
 
-    `settled` is the effort that `with_default_effort` gave a request that left it open, when it was made: settings may
-    have changed since. An adapter that is purged meanwhile is left out with its reason; where the request names it,
+    `settled` is the default effort that was chosen when the request was queued; it overrides the default of now. An
+    adapter that is purged meanwhile is left out with its reason; where the request names it,
     Retired is raised. Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter,
     NotFound, Retired, and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
     """

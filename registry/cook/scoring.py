@@ -1,7 +1,7 @@
 """Score candidates beside the base model and the best single adapter, and take the best of them.
 
-Where passages were held out, candidates are scored on these; of few passages each is scored by what was made alike
-without it. Otherwise the one candidate is scored on the sample that chose it.
+Where passages were held out, candidates are scored on these. Of few passages each is held out in turn: each fold is
+scored by a soup that was made without it. Otherwise the one candidate is scored on the sample that chose it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ScoredCandidate:
 
     @property
     def can_be_answer(self) -> bool:
-        """False where training kept its start, which is a candidate of its own."""
+        """False if training kept the soup that it started from, which is a candidate already."""
         return self.candidate.trained is None or not self.candidate.trained.is_start
 
     @property

@@ -1,13 +1,14 @@
 """The select verb: a fitted selector chooses adapters of a pool for a sample, with reasons.
 
 Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable that runs
-the fit job; otherwise its selector answers, even if members were added or removed since. An idle selector, one unused
-for so long that pushes do not refit it, is fitted first too if its pool has changed.
+the fit job; otherwise its selector answers, even if members were added or removed since. Pushes do not refit a
+selector that is long unused (idle): if its pool has changed, it is refitted before it answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
@@ -70,7 +71,7 @@ class RequestedSelector:
 
 @dataclass(frozen=True)
 class _Ranker:
-    """A selector with the members to exclude; `superseded` members are excluded that it was not fitted on."""
+    """A selector, and the adapters to exclude: `gone` may not be chosen, `superseded` are replaced and not in the fit."""
 
     selector: Selector[Any]
     options: SelectOptions
@@ -181,10 +182,11 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
         gone = gone_members(catalogue, row)
     vectors = sample_vectors(sample, encoder, scored=False).array
     ranking = load_selector(registry, row).rank(vectors, options=SelectOptions(), exclude=gone)
-    percent = ranking.evidence.novelty
-    if not ranking.ranked or ranking.ranked[0].score < MAJORITY:
+    novelty = ranking.evidence.novelty
+    is_novel = novelty is not None and novelty >= NOVEL
+    if is_novel or not ranking.ranked or ranking.ranked[0].score < MAJORITY:
         return None
-    return ranking.ranked[0] if percent is None or percent < NOVEL else None
+    return ranking.ranked[0]
 
 
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:
@@ -232,22 +234,26 @@ def current_selector(registry: Registry, requested: RequestedSelector) -> Select
     row = latest(registry.database, requested)
     if row is None or not registry.blobs.is_whole(row.state_blob):
         return None
-    moment = datetime.now(UTC)
+    now = datetime.now(UTC)
     with registry.database.read() as catalogue:
-        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, moment)
-        is_idle = registry.refits.is_idle(used_at, moment)
+        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, now)
+        is_idle = registry.refits.is_idle(used_at, now)
         if is_idle and _has_changed(catalogue, row):
             return None
-    if not is_idle and moment - used_at < USE_RESOLUTION:
-        return row
-    try:
-        with registry.database.write() as catalogue:
-            if is_idle and _has_changed(catalogue, row):  # in one transaction: a push could come in between
-                return None
-            catalogue.selectors.record_request(row.pool_id, row.spec_digest, moment)
-    except (Busy, Unavailable):  # the next request can record the use
-        if is_idle:
-            raise
+    if is_idle:
+        return _wake(registry, row, now)
+    if now - used_at >= USE_RESOLUTION:
+        with suppress(Busy, Unavailable), registry.database.write() as catalogue:  # the next request can record it
+            catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
+    return row
+
+
+def _wake(registry: Registry, row: SelectorRow, now: datetime) -> SelectorRow | None:
+    """Record the use of an idle selector, so that pushes refit it again; None if its pool has changed meanwhile."""
+    with registry.database.write() as catalogue:
+        if _has_changed(catalogue, row):  # by a push since the caller looked
+            return None
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
     return row
 
 

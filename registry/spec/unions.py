@@ -10,16 +10,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from registry.spec.config import AdapterConfig
 from registry.spec.mixing import MixingRequest
 from registry.spec.selection import SelectorSpec
 
 
+def _members(union: Any) -> tuple[type[BaseModel], ...]:
+    """The models of an annotated union."""
+    return get_args(get_args(union)[0])
+
+
 def member_names(union: Any) -> frozenset[str]:
     """The discriminator values of the members of an annotated union."""
-    members, field, *_ = get_args(union)
+    discriminator = get_args(union)[1].discriminator
     return frozenset(
-        name for member in get_args(members) for name in get_args(member.model_fields[field.discriminator].annotation)
+        name for member in _members(union) for name in get_args(member.model_fields[discriminator].annotation)
     )
 
 
@@ -31,3 +38,7 @@ UNION_MEMBERS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """Discriminator values by the field of a request."""
+MIXING_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {member.model_fields["method"].default: frozenset(member.model_fields) for member in _members(MixingRequest)}
+)
+"""The fields of each mixing method."""

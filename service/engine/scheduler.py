@@ -124,12 +124,13 @@ class Scheduler:
         self._adapter_budget = AdapterBudget(adapter_bytes, self._running)
         self._preempted.clear()
         self.prefixes.unpin_except(())
+        startable = [base_id for base_id in self._base_turns if ready is None or base_id in ready]
         holder = self._reservation.holder
-        if holder is not None and not ((ready is None or holder.base_id in ready) and adapter_is_loaded(holder)):
+        if holder is not None and (holder.base_id not in startable or not adapter_is_loaded(holder)):
             self._reservation.suspend()
         for base_id in list(self._base_turns):
             self._base_turns.rotate(-1)
-            step = self._build_step(base_id, can_start=ready is None or base_id in ready)
+            step = self._build_step(base_id, can_start=base_id in startable)
             if step.segments:
                 return Step(base_id, step.segments)
         return None
@@ -141,10 +142,11 @@ class Scheduler:
         other_bases = {sequence.group.base_id for sequence in self._running if sequence.is_decoding} - {base_id}
         step.others_decoding = bool(other_bases)
         limit = self.max_step_tokens
-        step.token_budget = self.token_budget.between_decodes(base_id, other_bases, limit)
         if step.decodes:
             single_namespace = self._waiting.is_single_namespace(self._running, self._scoring)
             step.token_budget = self.token_budget.beside_decodes(base_id, limit, single_namespace=single_namespace)
+        else:
+            step.token_budget = self.token_budget.between_decodes(base_id, other_bases, limit)
         self._update_quotas()
         schedule = [self._schedule_prompts, self._schedule_scores]
         for schedule_prefills in reversed(schedule) if base_id in self._scores_first else schedule:
@@ -183,8 +185,7 @@ class Scheduler:
     def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
         """Start waiting prompts, one of each key and adapter in turn."""
         while step.token_budget > 0 and self._has_slot(base_id):
-            candidates = self._next_sequences(base_id)
-            sequence = next((s for s in candidates if self._claim_adapter(s.group)), None)
+            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter(s.group)), None)
             if sequence is None:
                 break
             self._copy_source(sequence)  # marks it as used, so that it is evicted last to make room for the sequence
@@ -232,8 +233,8 @@ class Scheduler:
     def _reserve_for_start(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence that is to start; return False if there is none.
 
-        One that has waited long preempts sequences of the adapter that runs most. A request that memory has been
-        reserved for in vain preempts all that came later.
+        If its request has waited long, it preempts sequences of the busiest adapter. If memory was reserved for its
+        request and is not enough, it preempts every later sequence.
         """
         group = sequence.group
         if not self._reservation.allows(group):
@@ -241,16 +242,14 @@ class Scheduler:
         if self.prefixes.reserve_row(sequence):
             return True
         waited_long = self._waiting.has_waited_long(group.queue_key)
-        preemptible = self._waiting.quotas.preemptible(group)[:0:-1]
+        preemptible: list[Sequence] = []
         if self._reservation.may_preempt(group):
-            preemptible = [
-                running for running in reversed(self._running) if running.has_row and running.id > sequence.id
-            ]
-        positions = sequence.virtual_tokens + len(sequence.ids)
-        if waited_long or self._reservation.may_preempt(group):
-            freeable = self.prefixes.bytes
-            for running in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
-                self._preempt(running)
+            preemptible = [s for s in reversed(self._running) if s.has_row and s.id > sequence.id]
+        elif waited_long:
+            preemptible = self._waiting.quotas.preemptible(group)[:0:-1]  # all but the first, last first
+        positions, freeable = sequence.virtual_tokens + len(sequence.ids), self.prefixes.bytes
+        for running in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
+            self._preempt(running)
         is_reserved = self.prefixes.reserve_row(sequence)
         if not is_reserved and (waited_long or not sequence.is_generation):
             self._reservation.note_refusal(group, waited_long=waited_long)
@@ -299,13 +298,13 @@ class Scheduler:
         fits = length <= step.token_budget
         if not fits and step.prefills:
             return False
-        needs_chunks = (not fits and not step.delays_nobody) or sequence.virtual_tokens > 0
-        needs_chunks = needs_chunks and self._can_chunk(group.base_id)
-        if needs_chunks and self._reserve_for_start(sequence):
+        has_prefix = sequence.virtual_tokens > 0
+        in_chunks = (has_prefix or not (fits or step.delays_nobody)) and self._can_chunk(group.base_id)
+        if in_chunks and self._reserve_for_start(sequence):
             self._start(sequence)
             self._add_chunk(sequence, step)
             return True
-        if sequence.virtual_tokens > 0 or (needs_chunks and self._kv_budget.fits(group.base_id, length)):
+        if has_prefix or (in_chunks and self._kv_budget.fits(group.base_id, length)):
             return False  # it starts in chunks once there is memory for it
         group.waiting.popleft()
         group.running[sequence] = None

@@ -15,22 +15,15 @@ from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from adaptersoup.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
 from adaptersoup.client.samples import read_texts
-from registry.spec import CookRequest, HandRecipe, WeightedRef
+from registry.spec import MIXING_FIELDS, CookRequest, HandRecipe, WeightedRef
 
 if TYPE_CHECKING:
     from plots.style import Plot
 
 
 SELECTING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-_MIXING_METHODS = {
-    "width": ("recompress",),
-    "seed": ("recompress", "dare"),
-    "density": ("ties", "dare"),
-    "init_seed": ("task_arithmetic",),
-    "by_inputs": ("recompress",),
-    "off_diagonal": ("regmean",),
-}
-"""The mixing methods that support a flag, for flags that not all of them do."""
+_WIDENING = ("auto", "concat", "recompress", "task_arithmetic", "regmean")
+"""The mixing methods that can make a soup wider than its ingredients, so that --max-width limits them."""
 
 COOK = Flags(
     CookRequest,
@@ -162,28 +155,17 @@ def _drawn(cooked: dict[str, Any]) -> Plot:
 
 
 def _mixing_fields(flags: ParsedFlags) -> dict[str, Any]:
-    """The fields of a request without those of the selection; raises a usage error for contradictions.
-
-    --masks implies an average: other methods keep no masks.
-    """
+    """The fields of a request without those of the selection; raises a usage error for a flag of another method."""
     fields = {name: value for name, value in flags.nested().items() if name not in ("selector", "options", "pool")}
-    method = fields["mixing"]["method"]
-    if "masks" in flags and method not in ("auto", "average"):
-        raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
-    if method == "merge" and flags.present("scale", "assume_same_init", "max_width"):
-        raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
-    if method == "task_arithmetic" and "assume_same_init" in flags:
-        raise typer.BadParameter("--mixing task_arithmetic looks at the start's hash: drop --assume-same-init.")
-    if method in ("concat", "recompress", "align") and "assume_same_init" in flags:
-        raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
-    for name, methods in _MIXING_METHODS.items():
-        if name in flags and method not in methods:
-            flag = COOK.flag_name(name)
-            raise typer.BadParameter(f"{flag} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
-    if "masks" in flags:
-        fields["mixing"]["method"] = method = "average"
-    if method in ("average", "align", "ties", "dare", "slerp", "fisher") and "max_width" in flags:
-        raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
+    mixing = fields["mixing"]
+    if "masks" in flags and mixing["method"] == "auto":
+        mixing["method"] = "average"  # no other method keeps masks
+    method = mixing["method"]
+    unknown = [COOK.by_path[f"mixing.{name}"] for name in mixing if name not in MIXING_FIELDS[method]]
+    if "max_width" in flags and method not in _WIDENING:
+        unknown.append("--max-width")
+    if unknown:
+        raise typer.BadParameter(f"--mixing {method} does not take {', '.join(unknown)}: drop it, or mix otherwise.")
     return fields
 
 

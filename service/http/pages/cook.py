@@ -18,11 +18,11 @@ from service.http.app_parts import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.routes.soups import begin_cook
 from service.http.schemas.soups import SoupRequest
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer, needs
 from service.jobs.cook import check_pool
+from service.jobs.cook_requests import begin_cook
 from service.parts import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -1,0 +1,74 @@
+"""Requests for cooks: checked without reading the sample, stored as a blob, and queued as a job.
+
+Called by the soups route and the cook page; `service.jobs.cook` runs the jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from registry.catalogue.rows import JobRow
+from registry.cook.default_effort import with_default_effort
+from registry.errors import InvalidRecipe
+from registry.names import split_name
+from registry.quotas import check_jobs
+from registry.spec import CookRequest
+from service.access.keys import Principal
+from service.jobs.cook import kind_of, request_bytes
+from service.jobs.queue_limits import check_queue
+from service.parts import Services
+
+
+def begin_cook(services: Services, principal: Principal, request: CookRequest, request_id: str) -> JobRow:
+    """Queue the job that cooks a request; raises for requests that can be refused at once."""
+    if request.name and "/" not in request.name:
+        request = request.model_copy(update={"name": f"{principal.home}/{request.name}"})
+    namespace = check_cook(services, principal, request)
+    settled = with_default_effort(services.registry, request, namespace)
+    kind = kind_of(services.registry, principal.caller(request_id), settled)
+    blob = services.registry.blobs.put_bytes(request_bytes(_stored_fields(request)))
+    arguments = {
+        "request": blob,
+        "namespace": namespace,
+        "scope": principal.namespaces,
+        "request_id": request_id,
+        "effort": settled.effort,
+    }
+    try:
+        return _enqueue(services, principal, kind, arguments, name=request.name)
+    except BaseException:
+        services.registry.blobs.delete(blob)  # no job will: a sample must not outlive its request
+        raise
+
+
+def check_cook(services: Services, principal: Principal, request: CookRequest) -> str:
+    """Return the namespace of the soup; raises for requests that can be refused without reading the catalogue."""
+    namespace = split_name(request.name)[0] if request.name and "/" in request.name else principal.home
+    principal.check_write(namespace)
+    if request.recipe is not None and len(request.recipe.ingredients) > services.settings.max_ingredients:
+        raise InvalidRecipe(
+            f"A recipe has at most {services.settings.max_ingredients} ingredients here, this one has "
+            f"{len(request.recipe.ingredients)}.",
+            param="recipe",
+        )
+    return namespace
+
+
+def _stored_fields(request: CookRequest) -> dict[str, Any]:
+    """The fields of a request that its job reads; a worker of the last release refuses an `owner` it does not know."""
+    no_owner = {"owner"} if request.owner is None else None
+    values = request.model_dump(mode="json", exclude=no_owner)
+    return {name: value for name, value in values.items() if name in CookRequest.model_fields}
+
+
+def _enqueue(
+    services: Services, principal: Principal, kind: str, arguments: dict[str, Any], *, name: str | None
+) -> JobRow:
+    """Queue the job within the limits of its key and namespace, and audit the request."""
+    namespace, request_id = arguments["namespace"], arguments["request_id"]
+    with services.registry.database.write() as catalogue:
+        check_queue(catalogue, services.settings, kind, principal.key_id)
+        job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
+        check_jobs(catalogue, services.registry.quotas, kind, key_id=principal.key_id, namespace=namespace)
+        principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
+        return job
