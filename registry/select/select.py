@@ -71,7 +71,7 @@ class RequestedSelector:
 
 @dataclass(frozen=True)
 class _Ranker:
-    """A selector, and the adapters to exclude: `gone` may not be chosen, `superseded` are replaced and not in the fit."""
+    """A selector, and the adapters to exclude: `gone` is left out, `superseded` if not in the fit."""
 
     selector: Selector[Any]
     options: SelectOptions
