@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, cast, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -25,23 +25,44 @@ MAX_BARS = 25
 """Rows of the plot."""
 
 
-def usage_filters(
+class UsageQuery(NamedTuple):
+    """The filters of a query as text, which a route parses after the rest of the query has been validated."""
+
+    since: str | None
+    until: str | None
+    by: str | None
+
+    @property
+    def group(self) -> Group:
+        """The grouping, by day if none is given; raises InvalidParameter."""
+        group = text_or_none(self.by) or "day"
+        if group not in get_args(Group):
+            raise InvalidParameter(f"'by' is one of {', '.join(get_args(Group))}.", param="by")
+        return cast(Group, group)
+
+    def parse(self) -> dict[str, Any]:
+        """Return the filters as arguments of `get_usage`; raises InvalidParameter."""
+        return {
+            "since": parse_date(self.since, "since"),
+            "until": parse_date(self.until, "until"),
+            "by": [self.group],
+        }
+
+
+def usage_query(
     since: Text = None, until: Text = None, by: Annotated[str | None, Query(max_length=20)] = None
-) -> dict[str, Any]:
-    """The filters of a query, by day if it has no grouping, as arguments of `get_usage`; raises InvalidParameter."""
-    group = text_or_none(by) or "day"
-    if group not in get_args(Group):
-        raise InvalidParameter(f"'by' is one of {', '.join(get_args(Group))}.", param="by")
-    return {"since": parse_date(since, "since"), "until": parse_date(until, "until"), "by": [group]}
+) -> UsageQuery:
+    """The filters of a query."""
+    return UsageQuery(since, until, by)
 
 
-Filters = Annotated[dict[str, Any], Depends(usage_filters)]
+Filters = Annotated[UsageQuery, Depends(usage_query)]
 
 
 @pages.get(paths.USAGE + paths.CSV, response_model=None)
 def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response | UsageList:
     """All rows as a CSV file."""
-    return get_usage(services, principal, **filters, format="csv")
+    return get_usage(services, principal, **filters.parse(), format="csv")
 
 
 @pages.get(paths.USAGE + paths.JSON)
@@ -49,7 +70,7 @@ def usage(
     services: AppServices, principal: Anyone, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> UsageList:
     """The content of the page."""
-    usage_list = get_usage(services, principal, **filters, limit=limit, cursor=cursor)
+    usage_list = get_usage(services, principal, **filters.parse(), limit=limit, cursor=cursor)
     assert isinstance(usage_list, UsageList)
     return usage_list
 
@@ -66,7 +87,7 @@ def usage_svg(
     """The tokens of the first rows of the page as a plot."""
     rows = usage(services, principal, filters, limit, cursor).data[:MAX_BARS]
     series = {"tokens read": [row.tokens_in for row in rows], "tokens written": [row.tokens_out for row in rows]}
-    labels = [row_label(row, *filters["by"]) for row in rows]
+    labels = [row_label(row, filters.group) for row in rows]
     return svg_response({"plot": partial(stacked_bars, labels, series, theme=THEMES[theme])} if rows else {})
 
 
@@ -80,15 +101,14 @@ def usage_page(
     cursor: Cursor = None,
 ) -> Response:
     """The page."""
+    group = filters.group
     usage_list = usage(services, principal, filters, limit, cursor)
-    days = {name: filters[name].isoformat() if filters[name] else None for name in ("since", "until")}
-    (group,) = filters["by"]
     return render_page(
         request,
         "usage.html",
         usage=usage_list,
         rows=[(row_label(row, group), row) for row in usage_list.data],
-        filters={**days, "by": group},
+        filters={"since": text_or_none(filters.since), "until": text_or_none(filters.until), "by": group},
         groups=GROUP_LABELS,
         max_bars=MAX_BARS,
         limit=limit,

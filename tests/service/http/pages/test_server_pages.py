@@ -76,6 +76,17 @@ def test_what_cannot_be_asked_is_said(admin: Signed, path: str, said: str) -> No
     assert said in read(answer.text)
 
 
+@pytest.mark.parametrize("path", ["/usage.json", "/usage.csv", "/usage/plot.svg"])
+def test_days_of_usage_are_checked_before_the_group(admin: Signed, path: str) -> None:
+    for wrong, param in (("by=week&until=x", "until"), ("by=week&until=x&since=x", "since"), ("by=week", "by")):
+        assert admin.get(f"{path}?{wrong}").json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/usage.json", "/usage/plot.svg"])
+def test_filters_of_usage_are_checked_after_the_rest_of_the_query(admin: Signed, path: str) -> None:
+    assert admin.get(f"{path}?until=x&by=week&limit=0").json()["error"]["param"] == "limit"
+
+
 # --- audit -----------------------------------------------------------------------------------------------
 
 
