@@ -85,12 +85,12 @@ def compare_svg(
 @pages.get(paths.COMPARE)
 def compare_page(request: Request, services: AppServices, principal: Reader, model: ModelNames = None) -> Response:
     """The page; an error in a name is shown above the form."""
-    suggested = suggested_models(services, principal)
     try:
-        return _page(request, suggested, comparison(services, principal, model))
+        compared = comparison(services, principal, model)
     except SoupError as error:
         names = [name for name in model or () if name.strip()]
-        return _page(request, suggested, None, names=names, error=error)
+        return _page(request, services, principal, None, names=names, error=error)
+    return _page(request, services, principal, compared)
 
 
 @pages.post(paths.COMPARE)
@@ -100,7 +100,6 @@ async def measure(request: Request, form: Form, services: AppServices, principal
     if not principal.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
     names, text = numbered_fields(form, "model", MAX_MODELS), form.get("text", "")
-    suggested = await in_thread(suggested_models, services, principal)
     compared: Comparison | None = None
     try:
         compared = await in_thread(comparison, services, principal, names)
@@ -110,10 +109,10 @@ async def measure(request: Request, form: Form, services: AppServices, principal
     except Cancelled:
         raise
     except SoupError as error:
-        return await in_thread(_page, request, suggested, compared, names=names, text=text, error=error)
+        return await in_thread(_page, request, services, principal, compared, names=names, text=text, error=error)
     if form.get("as") == "csv":
         return csv_response([_scores_table(answers)], "scores")
-    return await in_thread(_page, request, suggested, compared, text=text, answers=answers)
+    return await in_thread(_page, request, services, principal, compared, text=text, answers=answers)
 
 
 def _split_text(compared: Comparison, text: str) -> list[str]:
@@ -127,7 +126,8 @@ def _split_text(compared: Comparison, text: str) -> list[str]:
 
 def _page(
     request: Request,
-    suggested: Sequence[str],
+    services: Services,
+    principal: Principal,
     compared: Comparison | None,
     *,
     names: Sequence[str] = (),
@@ -152,7 +152,7 @@ def _page(
         tables=[] if compared is None else comparison_tables(compared),
         scores=_scores_table(answers) if answers else None,
         intervals=intervals,
-        suggested=suggested,
+        suggested=suggested_models(services, principal),
         max_models=MAX_MODELS,
     )
 

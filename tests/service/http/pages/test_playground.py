@@ -8,10 +8,12 @@ import math
 import re
 from html import unescape
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from registry.errors import Busy, Cancelled, Internal, SoupError
+from service.http.pages import compare
 from service.http.pages.playground import Playground
 from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
@@ -228,6 +230,15 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     reach = (same["baseline"]["interval"][1] - same["baseline"]["interval"][0]) / 2
     assert f"{same['baseline']['difference']:+.4f} ± {reach:.4f}" in texts
     assert not active(page.text)
+
+
+def test_models_are_suggested_on_pages_alone(browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
+    suggested = Mock(return_value=["acme/law@1"])
+    monkeypatch.setattr(compare, "suggested_models", suggested)
+    fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "The court.", "as": "csv"}
+    told = browser.send("/compare", "/compare", **fields)
+    assert told.headers["content-type"].startswith("text/csv")
+    assert suggested.call_count == 1, "on the page with the form, not for the file"
 
 
 def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
