@@ -52,7 +52,7 @@ class TemporarySoups:
     refs: list[str] = field(default_factory=list)
     uncertain: list[str] = field(default_factory=list)
     """Names of soups that cancelled jobs may have made, or may still make."""
-    _is_interrupted: threading.Event = field(default_factory=threading.Event)
+    _is_interrupted: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def cook(self, request: CookRequest) -> Json | SoupError:
         """The server's answer to a cook, or its error; cancels the job if the wait is interrupted."""
@@ -76,6 +76,7 @@ class TemporarySoups:
 
         It no longer waits for a pool of which no sample is embedded yet.
         """
+        self._is_interrupted.clear()
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(self.client.begin_cook, request, progress=self._report)
             try:
