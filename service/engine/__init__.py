@@ -1,7 +1,7 @@
 """The inference engine: one thread that runs the base models, with continuous batching of generations and scores.
 
 `request` has requests and results, `steps` the values that are scheduled; `scheduler` builds steps, within the limits
-of `key_quotas`, `waiting_queue`, `token_budget`, `kv_budget` and `prefix_cache`; `executor` runs a step on a `runner`
+of `fairness`, `waiting_queue`, `step_times`, `kv_budget` and `prefix_cache`; `executor` runs a step on a `runner`
 (`packing`, `kv_cache`, `sampler`, `grammars`) and adds its results to the `draft` of each request; `base_cache` and
 `adapter_cache` load weights, `eviction` frees memory. `engine` is the thread, `text_calls` its blocking calls. It knows
 no HTTP, no catalogue and no names: adapters are digests with a function that loads them.

@@ -22,7 +22,7 @@ from service.engine.base_cache import BaseCache, BaseSource
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft, as_soup_error, settle, without_frames
 from service.engine.eviction import Evictor
 from service.engine.executor import Executor
-from service.engine.key_quotas import AdmissionControl
+from service.engine.fairness import AdmissionControl
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache, PrefixSharing
 from service.engine.request import GenerateRequest, Request, State, virtual_tokens
@@ -278,7 +278,7 @@ class Engine(TextCalls):
     def _prepare(self, base: LoadedBase) -> Runner:
         """The runner of a loaded base model. Called by the loading thread."""
         runner = checked_runner(base)
-        self._evictor.limit(runner)
+        self._evictor.limit_runner(runner)
         self._is_packed[base.entry.id] = runner.packed
         return runner
 
@@ -313,7 +313,7 @@ class Engine(TextCalls):
         decodes = sum(segment.output == "next" and segment.length == 1 for segment in step.segments)
         errors = [(group, without_frames(as_soup_error(error))) for group, error in failures]
         with self._changed:
-            self._scheduler.token_budget.record(step.base_id, seconds, decodes=decodes, prefills=step.tokens - decodes)
+            self._scheduler.step_times.record(step.base_id, seconds, decodes=decodes, prefills=step.tokens - decodes)
             ended = [group for failed, error in errors for group in self._scheduler.fail([failed], error)]
             ended += self._scheduler.finish(finished)
         self._settle(ended)

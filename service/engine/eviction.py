@@ -30,7 +30,7 @@ class Evictor:
         self._bases = bases
         self._lock = lock
 
-    def limit(self, runner: Runner) -> None:
+    def limit_runner(self, runner: Runner) -> None:
         """Apply the limits to the runner of a base model that was loaded. Called by the loading thread."""
         base_id = runner.base.entry.id
         runner.limit_spare(lambda positions: self._may_spare(positions * self._kv_budget.bytes_per_position(base_id)))
@@ -110,10 +110,10 @@ class Evictor:
         limit = max(self._adapters.capacity, self._adapters.bytes)
         if self._bases.available is not None:
             limit = min(limit, self._bases.available - self._adapters.bytes)
-        idle_candidates = [candidate for candidate in self._runners() if candidate is not runner]
-        if sum(candidate.batched.bytes for candidate in idle_candidates) + needed > limit:
-            _free_stacks(idle_candidates)
-        return limit - sum(candidate.batched.bytes for candidate in idle_candidates)
+        other_runners = [neighbour for neighbour in self._runners() if neighbour is not runner]
+        if sum(neighbour.batched.bytes for neighbour in other_runners) + needed > limit:
+            _free_stacks(other_runners)
+        return limit - sum(neighbour.batched.bytes for neighbour in other_runners)
 
 
 def _free_stacks(runners: Iterable[Runner]) -> None:

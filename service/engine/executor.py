@@ -114,7 +114,7 @@ class Executor:
             ids=sequence.ids[segment.start : segment.end],
             start=segment.start,
             adapter=None if group.digest is None else adapters[group.digest],
-            row=sequence if segment.keeps_kv else None,
+            sequence=sequence if segment.keeps_kv else None,
             copy_from=segment.copy_from,
             next_id=sequence.ids[segment.end] if segment.end < len(sequence.ids) else None,
             needs_logits=segment.output == "next",

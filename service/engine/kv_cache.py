@@ -2,7 +2,7 @@
 
 The rows of a slab are one tensor in each layer, those in use first, so that the newest tokens of all of them attend in
 one call without gathering or copying. A sequence that outgrows its row moves to one of twice the capacity; when a row
-is released, the last one moves into its slot. Memory is counted by row; spare rows take what is free of the limit, and
+is released, the last one takes its place. Memory is counted by row; spare rows take what is free of the limit, and
 no more. A prefix that outlives its row is copied out of it, without unused positions, and attends to nothing.
 
 Knows no requests. Used by the engine's thread only.
@@ -31,7 +31,7 @@ class Slab:
         self._may_spare = may_spare
         self.rows: list[Row] = []
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.slots = 0
+        self.allocated_rows = 0
         """Rows that memory is allocated for."""
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,18 +41,18 @@ class Slab:
         return self.layers[layer]
 
     def _allocate(self, states: Tensor) -> Tensor:
-        return states.new_zeros((self.slots, states.shape[0], self.capacity, states.shape[-1]))
+        return states.new_zeros((self.allocated_rows, states.shape[0], self.capacity, states.shape[-1]))
 
     def add(self, row: Row) -> None:
-        """Give a row the first free slot."""
-        if len(self.rows) == self.slots:
-            more = max(1, self.slots // GROWTH)
-            self._resize(self.slots + (more if self._may_spare((more - 1) * self.capacity) else 1))
-        row.slab, row.slot = self, len(self.rows)
+        """Give a row the first free index."""
+        if len(self.rows) == self.allocated_rows:
+            more = max(1, self.allocated_rows // GROWTH)
+            self._resize(self.allocated_rows + (more if self._may_spare((more - 1) * self.capacity) else 1))
+        row.slab, row.index = self, len(self.rows)
         self.rows.append(row)
 
     def remove(self, row: Row) -> None:
-        """Free a row's slot; the last row moves there.
+        """Remove a row; the last row moves to its index.
 
         Released memory is zeroed: a NaN left behind by one sequence would reach the others of the slab through masked
         positions.
@@ -60,36 +60,36 @@ class Slab:
         last = self.rows.pop()
         for pair in self.layers.values():
             for states in pair:
-                states[row.slot, :, : row.written].zero_()
+                states[row.index, :, : row.written].zero_()
                 if last is not row:
-                    states[row.slot, :, : last.written] = states[last.slot, :, : last.written]
-                    states[last.slot, :, : last.written].zero_()
+                    states[row.index, :, : last.written] = states[last.index, :, : last.written]
+                    states[last.index, :, : last.written].zero_()
         if last is not row:
-            last.slot = row.slot
-            self.rows[row.slot] = last
+            last.index = row.index
+            self.rows[row.index] = last
         if not self.rows:
             self.layers.clear()
-            self.slots = 0
-        elif len(self.rows) <= self.slots // 2:
+            self.allocated_rows = 0
+        elif len(self.rows) <= self.allocated_rows // 2:
             self._resize(len(self.rows) + len(self.rows) // GROWTH)
 
     @property
     def spare_positions(self) -> int:
-        """Positions of free slots."""
-        return (self.slots - len(self.rows)) * self.capacity
+        """Positions of spare rows."""
+        return (self.allocated_rows - len(self.rows)) * self.capacity
 
     def free_spare(self) -> None:
-        """Free the memory of free slots."""
+        """Free the memory of spare rows."""
         if self.spare_positions:
             self._resize(len(self.rows))
 
-    def _resize(self, slots: int) -> None:
+    def _resize(self, count: int) -> None:
         for layer, (keys, values) in self.layers.items():
-            self.layers[layer] = self._resized(keys, slots), self._resized(values, slots)
-        self.slots = slots
+            self.layers[layer] = self._resized(keys, count), self._resized(values, count)
+        self.allocated_rows = count
 
-    def _resized(self, states: Tensor, slots: int) -> Tensor:
-        resized = states.new_zeros((slots, *states.shape[1:]))
+    def _resized(self, states: Tensor, count: int) -> Tensor:
+        resized = states.new_zeros((count, *states.shape[1:]))
         resized[: len(self.rows)] = states[: len(self.rows)]
         return resized
 
@@ -102,14 +102,14 @@ class Row:
     """
 
     slab: Slab = field(repr=False)
-    slot: int = 0
+    index: int = 0
     length: int = 0
     written: int = 0
     """Positions that were ever written, also by a pass that failed."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append `keys` and `values` (heads, new, size); return all of them, (heads, all, size)."""
-        all_keys, all_values = (states[self.slot] for states in self.slab.layer(layer, keys, values))
+        all_keys, all_values = (states[self.index] for states in self.slab.layer(layer, keys, values))
         end = self.length + keys.shape[1]
         self.written = max(self.written, end)
         all_keys[:, self.length : end] = keys
@@ -179,7 +179,9 @@ class KVCache:
         row = self._rows.get(sequence)
         if row is None or not 0 < positions <= row.length:
             return None
-        views = {layer: [states[row.slot, :, :positions] for states in pair] for layer, pair in row.slab.layers.items()}
+        views = {
+            layer: [states[row.index, :, :positions] for states in pair] for layer, pair in row.slab.layers.items()
+        }
         flat = [states for pair in views.values() for states in pair]
         buffer = flat[0].new_empty(sum(states.numel() for states in flat))
         layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -216,10 +218,10 @@ class KVCache:
 
 def _copy(source: Row, target: Row, positions: int) -> None:
     for layer, pair in source.slab.layers.items():
-        keys, values = (states[source.slot] for states in pair)
+        keys, values = (states[source.index] for states in pair)
         target_keys, target_values = target.slab.layer(layer, keys, values)
-        target_keys[target.slot, :, :positions] = keys[:, :positions]
-        target_values[target.slot, :, :positions] = values[:, :positions]
+        target_keys[target.index, :, :positions] = keys[:, :positions]
+        target_values[target.index, :, :positions] = values[:, :positions]
     target.written = max(target.written, positions)
 
 
@@ -235,8 +237,8 @@ class SlabDecodes:
             row.written = max(row.written, row.length + 1)
         self._slab = slab
         self.tokens = torch.tensor(tokens, device=device)
-        self._slots = torch.tensor([row.slot for row in rows], device=device)
-        self._is_whole_slab = [row.slot for row in rows] == list(range(count))
+        self._indices = torch.tensor([row.index for row in rows], device=device)
+        self._is_whole_slab = [row.index for row in rows] == list(range(count))
         self._lengths = torch.tensor([row.length for row in rows], device=device)
         self._longest = max(row.length for row in rows) + 1
         self._count = count
@@ -245,12 +247,12 @@ class SlabDecodes:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention (tokens, heads, size); see `packing.DecodeGroup`."""
         keys, values = self._slab.layer(layer, key, value)
-        keys[self._slots, :, self._lengths] = key.transpose(0, 1)
-        values[self._slots, :, self._lengths] = value.transpose(0, 1)
+        keys[self._indices, :, self._lengths] = key.transpose(0, 1)
+        values[self._indices, :, self._lengths] = value.transpose(0, 1)
         heads, _, size = query.shape
         queries = query.transpose(0, 1)
         if not self._is_whole_slab:  # rows without a token in this pass get a query of zeros
-            queries = query.new_zeros((self._count, heads, size)).index_copy(0, self._slots, queries)
+            queries = query.new_zeros((self._count, heads, size)).index_copy(0, self._indices, queries)
         outputs = F.scaled_dot_product_attention(
             queries.reshape(self._count, keys.shape[1], heads // keys.shape[1], size),
             keys[: self._count, :, : self._longest],
@@ -259,7 +261,7 @@ class SlabDecodes:
             scale=scale,
         )
         outputs = outputs.reshape(self._count, heads, -1)
-        return outputs if self._is_whole_slab else outputs[self._slots]
+        return outputs if self._is_whole_slab else outputs[self._indices]
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Additive mask (rows, 1, 1, longest): 0 for what the newest token of a row sees, and in rows without one."""
@@ -271,6 +273,6 @@ class SlabDecodes:
                 visible &= positions > self._lengths[:, None] - window
             mask = torch.zeros((self._count, self._longest), dtype=dtype, device=positions.device)
             zero = torch.zeros((), dtype=dtype, device=positions.device)
-            mask[self._slots] = zero.masked_fill(~visible, float("-inf"))
+            mask[self._indices] = zero.masked_fill(~visible, float("-inf"))
             mask = self._masks[window, dtype] = mask[:, None, None]
         return mask

@@ -32,8 +32,8 @@ from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
 class ForwardTask:
     """Tokens `ids` of one sequence that a pass computes, the first of them at position `start`, and what it returns.
 
-    `row` names the row that their keys and values are kept in (None: not kept); those before `start` are first copied
-    from `copy_from`, another row or a cached prefix, if given. `next_id` is the token that follows the last one, if
+    Their keys and values are kept in the row of `sequence` (None: not kept); those before `start` are first copied from
+    `copy_from`, another sequence or a cached prefix, if given. `next_id` is the token that follows the last one, if
     known. Results: logits after the last token (`needs_logits`), the NLL of all following tokens (`needs_nll`), their
     log-probabilities with so many `alternatives`, the sum of the last hidden states but for the first
     `pooling_offset` (`needs_pooled`).
@@ -42,7 +42,7 @@ class ForwardTask:
     ids: Sequence[int]
     start: int
     adapter: ReadyAdapter | None = None
-    row: object | None = None
+    sequence: object | None = None
     copy_from: object | None = None
     next_id: int | None = None
     needs_logits: bool = False
@@ -104,19 +104,22 @@ class Runner:
         self._kv_cache.free_spare()
 
     @torch.inference_mode()
-    def retain(self, rows: Iterable[object]) -> None:
-        """Release all rows but these."""
-        retained = set(rows)
-        for row in [row for row in self._kv_cache if row not in retained]:
-            self._kv_cache.release(row)
-        for row in [row for row in self._dynamic_caches if row not in retained]:
-            del self._dynamic_caches[row]
+    def retain(self, sequences: Iterable[object]) -> None:
+        """Release the rows of all sequences but these."""
+        retained = set(sequences)
+        for sequence in [sequence for sequence in self._kv_cache if sequence not in retained]:
+            self._kv_cache.release(sequence)
+        for sequence in [sequence for sequence in self._dynamic_caches if sequence not in retained]:
+            del self._dynamic_caches[sequence]
 
     @torch.inference_mode()
-    def copy_prefix(self, prefix: object, row: object, positions: int) -> bool:
-        """Move the first `positions` of a row to a cached prefix; return False if they are not all there and finite."""
-        copied = self._kv_cache.copy_out(row, positions)
-        self._kv_cache.release(row)
+    def copy_prefix(self, prefix: object, sequence: object, positions: int) -> bool:
+        """Move the first `positions` of a sequence to a cached prefix.
+
+        Returns False if they are not all there and finite.
+        """
+        copied = self._kv_cache.copy_out(sequence, positions)
+        self._kv_cache.release(sequence)
         if copied is None:
             return False
         self._prefixes[prefix] = copied
@@ -190,7 +193,7 @@ class Runner:
         positions: list[int] = []
         for task, start in zip(tasks, starts, strict=True):
             length = len(task.ids)
-            row = None if task.row is None else self._prepare_row(task)
+            row = None if task.sequence is None else self._prepare_row(task)
             first = self._first_position + task.virtual_tokens + task.start
             positions += range(first, first + length)
             if row is not None:
@@ -217,12 +220,12 @@ class Runner:
         states = None if task.adapter is None else task.adapter.prefix
         prefix = self._prefixes.get(task.copy_from)
         if prefix is not None:
-            self._kv_cache.copy_in(prefix, task.row, length, reserve=reserve)
+            self._kv_cache.copy_in(prefix, task.sequence, length, reserve=reserve)
         elif task.copy_from is not None:
-            self._kv_cache.copy(task.copy_from, task.row, length, reserve=reserve)
-        row = self._kv_cache.reserve(task.row, reserve)
+            self._kv_cache.copy(task.copy_from, task.sequence, length, reserve=reserve)
+        row = self._kv_cache.reserve(task.sequence, reserve)
         if states is not None and row.length == 0:
-            self._kv_cache.fill(task.row, states.to(self.base.model.dtype))
+            self._kv_cache.fill(task.sequence, states.to(self.base.model.dtype))
         row.length = length  # a pass that failed may have written further
         return row
 
@@ -238,7 +241,7 @@ class Runner:
         if self.base.shape.kind == "encoder":
             return hidden_states(self.base.model, ids, torch.ones_like(ids))[0]
         states = None if task.adapter is None else task.adapter.prefix
-        cache = DynamicCache() if task.row is None else self._prepare_dynamic_cache(task)
+        cache = DynamicCache() if task.sequence is None else self._prepare_dynamic_cache(task)
         if states is not None and cache.get_seq_length() == 0:
             for layer, (keys, values) in enumerate(states.to(self.base.model.dtype)):
                 cache.update(keys[None], values[None], layer)
@@ -258,9 +261,9 @@ class Runner:
     def _prepare_dynamic_cache(self, task: ForwardTask) -> DynamicCache:
         """The cache of a task, with the keys and values before its tokens."""
         length = task.virtual_tokens + task.start
-        if task.copy_from is not None or (task.start == 0 and task.row in self._dynamic_caches):
-            self._dynamic_caches.pop(task.row, None)
-        cache = self._dynamic_caches.setdefault(task.row, DynamicCache())
+        if task.copy_from is not None or (task.start == 0 and task.sequence in self._dynamic_caches):
+            self._dynamic_caches.pop(task.sequence, None)
+        cache = self._dynamic_caches.setdefault(task.sequence, DynamicCache())
         if task.copy_from is None:
             _crop(cache, length)
             return cache

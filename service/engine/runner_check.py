@@ -87,20 +87,25 @@ def _largest_error(runner: Runner) -> float:
 def _logit_errors(runner: Runner) -> list[float]:
     """Errors of the logits of each pass, relative to the largest."""
     vocabulary = runner.base.shape.vocab_size
-    rows = [[(13 * row + 7 * position + 1) % vocabulary for position in range(n)] for row, n in enumerate(LENGTHS)]
+    ids_by_sequence = [
+        [(13 * sequence + 7 * position + 1) % vocabulary for position in range(length)]
+        for sequence, length in enumerate(LENGTHS)
+    ]
     started: set[int] = set()
     errors = []
     for batch in ([0, 1], [0, 1, 2], [0, 1, 2], [1, 2], [1, 2]):
         runner.retain(batch)
-        for row in started.intersection(batch):
-            rows[row].append((11 * row + len(rows[row])) % vocabulary)
+        for sequence in started.intersection(batch):
+            ids = ids_by_sequence[sequence]
+            ids.append((11 * sequence + len(ids)) % vocabulary)
         tasks = []
-        for row in batch:
-            start = len(rows[row]) - 1 if row in started else 0
-            tasks.append(ForwardTask(rows[row][start:], start, row=row, needs_logits=True, reserve=len(rows[row])))
+        for sequence in batch:
+            ids = ids_by_sequence[sequence]
+            start = len(ids) - 1 if sequence in started else 0
+            tasks.append(ForwardTask(ids[start:], start, sequence=sequence, needs_logits=True, reserve=len(ids)))
         started.update(batch)
         logits = [result.logits for result in runner.run(tasks) if result.logits is not None]
-        expected = [_logits_alone(runner.base, rows[row]) for row in batch]
+        expected = [_logits_alone(runner.base, ids_by_sequence[sequence]) for sequence in batch]
         errors.append(_relative_error(torch.stack(logits), torch.stack(expected)))
     return errors
 
@@ -114,11 +119,11 @@ def _logits_alone(base: LoadedBase, ids: list[int]) -> Tensor:
 def _encoder_errors(runner: Runner) -> list[float]:
     """Errors of the summed states of each text, relative to the largest."""
     base = runner.base
-    rows = [[3 + (7 * position + 5 * row) % 200 for position in range(n)] for row, n in enumerate(LENGTHS)]
-    results = runner.run([ForwardTask(row, 0, needs_pooled=True) for row in rows])
+    texts = [[3 + (7 * position + 5 * number) % 200 for position in range(n)] for number, n in enumerate(LENGTHS)]
+    results = runner.run([ForwardTask(text, 0, needs_pooled=True) for text in texts])
     errors = []
-    for row, result in zip(rows, results, strict=True):
-        ids = torch.tensor([row], device=base.model.device)
+    for text, result in zip(texts, results, strict=True):
+        ids = torch.tensor([text], device=base.model.device)
         expected = hidden_states(base.model, ids, torch.ones_like(ids))[0].float().sum(dim=0).cpu()
         errors.append(_relative_error(torch.from_numpy(result.pooled), expected))
     return errors

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as ListLike
 
-from service.engine.key_quotas import AdmissionControl, KeyTurns, SequenceQuotas
+from service.engine.fairness import AdmissionControl, KeyTurns, SequenceShares
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, Request, State
+from service.engine.step_times import StepTimes
 from service.engine.steps import AdapterBudget, CachedPrefix, Segment, Sequence, SequenceGroup, Step, StepBuilder
-from service.engine.token_budget import TokenBudget
 from service.engine.waiting_queue import MemoryReservation, WaitingQueue
 
 
@@ -42,7 +42,7 @@ class Scheduler:
         self._admission = admission
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
-        self.token_budget = TokenBudget()
+        self.step_times = StepTimes()
         self.prefixes = PrefixCache(KVBudget(None)) if prefixes is None else prefixes
         self._kv_budget = self.prefixes.budget
         self._can_chunk = can_chunk
@@ -71,7 +71,7 @@ class Scheduler:
     def _admit(self, request: Request) -> SequenceGroup:
         group = SequenceGroup.of(request, self._ids)
         self._groups[group] = None
-        self.token_budget.recent_keys.note_request(group.owner)
+        self.step_times.recent_keys.note_request(group.owner)
         if request.base_id not in self._base_turns:
             self._base_turns.append(request.base_id)
         if isinstance(request, GenerateRequest):
@@ -144,10 +144,10 @@ class Scheduler:
         limit = self.max_step_tokens
         if step.decodes:
             single_namespace = self._waiting.is_single_namespace(self._running, self._scoring)
-            step.token_budget = self.token_budget.beside_decodes(base_id, limit, single_namespace=single_namespace)
+            step.token_budget = self.step_times.beside_decodes(base_id, limit, single_namespace=single_namespace)
         else:
-            step.token_budget = self.token_budget.between_decodes(base_id, other_bases, limit)
-        self._update_quotas()
+            step.token_budget = self.step_times.between_decodes(base_id, other_bases, limit)
+        self._update_shares()
         schedule = [self._schedule_prompts, self._schedule_scores]
         for schedule_prefills in reversed(schedule) if base_id in self._scores_first else schedule:
             schedule_prefills(base_id, step, can_start)
@@ -179,12 +179,12 @@ class Scheduler:
             self._start_prompts(base_id, step)
         self._waiting.count_step(base_id, self._running, self._scoring)
 
-    def _update_quotas(self) -> None:
-        self._waiting.quotas = SequenceQuotas(self._running, self._waiting.groups(), self.max_running)
+    def _update_shares(self) -> None:
+        self._waiting.shares = SequenceShares(self._running, self._waiting.groups(), self.max_running)
 
     def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
         """Start waiting prompts, one of each key and adapter in turn."""
-        while step.token_budget > 0 and self._has_slot(base_id):
+        while step.token_budget > 0 and self._may_run_another(base_id):
             sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter(s.group)), None)
             if sequence is None:
                 break
@@ -215,7 +215,7 @@ class Scheduler:
                 self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
         return self._adapter_budget.try_add(group)
 
-    def _has_slot(self, base_id: str) -> bool:
+    def _may_run_another(self, base_id: str) -> bool:
         """Return True if another sequence may generate.
 
         For one that has waited long, a sequence of a key or adapter that runs several is preempted.
@@ -224,7 +224,7 @@ class Scheduler:
             return True
         starved = [s.group for s in self._next_sequences(base_id) if self._waiting.has_waited_long(s.group.queue_key)]
         group = next(filter(self._adapter_is_loaded, starved), None)
-        preemptible = [] if group is None else self._waiting.quotas.preemptible(group)
+        preemptible = [] if group is None else self._waiting.shares.preemptible(group)
         if len(preemptible) < 2:
             return False
         self._preempt(preemptible[-1])
@@ -246,7 +246,7 @@ class Scheduler:
         if self._reservation.may_preempt(group):
             preemptible = [s for s in reversed(self._running) if s.has_row and s.id > sequence.id]
         elif waited_long:
-            preemptible = self._waiting.quotas.preemptible(group)[:0:-1]  # all but the first, last first
+            preemptible = self._waiting.shares.preemptible(group)[:0:-1]  # all but the first, last first
         positions, freeable = sequence.virtual_tokens + len(sequence.ids), self.prefixes.bytes
         for running in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
             self._preempt(running)
@@ -318,7 +318,7 @@ class Scheduler:
         group.waiting.remove(sequence)
         group.running[sequence] = None
         self._running[sequence] = None
-        self._update_quotas()
+        self._update_shares()
         self._waiting.reset_wait(group.queue_key)
         self._reservation.release(group)
         group.mark_running()
@@ -338,7 +338,7 @@ class Scheduler:
             self._waiting.requeue(group)
         elif group not in self._scoring:
             self._scoring.appendleft(group)
-        self._update_quotas()
+        self._update_shares()
 
     def _remove(self, sequence: Sequence, *, cache_prefix: bool = False) -> None:
         """Remove a running sequence and release its memory."""

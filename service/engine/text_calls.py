@@ -7,6 +7,7 @@ first window without the BOS, and every token is scored once.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
@@ -67,7 +68,7 @@ class TextCalls(ABC):
         """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
         base = self.base(base_id)
         windows_by_text = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
-        flat = tuple(window for text in windows_by_text for window in text)
+        flat = tuple(itertools.chain.from_iterable(windows_by_text))
         nll: Sequence[float] = ()
         if flat:
             request = ScoreRequest(base_id, flat, adapter, bos=has_bos(base))
@@ -99,12 +100,12 @@ class TextCalls(ABC):
             if progress is not None:
                 progress(0, len(texts))
             _check(should_stop)
-            text_ids = text_windows(base, text if scored else first_window_text(base, text))
-            if not text_ids:
+            windows_of_text = text_windows(base, text if scored else first_window_text(base, text))
+            if not windows_of_text:
                 raise empty_text_error(base, number, text)
             starts.append(len(flat))
-            windows_by_text.append(text_ids)
-            flat += text_ids if scored else text_ids[:1]
+            windows_by_text.append(windows_of_text)
+            flat += windows_of_text if scored else windows_of_text[:1]
         if not flat:
             return []
         request = ScoreRequest(base_id, tuple(flat), pooled=frozenset(starts), bos=has_bos(base))
@@ -112,11 +113,11 @@ class TextCalls(ABC):
         return [
             EmbeddedText(
                 vector=scores.vectors[start],
-                nll=sum(scores.nll[start : start + len(text_ids)]) if scored else None,
-                tokens=scored_tokens(text_ids) if scored else 0,
-                truncated=len(text_ids) > 1,
+                nll=sum(scores.nll[start : start + len(windows_of_text)]) if scored else None,
+                tokens=scored_tokens(windows_of_text) if scored else 0,
+                truncated=len(windows_of_text) > 1,
             )
-            for start, text_ids in zip(starts, windows_by_text, strict=True)
+            for start, windows_of_text in zip(starts, windows_by_text, strict=True)
         ]
 
     def generate(self, request: GenerateRequest, *, should_stop: ShouldStop | None = None) -> Generation:

@@ -12,14 +12,14 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterable
 
-from service.engine.key_quotas import SequenceQuotas
+from service.engine.fairness import SequenceShares
 from service.engine.request import GenerateRequest
 from service.engine.steps import QueueKey, Sequence, SequenceGroup
 
 PATIENCE_STEPS = 16
 """Steps after which a waiting adapter may preempt running sequences, for a row, memory, or its place among adapters."""
 KEY_PATIENCE_STEPS = 4
-"""Steps after which a key below its quota preempts for one more sequence; for its first one it waits a single step."""
+"""Steps after which a key below its share preempts for one more sequence; for its first one it waits a single step."""
 
 
 class WaitingQueue:
@@ -28,8 +28,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._queues: OrderedDict[QueueKey, deque[SequenceGroup]] = OrderedDict()
         self._waited: dict[QueueKey, int] = {}
-        self.quotas = SequenceQuotas((), (), 1)
-        """The quotas as of the running sequences."""
+        self.shares = SequenceShares((), (), 1)
+        """The keys' shares of the running sequences."""
 
     def groups(self) -> list[SequenceGroup]:
         """All requests with a sequence that waits to generate."""
@@ -58,7 +58,7 @@ class WaitingQueue:
     ) -> list[Sequence]:
         """The next sequence of each queue of a base model, in the order in which they should start.
 
-        Keys below their quota come first, of these the ones that run fewest; then queues that have waited long; then
+        Keys below their share come first, of these the ones that run fewest; then queues that have waited long; then
         the queue that was served longest ago. With `only`, the sequences of that request alone.
         """
         keys = sorted((key for key in self._queues if key[0] == base_id), key=self._priority)
@@ -69,7 +69,7 @@ class WaitingQueue:
 
     def _priority(self, key: QueueKey) -> tuple[float, bool]:
         owner = key[2]
-        running = self.quotas.running(owner) if self.quotas.is_below(owner) else math.inf
+        running = self.shares.running(owner) if self.shares.is_below(owner) else math.inf
         return running, not self.has_waited_long(key)
 
     def _next_of(self, groups: Iterable[SequenceGroup], excluded: Container[Sequence]) -> Sequence | None:
@@ -97,8 +97,8 @@ class WaitingQueue:
     def has_waited_long(self, key: QueueKey) -> bool:
         """Return True if a queue has waited long enough to preempt others."""
         patience = PATIENCE_STEPS
-        if self.quotas.is_below(key[2]):
-            patience = KEY_PATIENCE_STEPS if self.quotas.running(key[2]) else 1
+        if self.shares.is_below(key[2]):
+            patience = KEY_PATIENCE_STEPS if self.shares.running(key[2]) else 1
         return self._waited.get(key, 0) >= patience
 
     def any_waited_long(self, base_id: str) -> bool:
@@ -112,10 +112,10 @@ class WaitingQueue:
     def count_step(self, base_id: str, running: Iterable[Sequence], scoring: Iterable[SequenceGroup]) -> None:
         """Count a step of a base model for each queue that waits, also those of texts to score.
 
-        A queue with running sequences does not wait, unless its key is below its quota.
+        A queue with running sequences does not wait, unless its key is below its share.
         """
         served = {sequence.group.queue_key for sequence in running}
-        content = {key for key in served if not self.quotas.is_below(key[2])}
+        content = {key for key in served if not self.shares.is_below(key[2])}
         waiting = dict.fromkeys([*self._queues, *(group.queue_key for group in scoring)])
         for key in [key for key in self._waited if key in content or key not in waiting]:
             del self._waited[key]

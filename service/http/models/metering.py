@@ -20,7 +20,7 @@ from registry.quotas import effective_limits, subject_text
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
-from service.engine.key_quotas import ASSUMED_TOKENS
+from service.engine.fairness import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
 from service.parts import Services
 from service.rates import Measure, Rates, SharedRates, Want

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from registry.spec import BottleneckConfig
-from service.engine.key_quotas import AdmissionControl
+from service.engine.fairness import AdmissionControl
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Scheduler
+from service.engine.step_times import MIN_TOKENS
 from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
-from service.engine.token_budget import MIN_TOKENS
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 
@@ -46,9 +46,9 @@ def scheduler_of(
         prefixes=PrefixCache(space, "namespace"),
     )
     if pace is not None:
-        found.token_budget.beside_decodes("b", tokens)
-        found.token_budget.record("b", float(pace), decodes=1, prefills=0)
-        found.token_budget.record("b", 1.0, decodes=0, prefills=1)
+        found.step_times.beside_decodes("b", tokens)
+        found.step_times.record("b", float(pace), decodes=1, prefills=0)
+        found.step_times.record("b", 1.0, decodes=0, prefills=1)
     return found
 
 

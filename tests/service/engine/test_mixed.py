@@ -118,7 +118,7 @@ class Text:
     def task(self, world: World, length: int, *, kept: bool = True) -> ForwardTask:
         end = self.done + length
         return ForwardTask(
-            self.ids[self.done : end], self.done, adapter=world.ready[self.adapter], row=self if kept else None,
+            self.ids[self.done : end], self.done, adapter=world.ready[self.adapter], sequence=self if kept else None,
             next_id=self.ids[end] if end < len(self.ids) else None, needs_logits=True, needs_nll=True, reserve=end,
         )  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     others = [Text(0, list(range(1, 20))) for _ in range(3)]
     bad = object()
     for _ in range(2):
-        tasks = [ForwardTask([1, 2, 3], 0, adapter=ready, row=bad, needs_logits=True, reserve=9)]
+        tasks = [ForwardTask([1, 2, 3], 0, adapter=ready, sequence=bad, needs_logits=True, reserve=9)]
         assert not bool(world.runner.run(tasks)[0].logits.isfinite().all())  # type: ignore[union-attr]
         world.runner.retain(others)
         step(world, [(text, 4, True) for text in others])
@@ -319,7 +319,7 @@ class TestMemory:
 
     def held(self, memory: KVCache, owner: str) -> Tensor:
         row = memory.reserve(owner, 1)
-        return row.slab.layers[0][0][row.slot, :, : row.length]
+        return row.slab.layers[0][0][row.index, :, : row.length]
 
     def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold(self) -> None:
         memory = KVCache()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import PrefixConfig
-from service.engine.key_quotas import MAX_OVERLOAD, AdmissionControl
+from service.engine.fairness import MAX_OVERLOAD, AdmissionControl
 from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, ScoreRequest, State
 from service.engine.scheduler import Scheduler
+from service.engine.step_times import MIN_TOKENS, PROBE_INTERVAL, StepTimes
 from service.engine.steps import Segment, SequenceGroup
-from service.engine.token_budget import MIN_TOKENS, PROBE_INTERVAL, TokenBudget
 from service.engine.waiting_queue import PATIENCE_STEPS
 from tests.service.engine.simulation import (
     REQUESTS,
@@ -316,8 +316,8 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     """
     scheduler = scheduler_of(tokens=2048, rows=4)
     simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
-    asked = scheduler.token_budget._tokens_per_decode_step
-    scheduler.token_budget._tokens_per_decode_step = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    asked = scheduler.step_times._tokens_per_decode_step
+    scheduler.step_times._tokens_per_decode_step = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
     streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
     simulation.step()
     windows = ((1,) * length,) * (100_000 // length)
@@ -331,7 +331,7 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
         others.append(step.tokens - newest)
         assert others[-1] <= (allowed[-1] if others[-1] else 0) <= 2048
         seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
-        scheduler.token_budget.record(step.base_id, seconds, decodes=newest, prefills=others[-1])
+        scheduler.step_times.record(step.base_id, seconds, decodes=newest, prefills=others[-1])
     assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
     assert max(others[16:]) <= max(MIN_TOKENS, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
@@ -552,28 +552,28 @@ class TestKeptTexts:
         assert [(text.scope[2], len(text.ids)) for text in simulation.texts] == [("one", 20)]
 
 
-class TestPace:
+class TestStepTimes:
     def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then(self) -> None:
-        pace = TokenBudget()
-        assert pace.beside_decodes("b", 400) == 0
-        assert [pace.beside_decodes("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
-        assert pace.beside_decodes("c", 400) == 0, "another base model has another pace"
+        times = StepTimes()
+        assert times.beside_decodes("b", 400) == 0
+        assert [times.beside_decodes("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
+        assert times.beside_decodes("c", 400) == 0, "another base model has another pace"
 
     def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
-        pace = TokenBudget()
-        pace.beside_decodes("b", 400)
-        pace.record("b", 0.1, decodes=4, prefills=0)
-        pace.record("b", 0.2, decodes=0, prefills=100)
-        assert pace.beside_decodes("b", 400) == 50
-        pace.record("b", 0.2, decodes=4, prefills=50)
-        assert pace.beside_decodes("b", 400) == 50
+        times = StepTimes()
+        times.beside_decodes("b", 400)
+        times.record("b", 0.1, decodes=4, prefills=0)
+        times.record("b", 0.2, decodes=0, prefills=100)
+        assert times.beside_decodes("b", 400) == 50
+        times.record("b", 0.2, decodes=4, prefills=50)
+        assert times.beside_decodes("b", 400) == 50
 
     def test_something_always_goes_on(self) -> None:
-        pace = TokenBudget()
-        pace.beside_decodes("b", 400)
-        pace.record("b", 0.001, decodes=4, prefills=0)
-        pace.record("b", 10.0, decodes=0, prefills=10)
-        assert pace.beside_decodes("b", 400) == MIN_TOKENS
+        times = StepTimes()
+        times.beside_decodes("b", 400)
+        times.record("b", 0.001, decodes=4, prefills=0)
+        times.record("b", 10.0, decodes=0, prefills=10)
+        assert times.beside_decodes("b", 400) == MIN_TOKENS
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
-from service.engine.token_budget import GAP_SECONDS, MIN_TOKENS
+from service.engine.step_times import GAP_SECONDS, MIN_TOKENS
 from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
 
 ALONE, TOKEN = 0.02, 0.001
@@ -18,9 +18,9 @@ ALONE, TOKEN = 0.02, 0.001
 def streaming(streams: int, *, tokens: int = 2048, alone: float = ALONE) -> tuple[Scheduler, Simulation]:
     """A scheduler with so many streams of one key, whose pace is known."""
     scheduler = scheduler_of(rows=24, tokens=tokens)
-    scheduler.token_budget.beside_decodes("b", tokens)
-    scheduler.token_budget.record("b", alone, decodes=1, prefills=0)
-    scheduler.token_budget.record("b", TOKEN, decodes=0, prefills=1)
+    scheduler.step_times.beside_decodes("b", tokens)
+    scheduler.step_times.record("b", alone, decodes=1, prefills=0)
+    scheduler.step_times.record("b", TOKEN, decodes=0, prefills=1)
     simulation = Simulation(scheduler)
     scheduler.add([generate(1, tokens=99, namespace="k") for _ in range(streams)])
     simulation.step()
@@ -71,9 +71,9 @@ def test_where_anybody_else_has_work_streams_keep_their_pace(other: Request, run
 
 def test_before_anything_was_measured_prompts_of_one_key_take_the_same_part_of_a_step() -> None:
     scheduler = scheduler_of(rows=24, tokens=400)
-    assert scheduler.token_budget.beside_decodes("b", 400, single_namespace=True) == 0
+    assert scheduler.step_times.beside_decodes("b", 400, single_namespace=True) == 0
     assert (
-        scheduler.token_budget.beside_decodes("b", 400, single_namespace=True)
-        == scheduler.token_budget.beside_decodes("b", 400)
+        scheduler.step_times.beside_decodes("b", 400, single_namespace=True)
+        == scheduler.step_times.beside_decodes("b", 400)
         == 100
     )

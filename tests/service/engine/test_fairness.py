@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy
-from service.engine.key_quotas import (
+from service.engine.fairness import (
     ASSUMED_TOKENS,
     MAX_OVERLOAD,
     RECENT_SECONDS,
@@ -100,9 +100,9 @@ def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
 def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[str, ...], step: int) -> None:
     """A request that comes in the middle of a step waits for its end; eight steps of streams are 40 tokens here."""
     scheduler, seconds = scheduler_of(max_queue=10_000, tokens=64), 100.0
-    scheduler.token_budget.recent_keys = RecentKeys(lambda: seconds)
-    scheduler.token_budget.record("b", 5.0, decodes=1, prefills=0)
-    scheduler.token_budget.record("b", 10.0, decodes=0, prefills=10)
+    scheduler.step_times.recent_keys = RecentKeys(lambda: seconds)
+    scheduler.step_times.record("b", 5.0, decodes=1, prefills=0)
+    scheduler.step_times.record("b", 10.0, decodes=0, prefills=10)
     scheduler.add([score(*[4] * 200, owner="flood")])
     simulation = Simulation(scheduler)
     for owner in others:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from service.engine.key_quotas import RecentKeys
+from service.engine.fairness import RecentKeys
 
 MIN_TOKENS = 16
 """Prefill tokens that a step always takes: without them, prompts and texts would starve beside streams."""
@@ -23,7 +23,7 @@ PROBE_INTERVAL = 64
 """One step in this many has decode tokens only, to measure their time."""
 
 
-class TokenBudget:
+class StepTimes:
     """Measured seconds of decode steps and of one prefill token, by base model, and the budgets that follow from them.
 
     A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` where no other key has

@@ -1,4 +1,4 @@
-"""Fairness between keys: admission to the engine, quotas of running sequences, and turns.
+"""Fairness between keys: admission to the engine, shares of the running sequences, and turns.
 
 Used by the scheduler, under the engine's lock. Knows no tensors. The owner of a request is the key that sent it; the
 owner of requests of the server's own jobs is None.
@@ -74,7 +74,7 @@ class AdmissionControl:
         return max(requests / self.max_requests, 0.0 if self.max_tokens == math.inf else tokens / self.max_tokens)
 
 
-class SequenceQuotas:
+class SequenceShares:
     """The sequences that generate, by key, and each key's equal share of `max_running`.
 
     Keys without running or waiting requests get no share; a single key may use everything.
@@ -86,7 +86,7 @@ class SequenceQuotas:
             if sequence.is_generation:
                 self._running.setdefault(sequence.group.owner, []).append(sequence)
         owners = {*self._running, *(group.owner for group in waiting)}
-        self._quota = math.inf if len(owners) < 2 else max(1, max_running // len(owners))
+        self._share = math.inf if len(owners) < 2 else max(1, max_running // len(owners))
 
     def running(self, owner: Owner) -> int:
         """The number of sequences that generate for a key."""
@@ -94,7 +94,7 @@ class SequenceQuotas:
 
     def is_below(self, owner: Owner) -> bool:
         """Return True if a key runs less than its share while others have work."""
-        return self._quota != math.inf and self.running(owner) < self._quota
+        return self._share != math.inf and self.running(owner) < self._share
 
     def preemptible(self, group: SequenceGroup) -> list[Sequence]:
         """The sequences that may be preempted for a request, last first to go.
@@ -103,10 +103,10 @@ class SequenceQuotas:
         of the adapter that runs most.
         """
         largest = max(self._running.values(), key=len, default=[])
-        if self.is_below(group.owner) and len(largest) > self._quota:
+        if self.is_below(group.owner) and len(largest) > self._share:
             same_adapter = _most_of_one_adapter(largest)
             return same_adapter if len(same_adapter) > 1 else largest
-        return _most_of_one_adapter(largest if self._quota == math.inf else self._running.get(group.owner, []))
+        return _most_of_one_adapter(largest if self._share == math.inf else self._running.get(group.owner, []))
 
 
 def _most_of_one_adapter(sequences: Iterable[Sequence]) -> list[Sequence]:
