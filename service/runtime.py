@@ -36,9 +36,9 @@ from service.jobs.runner import JobRunner
 from service.observability.usage import UsageCounts, UsageWriter
 from service.operations import storage
 from service.operations.blob_check import check_blobs
-from service.parts import Services
 from service.presence import Presence
 from service.rates import Rates, SharedRates
+from service.services import Services
 from service.settings import Settings
 
 if TYPE_CHECKING:

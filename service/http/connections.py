@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from registry.errors import TooSlow
 from service.http import problems
-from service.http.security.answer_slots import most_connections
+from service.http.security.answer_limits import most_connections
 from service.settings import Settings
 
 GRACE_SECONDS = 5

@@ -16,7 +16,7 @@ from registry.errors import Busy, Unavailable
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
 from service.operations.storage import SchemaWatch
-from service.parts import Services
+from service.services import Services
 
 OUTGROWN = "is of a later version"
 """State of a database whose schema is too new for this version."""

@@ -19,7 +19,7 @@ from service.http.observe import Metrics
 from service.http.readiness import Readiness
 from service.job_board import Outcome
 from service.jobs.kinds import KINDS
-from service.parts import Services
+from service.services import Services
 
 BLOBS_SECONDS = 60.0
 """Seconds for which sums over all blobs are cached."""

@@ -23,7 +23,7 @@ from registry.spec import (
 )
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
-from service.parts import Services
+from service.services import Services
 from service.settings import Settings
 
 Lane = Literal["quick", "embed", "fit", "search", "evaluate", "training"]

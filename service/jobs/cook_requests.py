@@ -16,7 +16,7 @@ from registry.spec import CookRequest
 from service.access.keys import Principal
 from service.jobs.cook import kind_of, request_bytes
 from service.jobs.queue_limits import check_queue
-from service.parts import Services
+from service.services import Services
 
 
 def begin_cook(services: Services, principal: Principal, request: CookRequest, request_id: str) -> JobRow:

@@ -36,7 +36,7 @@ from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
 from service.jobs.training_requests import blobs_in_use
 from service.observability.logs import describe
-from service.parts import Services
+from service.services import Services
 
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0

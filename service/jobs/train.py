@@ -31,7 +31,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
-from service.parts import Services
+from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest

@@ -19,7 +19,7 @@ from registry.spec import FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
 from service.jobs.queue_limits import check_queue
-from service.parts import Services
+from service.services import Services
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
 from training.hyperparameters import Hyperparameters

@@ -15,7 +15,7 @@ from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup
 from service.jobs.kinds import KINDS
-from service.parts import Services
+from service.services import Services
 
 HIDDEN = "Only keys that see every namespace this job works on see more."
 

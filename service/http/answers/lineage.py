@@ -12,7 +12,7 @@ from typing import Any
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.names import NameRef, parse_ref
 from service.http.schemas.adapters import Child, Lineage, Parent
-from service.parts import Services
+from service.services import Services
 
 
 def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Lineage:

@@ -34,7 +34,7 @@ from service.http.schemas.hub import (
     SiblingOfLfs,
     TreeFile,
 )
-from service.parts import Services
+from service.services import Services
 
 MAIN = "main"
 """The default revision: the newest live version."""

@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from registry.formats import WEIGHTS_FILE
 from service.http.files.ranges import names_etag
 from service.http.files.version_files import VersionFile
-from service.parts import Services
+from service.services import Services
 
 ELSEWHERE: dict[int | str, dict[str, Any]] = {307: {"description": "Weights, where the server sends to its store"}}
 

@@ -18,7 +18,7 @@ from registry.formats.card import Relation
 from registry.formats.usage import usage_of
 from registry.names import sha256_digest
 from registry.spec import BaseShape
-from service.parts import Services
+from service.services import Services
 
 
 @dataclass(frozen=True)

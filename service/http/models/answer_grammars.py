@@ -11,7 +11,7 @@ from service.engine.json_schema import validate_schema
 from service.engine.text_support import stop_token_ids
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
-from service.parts import Services
+from service.services import Services
 
 
 def schema_of(response_format: ResponseFormat | None) -> str | None:

@@ -15,9 +15,9 @@ from registry.select.select import likeliest
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
-from service.http.models.embedding_slots import embedding_slot
+from service.http.models.embedding_limit import limit_embeddings
 from service.http.models.named_models import ResolvedModel, language_model, resolve_model, sole_base
-from service.parts import Services
+from service.services import Services
 
 AUTO = "auto"
 LAST_CHARACTERS = 20_000
@@ -48,7 +48,7 @@ def model_for(services: Services, principal: Principal, model: str, texts: Seque
         )
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(passages, limits, bos=base.bos, novel=True)
-    with embedding_slot(services):
+    with limit_embeddings(services):
         best = likeliest(services.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))
     chosen = None if best is None else resolve_model(services, principal, best.member.ref)
     if chosen is None or chosen.row is None or why_no_text(base.shape, chosen.row.config) is not None:

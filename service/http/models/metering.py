@@ -22,8 +22,8 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
 from service.engine.fairness import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
-from service.parts import Services
 from service.rates import Measure, Rates, SharedRates, Want
+from service.services import Services
 
 EngineRequest = TypeVar("EngineRequest", GenerateRequest, ScoreRequest)
 Subject = tuple[LimitKind, str]

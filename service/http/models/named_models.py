@@ -17,7 +17,7 @@ from registry.stored.adapters import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import check_supports_text
-from service.parts import Services
+from service.services import Services
 
 
 @dataclass(frozen=True)

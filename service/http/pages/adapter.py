@@ -12,7 +12,7 @@ from plots.charts import MAX_LINEAGE, lineage
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import paths
 from service.http.pages.cookies import is_secure

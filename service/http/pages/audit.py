@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import Text, parse_midnight, text_or_none
 from service.http.pages.page import PageRoute, render_page

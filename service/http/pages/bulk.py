@@ -18,7 +18,7 @@ from registry.errors import InvalidName, InvalidParameter, NotFound, Preconditio
 from registry.names import NameRef, check_part, parse_ref
 from service.access.keys import Principal
 from service.http import problems
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import paths
 from service.http.pages.forms import Form, takes_form
@@ -29,7 +29,7 @@ from service.http.routes.adapters import change_adapter, list_adapters, retire_a
 from service.http.schemas.adapters import AdapterPatch, ListedAdapter, listed_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_VERSIONS = 500

@@ -16,7 +16,7 @@ from registry.samples.texts import split_texts
 from registry.spec import Recipe
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import filters, paths
 from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
@@ -28,7 +28,7 @@ from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Reader, needs
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Numbers = Annotated[Sequence[PlotNumber], Query(max_length=MAX_MODELS)]

@@ -14,7 +14,7 @@ from registry.samples.sample import prepare
 from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
 from service.http import problems
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -23,7 +23,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer, needs
 from service.jobs.cook import check_pool
 from service.jobs.cook_requests import begin_cook
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 EFFORT_HINTS: dict[Effort, str] = {

@@ -19,15 +19,15 @@ from registry.samples.texts import split_texts
 from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
-from service.http.models.embedding_slots import embedding_slot
+from service.http.app_services import AppServices
+from service.http.models.embedding_limit import limit_embeddings
 from service.http.pages import paths
 from service.http.pages.downloads import Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_ROWS = 49
@@ -159,7 +159,7 @@ def _load_map(
     bos = base_of(services.registry, row).bos
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(split_texts(text, label="The text"), limits, bos=bos, novel=True)
-    with embedding_slot(services):
+    with limit_embeddings(services):
         return _map_body(row, domain_map(services.registry, row, sample))
 
 

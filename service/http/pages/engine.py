@@ -14,13 +14,13 @@ from registry.errors import Forbidden, NotFound, Retired
 from registry.names import DigestRef
 from service.access.keys import Principal
 from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Admin
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 GROUPS = {BASE: "base models alone", OTHER: "all others together"}

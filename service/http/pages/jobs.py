@@ -13,7 +13,7 @@ from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobState
 from registry.errors import NotFound
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, takes_form
@@ -26,7 +26,7 @@ from service.http.schemas.soups import Soup
 from service.http.security.auth import Reader, Writer
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 pages.add_api_route(paths.JOB + paths.JSON, get_job)

@@ -17,7 +17,7 @@ from registry.names import KeyScope
 from service.access.key_watch import present
 from service.access.keys import Principal
 from service.http import problems
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import SMALL, Form, parse_midnight, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -26,7 +26,7 @@ from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
 from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
 from service.http.security.auth import Admin
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 SCOPE_HINTS: dict[KeyScope, str] = {

@@ -17,7 +17,7 @@ from registry.names import check_part
 from registry.select.select import pool_of
 from registry.spec import PoolRequest
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.forms import SMALL, Form, Text, takes_form, text_or_none
@@ -26,7 +26,7 @@ from service.http.routes.evaluations import begin_evaluation
 from service.http.schemas.evaluations import Evaluation, EvaluationRequest, evaluation_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, Writer
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_EVALUATIONS = 10_000

@@ -15,7 +15,7 @@ from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -24,7 +24,7 @@ from service.http.routes.adapters import list_adapters
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, needs
-from service.parts import Services
+from service.services import Services
 
 FilterText = Annotated[str | None, Field(max_length=500)]
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]

@@ -22,7 +22,7 @@ from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import resolve_model
 from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_fields, takes_form
@@ -47,7 +47,7 @@ from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Writer
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 from service.settings import Settings
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -23,7 +23,7 @@ from registry.formats import (
 )
 from registry.names import Digest
 from service.http import problems
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, Form, takes_form, takes_token, text_or_none
 from service.http.pages.page import PageRoute, render_page

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from registry.spec import PoolSpec
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page

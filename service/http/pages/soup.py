@@ -14,14 +14,14 @@ from registry.errors import NotFound
 from registry.spec import Evidence
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.page import PageRoute, render_page
 from service.http.pages.report import SoupReport, names_by_digest, report_context, report_drawings, report_tables
 from service.http.security.auth import Reader
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 EvidenceNumber = Annotated[int | None, Query(ge=1, description="Of several, which evidence: 1 is the oldest.")]

@@ -15,7 +15,7 @@ from registry.errors import NotFound, Retired
 from registry.names import parse_ref
 from service.access.keys import Principal
 from service.http.answers.jobs import sees_all_of, visible_job_body
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import Text, text_or_none
@@ -28,7 +28,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 from service.jobs.runner import FINAL
 from service.jobs.training_requests import KIND
-from service.parts import Services
+from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 

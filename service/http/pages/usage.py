@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from plots.charts import stacked_bars
 from plots.style import THEMES
 from registry.errors import InvalidParameter
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, svg_response
 from service.http.pages.forms import Text, parse_date, text_or_none

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from registry.errors import InvalidParameter
-from service.parts import Services
+from service.services import Services
 
 Limit = Annotated[int | None, Query(ge=1, description="Rows of this page.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]

@@ -16,7 +16,7 @@ from anyio.lowlevel import RunVar
 
 from registry.errors import Busy, Unavailable
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 CHECK_SECONDS = 1.0
 """Seconds between two checks of all waiting requests of a key."""

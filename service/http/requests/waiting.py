@@ -13,7 +13,7 @@ from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL
-from service.parts import Services
+from service.services import Services
 
 
 def wait_seconds(wait: float | None, services: Services) -> float:

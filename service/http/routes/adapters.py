@@ -22,7 +22,7 @@ from registry.select.pools import enqueue_refits
 from registry.spec import Manifest
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.files.ranges import REVALIDATE, ranged
 from service.http.files.signed_links import ELSEWHERE, store_redirect
 from service.http.files.version_files import files_of

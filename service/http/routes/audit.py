@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from registry.catalogue.rows import AuditRow, Page
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size

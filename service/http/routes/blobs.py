@@ -19,7 +19,7 @@ from registry.errors import DigestMismatch, NotFound, TooLarge
 from registry.quotas import ByteAllowance
 from registry.uploads.files import is_damaged, record_blob, renew_blob, room_for_blob, too_large
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.files.ranges import ranged
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.upload_body import announced_length, check_digest, write_body

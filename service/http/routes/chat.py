@@ -14,7 +14,7 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_sampling, check_text
@@ -25,7 +25,7 @@ from service.http.requests.body_limits import CONVERSATION, takes
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 

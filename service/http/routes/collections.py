@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from registry.errors import Forbidden
 from registry.lifecycle.collect import collect, would_collect
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.collections import Collection, CollectRequest
 from service.http.security.auth import Admin

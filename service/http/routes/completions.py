@@ -11,7 +11,7 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.http.answers.token_text import TokenText
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text
@@ -22,7 +22,7 @@ from service.http.requests.body_limits import PROMPTS, takes
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 

@@ -20,7 +20,7 @@ from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import closing_tokens, empty_text_error, has_bos
 from service.http.answers.streaming import finish
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_ids, check_texts
 from service.http.models.metering import admit, answer_headers
 from service.http.models.named_models import ResolvedModel, resolve_model
@@ -30,7 +30,7 @@ from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, Embeddin
 from service.http.schemas.wire import Usage
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 

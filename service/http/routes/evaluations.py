@@ -14,7 +14,7 @@ from registry.quotas import check_jobs
 from registry.select.select import pool_of
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body

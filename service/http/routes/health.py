@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from registry.errors import Forbidden
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.readiness import Readiness
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.health import Alive, Ready

@@ -17,7 +17,7 @@ from registry.errors import InvalidParameter, NotFound
 from registry.formats.usage import ADAPTERSOUP, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.files.hub_revisions import (
     COMMIT,
     FILE,
@@ -42,7 +42,7 @@ from service.http.requests.paging import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
 from service.http.security.auth import Reader
 from service.http.security.forwarded import came_by_tls
-from service.parts import Services
+from service.services import Services
 
 
 class HubRoute(CheckedRoute):

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from registry.errors import NotFound
 from service.http.answers.jobs import check_reach, visible_job_body
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row, job_watch

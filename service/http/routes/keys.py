@@ -16,13 +16,13 @@ from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.access.key_watch import present
 from service.access.keys import VISIBLE_CHARACTERS, Principal, new_secret, replace_admin_secret, secret_sha256
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
 from service.http.security.auth import Admin, needs
 from service.jobs.runner import after_withdrawal, withdraw
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]

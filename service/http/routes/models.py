@@ -11,12 +11,12 @@ from registry.names import BaseRef, parse_ref
 from registry.spec import BaseShape
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import base_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.models import ArchitectureCard, EncoderCard, ModelCard, ModelList
 from service.http.security.auth import needs
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(prefix="/v1/models", tags=["inference"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("infer", "read"))]

@@ -16,7 +16,7 @@ from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from registry.quotas import effective_limits
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.if_match import IfMatch, etag_of
 from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch

@@ -19,7 +19,7 @@ from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import Windows, has_bos, text_windows
 from service.http.answers.streaming import finish
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_texts
 from service.http.models.metering import admit, answer_headers
 from service.http.models.named_models import ResolvedModel, language_model
@@ -28,7 +28,7 @@ from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 

@@ -28,8 +28,8 @@ from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
-from service.http.app_parts import AppServices
-from service.http.models.embedding_slots import embedding_slot
+from service.http.app_services import AppServices
+from service.http.models.embedding_limit import limit_embeddings
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -214,7 +214,7 @@ async def _fit(
 
 
 def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
-    with embedding_slot(services):
+    with limit_embeddings(services):
         query = SelectQuery(body.pool, body.spec, body.options, listed=None if body.list_all else LISTED, scored=False)
         chosen = select(services.registry, caller, sample, query, fit=_no_fit)
     return Selected(
@@ -227,7 +227,7 @@ def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: 
 
 
 def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
-    with embedding_slot(services):
+    with limit_embeddings(services):
         query = SelectQuery(body.pool, body.spec, scored=False)
         chosen = select(services.registry, caller, sample, query, fit=_no_fit)
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}

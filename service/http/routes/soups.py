@@ -11,7 +11,7 @@ from registry.spec import Cooked
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body, soup_of
 from service.http.answers.lineage import lineage_of
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
@@ -27,7 +27,7 @@ from service.jobs.cook import check_pool
 from service.jobs.cook_requests import begin_cook, check_cook
 from service.jobs.queue_limits import check_queue
 from service.jobs.runner import FINAL, result_of
-from service.parts import Services
+from service.services import Services
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 

@@ -10,7 +10,7 @@ from registry.base_model import BaseText
 from registry.base_model.chat_template import template_of
 from service.engine.text_calls import has_bos
 from service.http.answers.token_text import TokenText
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_ids, check_text
 from service.http.models.named_models import resolve_model, sole_base
 from service.http.requests.bodies import CheckedRoute

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from service.http.answers.jobs import requested_job_body
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Writer

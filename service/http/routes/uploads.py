@@ -18,7 +18,7 @@ from registry.catalogue.rows import UploadRow
 from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.names import Digest
 from registry.uploads.sessions import PartWriter
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.problems import offset_headers
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.upload_body import announced_length, check_digest, write_body

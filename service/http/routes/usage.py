@@ -15,7 +15,7 @@ from registry.catalogue.rows import Page
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
 from registry.catalogue.usage_rows import UsageRow
 from service.access.keys import Principal
-from service.http.app_parts import AppServices
+from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size

@@ -27,7 +27,7 @@ from registry.names import KeyScope
 from service.access.key_watch import KeyWatch
 from service.access.keys import NO_AUTH_PRINCIPAL, Principal, Tokens, authenticate
 from service.http import problems
-from service.http.security.answer_slots import AnswerSlots, most_connections
+from service.http.security.answer_limits import AnswerLimits, most_connections
 from service.http.security.refusals import Refusals
 from service.http.thread_turns import current_key_id
 from service.settings import Settings
@@ -80,7 +80,7 @@ class Gate:
         self._settings = settings
         self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
         self._refusals = Refusals(problems.TOO_MUCH)
-        self._slots = AnswerSlots(most_connections(settings))
+        self._answers = AnswerLimits(most_connections(settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request that is allowed. Websockets are refused: no route has one."""
@@ -96,14 +96,14 @@ class Gate:
             if principal is not None:
                 await self._refusals.turn(principal.key_id)
                 send = self._recording(send, principal.key_id)
-            slot = self._slot(scope, principal)
+            answer = self._count_answer(scope, principal)
         except SoupError as error:
             browser_auth = self._browser_auth_of(scope)
             refusal = problems.response_of(error) if browser_auth is None else browser_auth.rejection(scope, error)
             await refusal(scope, receive, send)
             return
         scope.setdefault("state", {}).update(principal=principal, authenticate_again=self._principal)
-        with slot:
+        with answer:
             await self._app(scope, receive, send)
 
     def _drop_cookies(self, scope: Scope) -> None:
@@ -112,17 +112,17 @@ class Gate:
             cookies = [] if self._browser_auth is None else self._browser_auth.cookie_headers(scope)
             scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"] + cookies
 
-    def _slot(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
-        """Take a slot for the answer; raises Busy. A server without keys and public paths have no limit.
+    def _count_answer(self, scope: Scope, principal: Principal | None) -> AbstractContextManager[None]:
+        """Count the answer while the context lasts; raises Busy. A server without keys and public paths have no limit.
 
-        All forms to sign in share the slots of one key, whose id is empty.
+        All forms to sign in count as of one key, whose id is empty.
         """
         if principal is NO_AUTH_PRINCIPAL or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
         if principal is None:
-            return self._slots.acquire("")
+            return self._answers.acquire("")
         current_key_id.set(principal.key_id)
-        return self._slots.acquire(principal.key_id)
+        return self._answers.acquire(principal.key_id)
 
     def _recording(self, send: Send, key_id: str) -> Send:
         """Return `send` with the statuses of a key's answers recorded."""

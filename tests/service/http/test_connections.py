@@ -19,7 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from service.http.connections import BoundedConnection, ReadDeadline
 from service.http.routes import jobs
-from service.http.security.answer_slots import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
+from service.http.security.answer_limits import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
 from tests.service.servers import Live, World, serving

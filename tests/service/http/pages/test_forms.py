@@ -15,7 +15,7 @@ from fastapi import Request
 
 from registry.errors import Forbidden, InvalidParameter, SoupError, TooLarge
 from service.http.pages import forms
-from service.http.security.answer_slots import FEWEST
+from service.http.security.answer_limits import FEWEST
 from tests.service.servers import Live, World
 
 SETTINGS = {"job_workers": 0, "max_connections": FEWEST, "preload": False}

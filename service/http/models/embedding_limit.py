@@ -1,4 +1,4 @@
-"""Slots for requests that embed a sample while they wait, each of which blocks a thread."""
+"""Limits the requests that embed a sample while they wait, each of which blocks a thread."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from registry.errors import Busy
-from service.parts import Services
+from service.services import Services
 
 
 @contextmanager
-def embedding_slot(services: Services) -> Iterator[None]:
-    """Hold one of the slots for samples embedded at once; raises Busy if none is free."""
+def limit_embeddings(services: Services) -> Iterator[None]:
+    """Count as one of the samples embedded at once; raises Busy at the limit."""
     if not services.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:

@@ -10,38 +10,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy
-from service.http.security.answer_slots import AnswerSlots
+from service.http.security.answer_limits import AnswerLimits
 from service.http.thread_turns import Turn, Turns, current_key_id
 
 # --- answers under way ----------------------------------------------------------------------------
 
 
-def as_many_as_there_are(slots: AnswerSlots, key: str, stack: ExitStack) -> int:
+def as_many_as_there_are(limits: AnswerLimits, key: str, stack: ExitStack) -> int:
     taken = 0
     with suppress(Busy):
         while True:
-            stack.enter_context(slots.acquire(key))
+            stack.enter_context(limits.acquire(key))
             taken += 1
     return taken
 
 
 def test_whoever_takes_all_it_gets_leaves_places_to_others() -> None:
-    slots = AnswerSlots(64)
+    limits = AnswerLimits(64)
     with ExitStack() as stack:
-        assert [as_many_as_there_are(slots, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
-        assert as_many_as_there_are(slots, "h", stack) == 1, "a key that has none gets one"
+        assert [as_many_as_there_are(limits, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
+        assert as_many_as_there_are(limits, "h", stack) == 1, "a key that has none gets one"
     with ExitStack() as stack:
-        assert as_many_as_there_are(slots, "a", stack) == 32, "all are given back"
+        assert as_many_as_there_are(limits, "a", stack) == 32, "all are given back"
 
 
 def test_a_refusal_says_how_many_and_takes_nothing() -> None:
-    slots = AnswerSlots(2)
-    with slots.acquire("a"):
+    limits = AnswerLimits(2)
+    with limits.acquire("a"):
         for _ in range(2):
             with pytest.raises(Busy, match=r"1 answers under way.* room for 1 more") as refused:
-                slots.acquire("a")
+                limits.acquire("a")
             assert refused.value.retry_after == 1
-    with slots.acquire("a"):
+    with limits.acquire("a"):
         pass
 
 

@@ -33,11 +33,11 @@ def most_connections(settings: Settings) -> int:
     return max(min(settings.max_connections, available), FEWEST)
 
 
-class AnswerSlots:
-    """Slots for the answers under way on `most` connections, shared between keys. Thread-safe.
+class AnswerLimits:
+    """Limits how many answers each key has under way on `most` connections. Thread-safe.
 
-    A key gets another slot while it has fewer than are free: a key alone gets half of all, each of two busy keys gets a
-    third, and a key without any gets one.
+    A key gets another answer while it has fewer than are free: a key alone gets half of all, each of two busy keys gets
+    a third, and a key without any gets one.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,7 @@ class AnswerSlots:
         self._by_key: Counter[str] = Counter()
 
     def acquire(self, key_id: str) -> AbstractContextManager[None]:
-        """Take a slot and return a context that gives it back; raises Busy if the key has its share already."""
+        """Count an answer of a key until the returned context ends; raises Busy if the key has its share already."""
         with self._lock:
             of_key, free = self._by_key[key_id], self._most - self._by_key.total()
             if of_key and of_key >= free:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from service.parts import Services
+from service.services import Services
 
 
 async def services_of(request: Request) -> Services:
