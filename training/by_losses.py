@@ -25,7 +25,7 @@ from training.passages import CELLS, Rows, split_rows
 from training.score_cache import ScoreCache, key_of, name_of
 
 ITERATIONS = 200
-LEAST = 0.01
+MIN_WEIGHT = 0.01
 """Smaller weights of an adapter become 0."""
 GREEDY_CANDIDATES, GREEDY_STRIDE = 6, 4
 """Greedy search tries the adapters with the lowest loss, on every so many rows."""
@@ -106,7 +106,7 @@ def by_losses(
     return ByLosses(
         scored=tuple(numbers),
         differences=tuple((alone[1:] - alone[0]).tolist()),
-        em=tuple(np.where(weights < LEAST, 0.0, weights)[1:].tolist()),
+        em=tuple(np.where(weights < MIN_WEIGHT, 0.0, weights)[1:].tolist()),
         greedy=tuple(best[number] for number in members),
     )
 

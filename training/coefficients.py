@@ -24,7 +24,7 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.progress import Progress, silent
 from registry.spec import ByLosses, Screened, StoredAdapter, Unseen, Weighing, WeighingRequest
-from training.by_losses import LEAST, Candidate, Singles, by_losses
+from training.by_losses import MIN_WEIGHT, Candidate, Singles, by_losses
 from training.passages import Rows, add_gradients, draw_batches, rows_of, split_rows, tokens_of
 from training.score_cache import ScoreCache, key_of, name_of
 from training.tasks.language import passage_scores
@@ -52,19 +52,19 @@ def weigh(
     beside = [adapter for adapter in request.beside if name_of(adapter) not in names]
     rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row]
     cache = ScoreCache(0) if cache is None or request.noise else cache
-    job = _WeighingJob(base, request, (*request.candidates, *beside), load, progress, cache)
+    run = _WeighingRun(base, request, (*request.candidates, *beside), load, progress, cache)
     order = np.random.default_rng(request.seed).permutation(len(rows))
-    scores, screen_tokens = job.screen([rows[number] for number in order[: request.screened]])
+    scores, screen_tokens = run.screen([rows[number] for number in order[: request.screened]])
     ranked = sorted(range(len(scores)), key=lambda number: (-scores[number].score, number))
     chosen = request.most_that_fit([number for number in ranked if scores[number].score > 0])
     mixture: WeightedAdapter | None = None
     losses: list[float] = []
     step_tokens = 0
     if chosen:
-        mixture, losses, step_tokens = job.learn(chosen, [scores[number].score for number in chosen], rows)
+        mixture, losses, step_tokens = run.learn(chosen, [scores[number].score for number in chosen], rows)
     singles, alone_tokens = None, 0
     if request.alone:
-        singles, alone_tokens = job.by_losses(ranked[: request.alone], rows)
+        singles, alone_tokens = run.by_losses(ranked[: request.alone], rows)
     return Weighing(
         screened=tuple(scores),
         chosen=chosen,
@@ -74,12 +74,12 @@ def weigh(
         step_tokens=step_tokens,
         alone_tokens=alone_tokens,
         by_losses=singles,
-        unseen=job.on_unseen(mixture) if request.unseen else None,
+        unseen=run.on_unseen(mixture) if request.unseen else None,
     )
 
 
 @dataclass(frozen=True)
-class _WeighingJob:
+class _WeighingRun:
     base: LoadedBase
     request: WeighingRequest
     stored: Sequence[StoredAdapter]
@@ -93,7 +93,7 @@ class _WeighingJob:
 
         Returns the scores and the tokens that gradients were computed on; cached groups take none.
         """
-        groups = split_rows(rows, self.request.chunks)
+        groups = split_rows(rows, self.request.groups)
         falls, computed_tokens = self._falls(groups)
         tokens = np.array([tokens_of(group) for group in groups], dtype=float)
         scores = (tokens @ falls / tokens.sum()).tolist()
@@ -145,7 +145,7 @@ class _WeighingJob:
         tokens = 0
         with attached(self.base.model, mixture):
             for number, batch in enumerate(batches):
-                self._report(self.request.chunks + number, f"weighing {len(chosen)} adapters")
+                self._report(self.request.groups + number, f"weighing {len(chosen)} adapters")
                 losses.append(add_gradients(self.base, batch, before_forward=mixture.apply_coefficients))
                 tokens += tokens_of(batch)
                 optimiser.step()
@@ -154,13 +154,13 @@ class _WeighingJob:
                 with torch.no_grad():
                     mixture.coefficients.clamp_(min=0)
         with torch.no_grad():
-            mixture.coefficients[mixture.coefficients < LEAST] = 0
+            mixture.coefficients[mixture.coefficients < MIN_WEIGHT] = 0
         return mixture, losses, tokens
 
     def by_losses(self, numbers: Sequence[int], rows: Rows) -> tuple[ByLosses, int]:
         """Mix these candidates by their own losses; also return the tokens that they were scored on."""
-        request, done = self.request, self.request.chunks + self.request.steps
-        singles = Singles(self.base, rows, request.chunks, request.owner, self.cache)
+        request, done = self.request, self.request.groups + self.request.steps
+        singles = Singles(self.base, rows, request.groups, request.owner, self.cache)
         mixtures = by_losses(
             singles,
             request.candidates,
@@ -192,7 +192,7 @@ class _WeighingJob:
 
     def _report(self, done: int, message: str) -> None:
         alone = self.request.alone
-        self.progress(done, self.request.chunks + self.request.steps + (alone + 2 if alone else 0), message)
+        self.progress(done, self.request.groups + self.request.steps + (alone + 2 if alone else 0), message)
 
 
 def noise_like(tensors: Tensors, generator: np.random.Generator) -> dict[str, Tensor]:

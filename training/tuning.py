@@ -26,7 +26,7 @@ from registry.progress import Progress, silent
 from registry.spec import StoredAdapter, Tuned, TuningRequest
 from training.passages import CELLS, Rows, add_gradients, draw_batches, rows_of, tokens_of
 
-LEAST_TOKENS = 400
+MIN_TOKENS = 400
 """The fewest tokens of a sample that can be trained on."""
 WARMUP, CLIP = 0.1, 1.0
 PATIENCE = 3
@@ -48,10 +48,10 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         raise InvalidParameter("A pruned adapter is not tuned: its masks would not hold.", param="effort")
     max_tokens = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
     rows = rows_of(base, request.texts, max_tokens=max_tokens)
-    if tokens_of(rows) < LEAST_TOKENS:
+    if tokens_of(rows) < MIN_TOKENS:
         raise InvalidSample(
             f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
-            f"needs {LEAST_TOKENS}: send more text, or choose effort 'quick'.",
+            f"needs {MIN_TOKENS}: send more text, or choose effort 'quick'.",
             param="sample",
         )
     if any(not any(row for number, row in enumerate(rows) if number not in fold) for fold in request.folds):
@@ -59,9 +59,9 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     held_out = [number for fold in request.folds for number in fold if rows[number]]
     if not held_out:
         raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
-    job = _TuningJob(base, request, load(request.start), rows, progress)
+    run = _TuningRun(base, request, load(request.start), rows, progress)
     began = time.perf_counter()
-    base_nll = job.score(held_out)
+    base_nll = run.score(held_out)
     base_seconds = time.perf_counter() - began
     nll_after: list[dict[int, float]] = []
     """For each pass, the NLL of every held-out text by its number."""
@@ -69,27 +69,27 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     for turn, fold in enumerate(request.folds):
         scored = [number for number in fold if rows[number]]
         fit_texts = [number for number in range(len(rows)) if number not in fold]
-        for done, adapter in enumerate(job.passes(turn, fit_texts)):
+        for done, adapter in enumerate(run.passes(turn, fit_texts)):
             if done == len(nll_after):
                 nll_after.append({})
-            nll_after[done] |= job.score(scored)
+            nll_after[done] |= run.score(scored)
             if not request.whole:
                 states.append({name: tensor.detach().clone() for name, tensor in adapter.state_dict().items()})
                 if done - _best_pass(nll_after) >= PATIENCE:
                     break
     best = _best_pass(nll_after)
     if best and request.whole:
-        *_, last = job.passes(len(request.folds), range(len(rows)), until=best)
+        *_, last = run.passes(len(request.folds), range(len(rows)), until=best)
         states = [last.state_dict()] * (best + 1)
     return Tuned(
         held_out=tuple(held_out),
         tokens=tuple(tokens_of([rows[number]]) for number in held_out),
         base_nll=tuple(base_nll[number] for number in held_out),
         nll=tuple(tuple(by_text[number] for number in held_out) for by_text in nll_after),
-        trained_nll=tuple(nll / tokens for nll, tokens in job.by_pass[: len(nll_after) - 1]),
+        trained_nll=tuple(nll / tokens for nll, tokens in run.by_pass[: len(nll_after) - 1]),
         best_pass=best,
         blob=keep({name: tensor.detach().cpu() for name, tensor in states[best].items()}) if best else None,
-        trained_tokens=job.trained,
+        trained_tokens=run.trained,
         base_seconds=base_seconds,
     )
 
@@ -101,7 +101,7 @@ def _best_pass(nll_after: Sequence[dict[int, float]]) -> int:
 
 
 @dataclass
-class _TuningJob:
+class _TuningRun:
     """A request on its base model; `rows` are the texts' tokens, `trained` counts the tokens trained on.
 
     `by_pass` holds for each pass, over all folds, the NLL of its training texts and their tokens.

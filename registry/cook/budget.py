@@ -34,7 +34,7 @@ START_SECONDS = 5.0
 ROUNDING = 1e-9
 TIMED = 8
 """Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
-SCREENED, BATCH, CHUNKS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch", "chunks"))
+SCREENED, BATCH, GROUPS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch", "groups"))
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def default_passes(passages: int, batch: int) -> int:
     return min(MOST_TRAINING_PASSES, math.ceil(TRAINING_STEPS / math.ceil(passages / batch)))
 
 
-def screening_chunks(texts: int) -> int:
-    """Parts in which so many texts are screened: of few each by itself, as what is held out is another each time."""
-    return texts if texts < FEW else CHUNKS
+def screening_groups(texts: int) -> int:
+    """Groups in which so many texts are screened: of few each by itself, as what is held out is another each time."""
+    return texts if texts < FEW else GROUPS
 
 
 def _weighing(depth: Depth, size: Size, cut: Cut) -> float:

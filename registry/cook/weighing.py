@@ -14,7 +14,7 @@ from statistics import fmean
 
 from registry.adapters import sites_of
 from registry.cook.acceptance import check_verifiable
-from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_chunks
+from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_groups
 from registry.cook.candidate import Candidate, Proposal
 from registry.cook.ingredients import MOST, compatible
 from registry.cook.job import CookJob
@@ -182,7 +182,7 @@ def weighing_request(
         candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in adapters),
         keep=request.options.max_ingredients or depth.members,
         max_width=request.max_width,
-        chunks=screening_chunks(len(texts)),
+        groups=screening_groups(len(texts)),
         steps=depth.steps_over(len(texts)),
         batch=depth.batch(len(texts)),
         by_screen=len(texts) < FEW,

@@ -25,7 +25,7 @@ class StoredAdapter(Frozen):
 class WeighingRequest(Frozen):
     """A request to weigh `candidates`, which can be put side by side, on `texts`.
 
-    They are screened on at most `screened` texts in `chunks`, each with its own slopes; the best `keep` that fit
+    They are screened on at most `screened` texts in `groups`, each with its own slopes; the best `keep` that fit
     `max_width` side by side get coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are
     also scored by themselves, and those of them that fit are mixed by these losses. With `noise` each candidate's
     tensors are drawn at random, with its mean and spread. The coefficients are evaluated on the texts `unseen`. `seed`
@@ -37,7 +37,7 @@ class WeighingRequest(Frozen):
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     beside: tuple[StoredAdapter, ...] = ()
     screened: int = Field(default=30, ge=1)
-    chunks: int = Field(default=5, ge=1)
+    groups: int = Field(default=5, ge=1)
     keep: int = Field(default=5, ge=1)
     max_width: int | None = Field(default=None, ge=1)
     steps: int = Field(default=12, ge=1)
@@ -73,7 +73,7 @@ class WeighingRequest(Frozen):
 class Screened(Frozen):
     """The first-order decrease in mean NLL per token that an adapter gives with a coefficient of 1.
 
-    `standard_error` is over chunks of the texts; None for a single chunk.
+    `standard_error` is over groups of the texts; None for a single group.
     """
 
     score: float

@@ -200,13 +200,13 @@ def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothin
     bank, cache = bank_of(base, 4), ScoreCache()
 
     def found(**fields: object) -> Weighing:
-        request = asked(bank, **{"alone": 2, "owner": "me", "chunks": 100, "screened": 100, **fields})
+        request = asked(bank, **{"alone": 2, "owner": "me", "groups": 100, "screened": 100, **fields})
         return weigh(base, request, lambda one: bank[one.blob][1], cache=cache)
 
     found(alone=4)
     part = found(texts=TEXTS[::2])
     assert (part.screen_tokens, part.alone_tokens) == (0, 0)
-    fresh = weighed(base, bank, texts=TEXTS[::2], alone=2, chunks=100, screened=100)
+    fresh = weighed(base, bank, texts=TEXTS[::2], alone=2, groups=100, screened=100)
     assert part.chosen == fresh.chosen
     assert part.screened == fresh.screened
     assert part.by_losses == fresh.by_losses

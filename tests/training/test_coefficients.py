@@ -275,7 +275,7 @@ TOOK = {"screen_tokens", "alone_tokens"}
 def test_an_answer_has_the_same_bits_whatever_was_asked_before(base: LoadedBase, few: bool) -> None:
     """Some of its passages, some of its adapters, or all in another order: sums run as if nothing had been."""
     bank, names = bank_of(base, 6), list(bank_of(base, 6))
-    how = {"alone": 3, "owner": "me", "by_screen": few, **({"chunks": 100, "screened": 100} if few else {})}
+    how = {"alone": 3, "owner": "me", "by_screen": few, **({"groups": 100, "screened": 100} if few else {})}
 
     def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
         return asked({name: bank[name] for name in of}, texts, **how)

@@ -388,7 +388,7 @@ def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(po
 def test_few_passages_are_gone_over_as_often_as_many(pool):
     helps(pool, law=0.4)
     few(pool, 15)
-    assert [(len(w.texts), w.steps, w.batch, w.chunks, w.by_screen, w.owner) for w in pool.weighings] == [
+    assert [(len(w.texts), w.steps, w.batch, w.groups, w.by_screen, w.owner) for w in pool.weighings] == [
         (15, 15, 2, 15, True, "key-1"), *[(10, 20, 1, 10, True, "key-1")] * 3
     ]  # fmt: skip
     pool.weighings.clear()
@@ -397,7 +397,7 @@ def test_few_passages_are_gone_over_as_often_as_many(pool):
     pool.weighings.clear()
     pool.cook(sample=sample("law", count=100), effort="quick", verify=True)  # many: from even coefficients
     (weighing,) = pool.weighings
-    assert (len(weighing.texts), weighing.steps, weighing.batch, weighing.chunks) == (80, 12, 8, 5)
+    assert (len(weighing.texts), weighing.steps, weighing.batch, weighing.groups) == (80, 12, 8, 5)
     assert not weighing.by_screen
 
 
