@@ -257,5 +257,5 @@ def _read_secret(path: Path) -> str | None:
 def _write_secret(path: Path, secret: str) -> None:
     """Write the file atomically, with mode 0600 from the start, through a temporary file of this process."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    replace_file(path, f"{secret}\n".encode("ascii"), temporary=beside, mode=0o600)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    replace_file(path, f"{secret}\n".encode("ascii"), temporary=temporary, mode=0o600)

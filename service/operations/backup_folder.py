@@ -95,8 +95,8 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a folder the backup that the manifest says; other databases in it are then removed."""
     path = folder / MANIFEST
-    beside = folder / f"{MANIFEST}.new"
-    replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", temporary=beside, mode=0o600)
+    temporary = folder / f"{MANIFEST}.new"
+    replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", temporary=temporary, mode=0o600)
     for database in folder.glob("soup-*.db"):
         if re.fullmatch(DATABASE, database.name) and database.name != manifest.database:
             database.unlink()

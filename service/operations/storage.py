@@ -180,9 +180,9 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
     for unfinished in folder.glob("*.db.part*"):  # of a process that ended before its copy was whole
         unfinished.unlink()
     target = folder / f"{Path(source).stem}-{revision}-{_moment()}.db"
-    beside = target.with_name(f"{target.name}.part")
-    _copy_sqlite(Path(source), beside)
-    beside.replace(target)
+    temporary = target.with_name(f"{target.name}.part")
+    _copy_sqlite(Path(source), temporary)
+    temporary.replace(target)
     sync_directory(folder)
     return target
 
