@@ -9,7 +9,7 @@ from registry.context import Caller, Registry
 from registry.cook.answer import Outcome, abstained, cooked_soup, evidence_of, single_adapter
 from registry.cook.default_effort import may_tune, with_default_effort
 from registry.cook.ingredients import recipe_ingredients, select_ingredients
-from registry.cook.job import STEPS, CookJob, Workers
+from registry.cook.job import STEPS, Computations, CookJob
 from registry.cook.sample import read_sample
 from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup
@@ -29,7 +29,7 @@ def cook(
     request: CookRequest,
     *,
     namespace: str,
-    workers: Workers,
+    computations: Computations,
     progress: Progress,
     settled: Effort | None = None,
 ) -> Cooked:
@@ -46,7 +46,7 @@ def cook(
         request = request.model_copy(update={"effort": settled})
     request = with_default_effort(registry, request, target)
     progress(0, STEPS, "reading the sample")
-    job = read_request(registry, caller, request, namespace=namespace, workers=workers, progress=progress)
+    job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
     cooked = _cook_until_nothing_is_purged(job)
     spent = job.base.spent(job.texts)
     cooked = cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
@@ -57,7 +57,13 @@ def cook(
 
 
 def read_request(
-    registry: Registry, caller: Caller, request: CookRequest, *, namespace: str, workers: Workers, progress: Progress
+    registry: Registry,
+    caller: Caller,
+    request: CookRequest,
+    *,
+    namespace: str,
+    computations: Computations,
+    progress: Progress,
 ) -> CookJob:
     """The job of a request: its recipe resolved, its base model found, its sample read."""
     ingredients: tuple[SoupIngredient, ...] = ()
@@ -69,7 +75,7 @@ def read_request(
         raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
     base = TimedBase(registry.bases[base_id])
     sample = read_sample(registry, caller, request, base)
-    return CookJob(registry, caller, request, base, sample, ingredients, namespace, workers, progress)
+    return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
 
 
 def _cook_until_nothing_is_purged(job: CookJob) -> Cooked:

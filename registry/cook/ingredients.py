@@ -61,7 +61,7 @@ def select_ingredients(job: CookJob) -> CookJob:
         job.caller,
         sample.checked,
         query,
-        fit=job.workers.fit,
+        fit=job.computations.fit,
         progress=lambda _done, _total, message: job.report(1, message),
     )
     selection, ingredients = compatible(job.registry, job.request, selection)

@@ -1,4 +1,4 @@
-"""The value that every step of a cook receives: the request, its sample, its base model, and the workers beside it."""
+"""The value that every step of a cook receives: the request, its sample, its base model, and where it computes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 4
 
 
 @dataclass(frozen=True)
-class Workers:
+class Computations:
     """Functions that run where pools are fitted and gradients computed; the last three take the base model's id."""
 
     fit: Fit
@@ -50,7 +50,7 @@ class CookJob:
     sample: Sample | None
     ingredients: tuple[SoupIngredient, ...]
     namespace: str
-    workers: Workers
+    computations: Computations
     progress: Progress
     selection: Chosen | None = None
 

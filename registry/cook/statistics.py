@@ -125,7 +125,7 @@ class _Statistics:
         texts = _spread(decode_lines(registry.blobs.read(sample)))
         stored = StoredAdapter(config=owner.config, blob=owner.weights_blob)
         request = StatisticRequest(kind=self.kind, adapter=stored, texts=texts)
-        measured = job.workers.measure(job.base.entry.id, request)
+        measured = job.computations.measure(job.base.entry.id, request)
         try:
             return self._record(ingredient, owner, sample, measured)
         finally:

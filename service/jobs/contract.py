@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import Caller
-from registry.cook.job import Workers
+from registry.cook.job import Computations
 from registry.progress import Progress
 from registry.spec import (
     MeasuredStatistic,
@@ -50,7 +50,7 @@ class JobContext:
         return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
 
     @property
-    def workers(self) -> Workers:
+    def computations(self) -> Computations:
         """Fits, weighing, tuning and statistics in their child processes, as part of this job."""
 
         def weigh(base_id: str, request: WeighingRequest) -> Weighing:
@@ -62,7 +62,7 @@ class JobContext:
         def measure(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
             return self.computing.measure(self.services.bases[base_id].entry, request, progress=self.progress)
 
-        return Workers(self.fit, weigh, tune, measure)
+        return Computations(self.fit, weigh, tune, measure)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         context.caller,
         CookRequest.model_validate(stored["request"]),
         namespace=arguments["namespace"],
-        workers=context.workers,
+        computations=context.computations,
         progress=context.progress,
         settled=arguments.get("effort"),
     )

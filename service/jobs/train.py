@@ -85,7 +85,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         _refreshed(training).context.caller,
         merge_request(pushed.row.ref, name=request.name, owner=_owner(training)),
         namespace=split_name(request.name)[0],
-        workers=context.workers,
+        computations=context.computations,
         progress=context.progress,
     )
     return {**result, "bank": result["adapter"], "adapter": cooked.model, "digest": cooked.digest}

@@ -25,7 +25,7 @@ from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.context import BaseModel, Caller, Limits, Registry
 from registry.cook.cook import cook
-from registry.cook.job import Workers
+from registry.cook.job import Computations
 from registry.encoders import BaseModelEncoder, Encoder
 from registry.encoders.contract import Embedded, EmbeddedText
 from registry.lifecycle.purge import purge
@@ -201,7 +201,7 @@ class ToyRegistry:
         self.learns = 0.2
         """Nats per token that each pass of tuning takes off `starts`, what the start has; the base has about 3.1."""
         self.starts = 3.0
-        self.workers = Workers(self.fit, self.weigh, self.tune, self.measure)
+        self.computations = Computations(self.fit, self.weigh, self.tune, self.measure)
         self.said: list[str] = []
 
     def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
@@ -252,7 +252,7 @@ class ToyRegistry:
             self.caller(scope),
             CookRequest.model_validate({"verify": False, **request}),
             namespace=namespace,
-            workers=self.workers,
+            computations=self.computations,
             progress=self.progress,
             settled=settled,
         )

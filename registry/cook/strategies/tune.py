@@ -131,7 +131,7 @@ def _train(job: CookJob, sample: Sample, start: Mixed, tuning: Tuning) -> tuple[
         options = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
         stored = StoredAdapter(config=start.config, blob=start_blob)
         request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, whole=split.fits_all, **options)
-        tuned = job.workers.tune(job.base.entry.id, request)
+        tuned = job.computations.tune(job.base.entry.id, request)
     finally:
         blobs.delete(start_blob)
     if tuned.blob is None:

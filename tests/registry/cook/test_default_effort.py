@@ -67,13 +67,13 @@ class TestForbid:
         assert not pool.cook(recipe=BY_HAND).abstained
 
     def test_what_was_forbidden_while_it_trained_is_not_stored(self, pool, monkeypatch):
-        before, trained = soups(pool), pool.workers.tune
+        before, trained = soups(pool), pool.computations.tune
 
         def meanwhile(*asked):
             set_tuning(pool, "forbid")
             return trained(*asked)
 
-        monkeypatch.setattr(pool, "workers", replace(pool.workers, tune=meanwhile))
+        monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=meanwhile))
         with pytest.raises(Forbidden):
             tune(pool)
         assert (len(pool.tunings), soups(pool)) == (1, before)

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from registry.cook import ingredients
-from registry.cook.job import Workers
+from registry.cook.job import Computations
 from registry.errors import DamagedBlob, Retired
 from registry.spec import Cooked, PoolSpec, UniformSpec, Weighing, WeighingRequest
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, purging
@@ -68,7 +68,7 @@ def test_a_search_and_a_training_begin_again(
 
     processes = SimpleNamespace(weigh=weigh, tune=three.tune)
     purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")
-    three.workers = Workers(
+    three.computations = Computations(
         three.fit, lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
     )
     cooked = three.cook(sample=SAMPLE, effort=effort, verify=True, name="acme/soup")

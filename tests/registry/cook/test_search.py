@@ -333,7 +333,7 @@ def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
         helps(pool, **left.pop(0))
         return weigh(base_id, request)
 
-    pool.workers = replace(pool.workers, weigh=in_turn)
+    pool.computations = replace(pool.computations, weigh=in_turn)
     return soups
 
 

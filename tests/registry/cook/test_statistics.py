@@ -238,19 +238,19 @@ def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
 
 
 def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) -> None:
-    real = two.workers
+    real = two.computations
 
     def once(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         if two.measurings:
             raise Cancelled("Enough.")
         return two.measure(base_id, request)
 
-    two.workers = replace(real, measure=once)
+    two.computations = replace(real, measure=once)
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
     assert "computing what mixing needs to know of acme/tax@1" in two.said
-    two.workers = real
+    two.computations = real
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
 
@@ -259,18 +259,18 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
 def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegistry, same: bool) -> None:
     found: list[Cooked] = []
     computed: list[str] = []
-    real = two.workers
+    real = two.computations
 
     def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
-        two.workers = real
+        two.computations = real
         found.append(two.cook(recipe=RECIPE, mixing=FISHER))
         texts = request.texts if same else ("rounded otherwise", *request.texts)
         result = two.measure(base_id, request.model_copy(update={"texts": texts}))
         computed.append(result.blob)
         return result
 
-    two.workers = replace(real, measure=slower)
+    two.computations = replace(real, measure=slower)
     second = two.cook(recipe=RECIPE, mixing=FISHER)
     assert (second.cached, second.recipe_digest) == (True, found[0].recipe_digest)
     assert len(two.measurings) == 3
@@ -288,7 +288,7 @@ def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) ->
 
 def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names the same bytes comes before the look, or after the file went and stores it again."""
-    two.workers = replace(two.workers, measure=lambda *asked: purged_after(two, *asked))
+    two.computations = replace(two.computations, measure=lambda *asked: purged_after(two, *asked))
     named: list[Future[str]] = []
     before, delete = set(two.blobs.digests()), two.blobs.delete
 
@@ -372,7 +372,7 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
         return two.measure(base_id, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
 
     if not same:
-        two.workers = replace(two.workers, measure=elsewhere)
+        two.computations = replace(two.computations, measure=elsewhere)
     again = two.cook(recipe=RECIPE, mixing=FISHER)
     assert (again.recipe_digest == first.recipe_digest) == same
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
@@ -402,10 +402,10 @@ def test_a_purge_while_it_is_computed_leaves_no_statistic(
 ) -> None:
     before = set(two.blobs.digests())
     if computed:
-        two.workers = replace(two.workers, measure=lambda *asked: purged_after(two, *asked))
+        two.computations = replace(two.computations, measure=lambda *asked: purged_after(two, *asked))
     else:
         purging(two, monkeypatch, two, "measure")
-        two.workers = replace(two.workers, measure=lambda *asked: two.measure(*asked))
+        two.computations = replace(two.computations, measure=lambda *asked: two.measure(*asked))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert set(two.blobs.digests()) < before

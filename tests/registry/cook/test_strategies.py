@@ -44,7 +44,7 @@ class TestConformance:
             pool.caller(),
             request,
             namespace="acme",
-            workers=pool.workers,
+            computations=pool.computations,
             progress=pool.progress,
         )
         return select_ingredients(job)
