@@ -24,20 +24,21 @@ from registry.errors import RateLimitExceeded, SoupError
 log = logging.getLogger("soup.rates")
 
 MINUTE = 60.0
-MOST_BUCKETS = 10_000
-"""Buckets beyond which the full ones are forgotten: nothing is lost with one."""
-EXACT = 1e-6
-"""Of a request or a token: what sums of floats may be wrong by."""
+MAX_BUCKETS = 10_000
+"""Buckets beyond which those of which nothing is used are forgotten, which loses nothing."""
+TOLERANCE = 1e-6
+"""Rounding error of sums of requests or tokens."""
 SETTLE_SECONDS = 0.25
+"""Seconds between two writes of what ended requests needed more, or less, than they took."""
 
 Measure = Literal["requests", "tokens"]
 Name = tuple[str, str]
-"""Whose bucket it is, and of what."""
+"""The subject and the measure of a bucket."""
 
 
 @dataclass(frozen=True)
 class Want:
-    """So much of a limit a minute is asked for; `subject` is whose it is, as the beginning of a sentence."""
+    """An amount of a limit a minute that a request takes; `subject`, whose limit it is, begins sentences."""
 
     subject: str
     measure: Measure
@@ -50,13 +51,13 @@ class Want:
         return self.subject, self.measure
 
     def worn(self, used: float, seconds: float) -> float:
-        """The part of what was used so many seconds ago that has not worn off."""
+        """The part of an amount used so many seconds ago that has not worn off."""
         return max(0.0, used - seconds * self.limit / MINUTE)
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The amount that a limit leaves now; in `reset` seconds nothing of it is used."""
+    """The amount that is left of a limit; in `reset` seconds all of it is."""
 
     limit: int
     remaining: int
@@ -85,72 +86,72 @@ class Rates:
         self._buckets: dict[Name, _Bucket] = {}
 
     def take(self, wants: Sequence[Want]) -> None:
-        """Take all of it or nothing; raises RateLimitExceeded with the seconds after which all of it is there.
+        """Take all amounts or none; raises RateLimitExceeded with the seconds after which all are available.
 
-        Of what is larger than its limit there is never enough: whoever asks looks for that before.
+        An amount above its limit is never available: callers check that first.
         """
         with self._lock:
             now = self._clock()
-            used = use_after(wants, {want.name: self._bucket(want, now).used for want in wants})
+            used = used_after(wants, {want.name: self._bucket(want, now).used for want in wants})
             for want in wants:
                 self._bucket(want, now).used = used[want.name]
             self._forget(now)
 
     def settle(self, want: Want, needed: int) -> None:
-        """A request that took `want` has ended and needed so much: the rest is given back, or what was short taken."""
+        """Correct what an ended request took (`want`) to what it `needed`."""
         with self._lock:
             bucket = self._bucket(want, self._clock())
             bucket.used = max(0.0, bucket.used + needed - want.amount)
 
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
-        """The remaining amount of the limit that leaves least; None where there is no limit."""
+        """The remainder of the limit of which least is left; None without a limit."""
         with self._lock:
             now = self._clock()
             remainders = [remaining_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
         return min(remainders, key=lambda remaining: (remaining.remaining, -remaining.reset), default=None)
 
     def know(self, want: Want, used: float) -> None:
-        """So much is used of it, as somebody else says."""
+        """Set how much is used of a bucket."""
         with self._lock:
             self._bucket(want, self._clock()).used = used
 
     def _bucket(self, want: Want, now: float) -> _Bucket:
-        """The bucket as it is now; a limit that was changed since holds from now on."""
+        """The bucket as of now, with the limit of `want` from now on."""
         bucket = self._buckets.setdefault(want.name, _Bucket(0.0, now, want.limit))
         bucket.used, bucket.at, bucket.limit = bucket.used_by(now), now, want.limit
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Forget buckets that cannot be told from new ones."""
-        if len(self._buckets) > MOST_BUCKETS:
+        """Forget buckets of which nothing is used, if there are many."""
+        if len(self._buckets) > MAX_BUCKETS:
             self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.used_by(now) > 0}
 
 
-def use_after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
-    """The used amounts once all of these are taken; raises RateLimitExceeded where one of them is not there."""
-    late = [(_wait(want, used[want.name]), want) for want in wants]
-    wait, want = max(late, key=lambda pair: pair[0], default=(0.0, None))
+def used_after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
+    """The used amounts once all of these are taken; raises RateLimitExceeded where one is not available."""
+    waits = [(_wait(want, used[want.name]), want) for want in wants]
+    wait, want = max(waits, key=lambda pair: pair[0], default=(0.0, None))
     if want is not None and wait > 0:
         raise _refusal(want, wait, used[want.name])
-    used_after = dict(used)
+    after = dict(used)
     for want in wants:
-        used_after[want.name] += want.amount
-    return used_after
+        after[want.name] += want.amount
+    return after
 
 
 def remaining_of(want: Want, used: float) -> Remaining:
-    """The remaining amount of a limit of which so much is used."""
-    remaining = max(0, math.floor(want.limit - used + EXACT))
+    """The remainder of a limit of which `used` is used."""
+    remaining = max(0, math.floor(want.limit - used + TOLERANCE))
     return Remaining(want.limit, remaining, used * MINUTE / want.limit)
 
 
 def _wait(want: Want, used: float) -> float:
     over = used + want.amount - want.limit
-    return over * MINUTE / want.limit if over > EXACT else 0.0
+    return over * MINUTE / want.limit if over > TOLERANCE else 0.0
 
 
 def _refusal(want: Want, wait: float, used: float) -> RateLimitExceeded:
-    seconds = max(1, math.ceil(wait - EXACT))
+    seconds = max(1, math.ceil(wait - TOLERANCE))
     return RateLimitExceeded(
         f"{want.subject} has {want.limit} {want.measure} a minute; {remaining_of(want, used).remaining} are left and "
         f"{want.amount} are needed: try again in {seconds} s.",
@@ -162,9 +163,9 @@ def _refusal(want: Want, wait: float, used: float) -> RateLimitExceeded:
 class SharedRates:
     """The buckets of a database. From any thread.
 
-    A request takes what it may need in one short transaction, whose rows other servers wait for. What it did not need
-    is given back by a thread some moments later, since the engine waits for nobody, or with the next request of the
-    same key here.
+    A request takes what it may need in one short transaction, whose rows other servers wait for. A thread corrects it
+    soon after the request has ended, so that the engine does not wait for the database; the next request of the same
+    key here does, too.
     """
 
     def __init__(self, database: Database) -> None:
@@ -173,22 +174,22 @@ class SharedRates:
         """The buckets as this server saw them last, for what answers say is left."""
         self._lock = threading.Lock()
         self._owed: dict[Name, tuple[Want, int]] = {}
-        """What requests that have ended needed more than they took, or less; with one of their wants."""
+        """By bucket, how much more ended requests needed than they took (less: negative), with one of their wants."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rates", daemon=True)
 
     def start(self) -> None:
-        """Begin to settle."""
+        """Start the thread that settles."""
         self._thread.start()
 
     def stop(self, *, seconds: float) -> bool:
-        """Settle what is left; False where that takes longer. What is not given back has worn off in a minute."""
+        """Settle the rest; returns False if that takes longer. What is not given back wears off within a minute."""
         self._over.set()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def take(self, wants: Sequence[Want]) -> None:
-        """Take all of it or nothing (`Rates.take`); raises Busy or Unavailable where the database does not answer."""
+        """Take all amounts or none (`Rates.take`); raises Busy or Unavailable if the database does not answer."""
         if not wants:
             return
         owed = self._owed_of({want.name for want in wants})
@@ -202,16 +203,16 @@ class SharedRates:
             self._cached.know(want, used[want.name])
 
     def settle(self, want: Want, needed: int) -> None:
-        """Give back what a request did not need (`Rates.settle`): soon, here and for the other servers."""
+        """Correct what an ended request took (`Rates.settle`): here at once, for other servers soon."""
         self._cached.settle(want, needed)
         self._owe({want.name: (want, needed - want.amount)})
 
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
-        """The remaining amount of the limit that leaves least, as far as this server knows."""
+        """The remainder of the limit of which least is left, as far as this server knows."""
         return self._cached.remaining(wants, measure)
 
     def write(self) -> None:
-        """Settle what has ended; kept where the database does not take it now."""
+        """Settle ended requests in the database; if it does not answer, a later call does."""
         owed = self._owed_of(None)
         if not owed:
             return
@@ -241,7 +242,7 @@ class SharedRates:
                 self._owed[name] = want, self._owed.get(name, (want, 0))[1] + amount
 
     def _owed_of(self, names: set[Name] | None) -> dict[Name, tuple[Want, int]]:
-        """Take out what is owed to these buckets, or to all."""
+        """Remove and return what is owed to these buckets (None: to all)."""
         with self._lock:
             owed = {name: entry for name, entry in self._owed.items() if names is None or name in names}
             self._owed = {name: entry for name, entry in self._owed.items() if name not in owed}
@@ -251,7 +252,7 @@ class SharedRates:
 def _apply(
     catalogue: Catalogue, wants: Mapping[Name, Want], owed: Mapping[Name, tuple[Want, int]], taking: Sequence[Want]
 ) -> dict[Name, float]:
-    """Settle what is owed and take what is wanted, in one transaction; gives what is used then.
+    """Settle `owed` and take `taking`, in one transaction; return what is used then.
 
     Raises RateLimitExceeded, with nothing changed.
     """
@@ -260,6 +261,6 @@ def _apply(
         name: max(0.0, want.worn(rows[name].used, rows[name].seconds) + (owed[name][1] if name in owed else 0))
         for name, want in wants.items()
     }
-    used = use_after(taking, used)
+    used = used_after(taking, used)
     catalogue.rate_buckets.put(used, rows)
     return used

@@ -42,7 +42,7 @@ class _Attributes:
 
 
 class Identities:
-    """The callers of one issuer, at most `most` of them. From any thread; tests replace `clock`."""
+    """The callers of one issuer, at most `max_identities`. From any thread; tests replace `clock`."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Identities:
         grants: Grants,
         watch: KeyWatch,
         *,
-        most: int,
+        max_identities: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokens = tokens
         self._grants = grants
         self._watch = watch
-        self._most = most
+        self._max_identities = max_identities
         self._clock = clock
         self._lock = threading.Lock()
         self._changed_at: dict[str, float] = {}
@@ -109,9 +109,9 @@ class Identities:
             existing = catalogue.keys.identity(id)  # another request of it may have been first
             if existing is not None:
                 return existing
-            if catalogue.keys.count_identities() >= self._most:
+            if catalogue.keys.count_identities() >= self._max_identities:
                 raise Forbidden(
-                    f"This server knows {self._most} callers with tokens, as many as it takes "
+                    f"This server knows {self._max_identities} callers with tokens, as many as it takes "
                     "(SOUP_OIDC_MAX_IDENTITIES)."
                 )
             issuer = self._tokens.issuer.url
@@ -140,7 +140,7 @@ class Identities:
 def identities_of(settings: Settings, watch: KeyWatch) -> Identities | None:
     """The identities of the settings' issuer, or None; raises what `tokens_of` does."""
     verifier = tokens_of(settings)
-    return None if verifier is None else Identities(*verifier, watch, most=settings.oidc_max_identities)
+    return None if verifier is None else Identities(*verifier, watch, max_identities=settings.oidc_max_identities)
 
 
 def _moment(seconds: Any) -> datetime:

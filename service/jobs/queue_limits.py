@@ -18,10 +18,10 @@ UNKNOWN_SECONDS = 5.0
 MAX_SECONDS = 3600
 
 
-def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str, *, most: int | None = None) -> None:
+def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str, *, limit: int | None = None) -> None:
     """Raise Busy if the key, or all keys together, have as many unfinished jobs of this kind as allowed.
 
-    `most` is the limit of all keys if it is not the setting for all kinds.
+    `limit` is that of all keys together; by default the setting for all kinds.
     """
     key_count = catalogue.jobs.count_active(kind, created_by=key_id)
     if key_count >= settings.job_queue_per_key:
@@ -30,7 +30,7 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
             f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one has ended, or cancel one.",
             retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
         )
-    count, limit = catalogue.jobs.count_active(kind), settings.job_queue if most is None else most
+    count, limit = catalogue.jobs.count_active(kind), settings.job_queue if limit is None else limit
     if count >= limit:
         raise Busy(
             f"{count} jobs of kind {kind!r} wait or run here, and the limit is {limit}: try again when one has ended.",

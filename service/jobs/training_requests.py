@@ -80,7 +80,7 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
                 job = catalogue.jobs.update_arguments(job, owner)
             audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
             return job
-        check_queue(catalogue, services.settings, KIND, principal.key_id, most=services.settings.training_queue)
+        check_queue(catalogue, services.settings, KIND, principal.key_id, limit=services.settings.training_queue)
         job = catalogue.jobs.enqueue(
             KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
         )

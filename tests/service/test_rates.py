@@ -92,7 +92,7 @@ def test_a_limit_that_changes_holds_from_then_on(rates: Rates) -> None:
 def test_full_buckets_are_forgotten_and_others_are_not(
     rates: Rates, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates_module, "MOST_BUCKETS", 2)
+    monkeypatch.setattr(rates_module, "MAX_BUCKETS", 2)
     for subject in "bcd":
         rates.take([want(10, subject=subject)])
     rates.settle(want(0), 600)  # a debt of ten minutes

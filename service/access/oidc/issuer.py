@@ -36,7 +36,7 @@ TIMEOUT = 3.0
 TOTAL_TIMEOUT = 10.0
 """Seconds for a whole response."""
 LARGEST = 256 * 1024
-MOST_KEYS = 100
+MAX_KEYS = 100
 MEMBERS = ("kty", "kid", "use", "alg", "crv", "n", "e", "x", "y")
 """Members of a key that are read; keys in which one of them is no text are ignored."""
 DISCOVERY = "/.well-known/openid-configuration"
@@ -109,8 +109,8 @@ def key_set(url: str) -> tuple[Jwk, ...]:
             raise ValueError("its discovery document has no jwks_uri")
         check_address(address, local=is_local(urlsplit(url)))
         keys = _json(client, address).get("keys")
-    if not isinstance(keys, list) or len(keys) > MOST_KEYS:
-        raise ValueError(f"its key set is no list of at most {MOST_KEYS} keys")
+    if not isinstance(keys, list) or len(keys) > MAX_KEYS:
+        raise ValueError(f"its key set is no list of at most {MAX_KEYS} keys")
     return tuple(
         key for key in keys if isinstance(key, dict) and all(isinstance(key.get(name, ""), str) for name in MEMBERS)
     )

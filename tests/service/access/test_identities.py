@@ -73,7 +73,9 @@ def tokens_of(issuer: LittleIssuer, clock: Callable[[], float]) -> Tokens:
 
 def identities(issuer: LittleIssuer, database: Database, tmp_path: Path, **more: Any) -> Identities:
     tokens = tokens_of(issuer, Clock())
-    return Identities(tokens, read_grants(issuer.mapping(tmp_path)), KeyWatch(database), **{"most": 10, **more})
+    return Identities(
+        tokens, read_grants(issuer.mapping(tmp_path)), KeyWatch(database), **{"max_identities": 10, **more}
+    )
 
 
 def part(value: object) -> str:
@@ -359,7 +361,9 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     clock, watch = Clock(), KeyWatch(database)
-    known = Identities(tokens_of(lasting, Clock()), read_grants(lasting.mapping(tmp_path)), watch, most=10, clock=clock)
+    known = Identities(
+        tokens_of(lasting, Clock()), read_grants(lasting.mapping(tmp_path)), watch, max_identities=10, clock=clock
+    )
     end = soon(300)
 
     def asks(token: str) -> Principal:
@@ -427,8 +431,8 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     watch = KeyWatch(database)
-    known = identities(lasting, database, tmp_path, most=1)
-    known = Identities(known._tokens, known._grants, watch, most=1)
+    known = identities(lasting, database, tmp_path, max_identities=1)
+    known = Identities(known._tokens, known._grants, watch, max_identities=1)
     with pytest.raises(Forbidden, match="brings no scope"):
         known.principal(lasting.token())
     for _ in range(3):
